@@ -12,6 +12,7 @@ from agent.api.relaxations import TO_BE_ALLOWED
 from control_plane.api.jobs import JobSpec
 from control_plane.api.plans import JobExplanation, JobPlan, SpreadBin
 from control_plane.cli import show
+from control_plane.cli.images import names_of
 from control_plane.cli.job_specs import differences
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -33,7 +34,7 @@ def plan(target: Target, file: Path, settings: tuple[str, ...], output: str) -> 
     """Show what applying FILE would place, move, restart and stop; change nothing."""
     from control_plane.cli.jobfile import read_job
 
-    spec = read_job(file, settings)
+    spec = read_job(file, settings, lambda: names_of(target))
 
     async def work(client: ControlPlaneClient) -> tuple[JobPlan, JobSpec | None]:
         made = await client.plan_job(spec)

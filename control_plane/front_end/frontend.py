@@ -215,6 +215,11 @@ class FrontEnd(
         """Keep a signature with an image."""
         return await self._images.sign(call.path["digest"], call.body)
 
+    async def name_image(self, call: Call) -> ImageInfo:
+        """Let a name mean an image."""
+        by = "" if self._guard.caller(call.peer).is_operator else principal(call.peer)
+        return await self._images.name(call.path["digest"], call.body.name, by)
+
     async def remove_image(self, call: Call) -> Ack:
         """Remove an image that no job runs."""
         digest = call.path["digest"]

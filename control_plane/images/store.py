@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from agent import api
 from agent.api import DIGEST_PATTERN, ImageFormat, ImageInfo, Images, ImageSignature
 from agent.api.signing import MAX_SIGNATURES
+from control_plane.images.names import ImageNames
 from wire import durable
 from wire.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
 from wire.signatures import is_signed
@@ -53,6 +54,7 @@ class ImageStore:
 
         `owner_max_bytes` bounds all images of one owner together; None: nothing does.
         """
+        self._names = ImageNames(folder)
         self._owner_max_bytes = owner_max_bytes
         self._arriving = Counter[str]()
         """Owner → bytes of streams that are on their way in."""
@@ -156,7 +158,7 @@ class ImageStore:
             others = [s for s in known.signatures if s.key != signature.key]
             if len(others) >= MAX_SIGNATURES:
                 raise Conflict(f"image {digest} has {len(others)} signatures, and may have no more")
-            info = replace(known, signatures=[*others, signature])
+            info = replace(known, signatures=[*others, signature], names=[])
             try:
                 path = self._path(digest).with_suffix(".json")
                 await asyncio.to_thread(durable.write, path, msgspec.json.encode(info))
@@ -168,6 +170,7 @@ class ImageStore:
 
     def _delete(self, digest: str) -> None:
         path = self._path(digest)
+        self._names.drop(digest)
         path.unlink(missing_ok=True)
         durable.sync_folder(self._folder)
         path.with_suffix(".json").unlink(missing_ok=True)
@@ -176,6 +179,24 @@ class ImageStore:
         with path.open("rb") as file:
             while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield chunk
+
+    async def name(self, digest: str, name: str, by: str = "") -> ImageInfo:
+        """Let a name mean an image from now on; jobs that were applied keep theirs (BUG-UX3).
+
+        `by`: who may take it along who gave it first; empty: an operator, who may take any.
+        Raises `NotFound`, and `Forbidden` for a name of somebody else.
+        """
+        async with self._signing:
+            if await self.find(digest) is None:
+                raise NotFound(f"there is no image {digest}", hint="twinectl image push FILE")
+            try:
+                await asyncio.to_thread(self._names.give, name, digest, by)
+            except OSError as e:
+                raise HostError(f"cannot name the image {digest}: {e.strerror}") from e
+        found = await self.find(digest)
+        assert found is not None
+        log.info("image named", extra={"image": digest, "as": name, "by": by})
+        return found
 
     async def _within_share(self, stream: AsyncIterator[bytes], owner: str) -> AsyncIterator[bytes]:
         """Pass a stream on for as long as its owner's images fit into one share (BUG-HT27)."""
@@ -237,7 +258,10 @@ class ImageStore:
         path = self._path(digest)
         try:
             info = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=ImageInfo)
-            return info if path.stat().st_size == info.stream_bytes else None
+            if path.stat().st_size != info.stream_bytes:
+                return None
+            names = self._names.of(digest)
+            return replace(info, names=names) if names else info
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as e:
