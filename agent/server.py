@@ -19,7 +19,7 @@ from agent.api.volumes import VOLUME_PATTERN
 from agent.core.records import unit_of
 from agent.core.unit_properties import journal_of
 from agent.routes import ROUTES
-from agent.services.callers import authorize_with, check_raw
+from agent.services.callers import authorize_with, check_given, check_raw
 from agent.services.clone_check import CloneCheck
 from agent.services.contact import Contact
 from agent.services.credentials import MOST_BYTES, CredentialHolder
@@ -201,6 +201,7 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         _must_be_ready(s)
         spec: api.TaskSpec = call.body
         check_raw(call.peer, _task_id(call), spec)
+        check_given(call.peer, f"task {_task_id(call)}", spec.generation)
         s.contact.check_command(_task_id(call), spec, *_heard(s, call, spec.epoch))
         return await s.tasks.put(_task_id(call), spec)
 
@@ -223,6 +224,7 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
 
     async def resize_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
+        check_given(call.peer, f"task {_task_id(call)}", call.body.generation)
         return await s.tasks.resize(_task_id(call), call.body)
 
     async def get_usage(_: Call) -> Usages:
@@ -271,6 +273,7 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         return await s.facts()
 
     async def put_profile(call: Call) -> api.ProfileStatus:
+        check_given(call.peer, "the profile", call.body.generation)
         if s.profile.ask(call.body):
             s.spawn(s.profile.apply())
         return s.profile.status()
@@ -450,7 +453,6 @@ def _format(call: Call) -> api.ImageFormat:
 
 def _version(call: Call) -> tuple[int | None, int | None]:
     generation, epoch = call.number("generation"), call.number("epoch")
-    return (
-        None if generation is None else int(generation),
-        None if epoch is None else int(epoch),
-    )
+    given = None if generation is None else int(generation)
+    check_given(call.peer, "a task", given)
+    return given, None if epoch is None else int(epoch)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, Liveness
+from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, Liveness, NamedImage
 from agent.api.exec import Window
 from control_plane.api.capacity import (
     DecisionNote,
@@ -454,6 +454,11 @@ class ControlPlaneClient(PeopleClient):
     async def sign_image(self, digest: str, signature: ImageSignature) -> ImageInfo:
         """Have a signature kept with an image of the store."""
         return _as(ImageInfo, await self.call(_ROUTE["sign_image"], signature, digest=digest))
+
+    async def name_image(self, digest: str, name: str) -> ImageInfo:
+        """Let a name mean an image of the store from now on."""
+        wish = NamedImage(name=name)
+        return _as(ImageInfo, await self.call(_ROUTE["name_image"], wish, digest=digest))
 
     def fetch_image(self, digest: str) -> AsyncIterator[bytes]:
         """Yield the stream of an image."""

@@ -85,6 +85,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     how long a stolen one is good, and how long the control plane may be away."""
     image_max_bytes: Annotated[int, Meta(ge=1)] = 16 << 30
     """Largest image that may be pushed."""
+    images_of_owner_max_bytes: Annotated[int, Meta(ge=1)] = 256 << 30
+    """Bytes of all images that one user pushed, operators excepted; else one fills the disk."""
     broker_stores: dict[Name, Folder] = {}
     """Data center → folder of the store of its machines; those of others are in `state`."""
     etcd: EtcdSettings = EtcdSettings()

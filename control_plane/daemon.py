@@ -153,7 +153,12 @@ async def _build(
         client.epoch, client.headers = store.epoch(), term.headers
         return client
 
-    images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)
+    images = ImageStore(
+        config.state_path / "images",
+        time.time,
+        config.image_max_bytes,
+        config.images_of_owner_max_bytes,
+    )
     people = People(store, runtime, config.operators, config.portal.approvers)
     trail = Trail(store, runtime, config.audit_entries)
 
@@ -176,7 +181,7 @@ async def _build(
 
     with heap_that_stays():
         control_plane = await _despite_damage(load, [store, *broker_stores.values()])
-    registrar = Registrar(store, authority, control_plane, url, runtime)
+    registrar = Registrar(store, authority, control_plane, url, runtime, config.reachable_at())
 
     async def have_renewed(machine: str) -> None:
         async with agent_client(control_plane.inventory.get(machine).record) as client:

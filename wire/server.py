@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from wire import duplex
@@ -96,7 +96,10 @@ def make_app(
     fairness = _Fairness(Waiting(), Computing(), Turns())
     for route in routes:
         app.router.add_route(
-            route.method, route.path, _endpoint(route, handlers[route.name], authorize, fairness)
+            route.method,
+            route.path,
+            _endpoint(route, handlers[route.name], authorize, fairness),
+            expect_handler=_expected,
         )
     spec = msgspec.json.encode(document(title, version, routes))
 
@@ -315,6 +318,19 @@ async def _numbered(request: web.Request, handler: NextHandler) -> web.StreamRes
     """Give the request an id, by which answer, log and audit log can be brought together."""
     _request_id.set(secrets.token_hex(8))
     return await handler(request)
+
+
+async def _expected(request: web.Request) -> web.StreamResponse | None:
+    """Ask for the body, or refuse what else is expected, with a problem document (BUG-HT27)."""
+    wanted = request.headers.get("Expect", "")
+    if request.version != HttpVersion11:
+        return None
+    if wanted.lower() != "100-continue":
+        detail = f"nothing but 100-continue can be expected here, not {shown(wanted)}"
+        return _refused(Problem(code="expectation_failed", status=417, detail=detail))
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer itself has not begun
+    return None
 
 
 async def _name_request(_: web.Request, response: web.StreamResponse) -> None:

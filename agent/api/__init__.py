@@ -65,6 +65,7 @@ from agent.api.resources import Resize as Resize
 from agent.api.resources import Resources as Resources
 from agent.api.signing import ImageSignature as ImageSignature
 from agent.api.signing import ImageTrust as ImageTrust
+from agent.api.signing import NamedImage as NamedImage
 from agent.api.signing import Signatures as Signatures
 from agent.api.volumes import Volume as Volume
 from agent.api.volumes import VolumeInfo as VolumeInfo
@@ -345,6 +346,10 @@ class ImageInfo(Reported, frozen=True, kw_only=True):
     """Chain ids of an OCI image's layers, lowest first; images share them."""
     signatures: Signatures = []
     """Of the image store: who vouches for the image. A host has them with each task instead."""
+    owner: Id = ""
+    """Of the image store: who pushed it, against whose share of the disk it counts."""
+    names: Annotated[list[Id], Meta(max_length=1000)] = []
+    """Of the image store: names that mean it now, such as `redis:7.2`."""
     config: OciConfig | None = None
     """How an OCI image wants to be run; a task's specification overrides it."""
 

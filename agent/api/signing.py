@@ -50,6 +50,12 @@ class ImageSignature(Written, frozen=True, kw_only=True):
 Signatures = Annotated[list[ImageSignature], Meta(max_length=MAX_SIGNATURES)]
 
 
+class NamedImage(Written, frozen=True, kw_only=True):
+    """A name of the image store, which means this image from now on."""
+
+    name: ImageName
+
+
 class ImageTrust(Written, frozen=True, kw_only=True):
     """Whose signature an image needs, and those that it has."""
 

@@ -173,6 +173,7 @@ def unit_properties(
     until the agent has seen it, even if the agent is down at that moment (F-03).
     """
     environment = {
+        "LANG": "C",  # the host's own locale need not be in the image (BUG-UX9)
         "TWINE_TASK": task_id,
         "TWINE_JOB": spec.job,
         "TWINE_ENTITLEMENT": spec.entitlement,

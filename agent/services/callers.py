@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from agent.api import Relaxation, TaskSpec
+from agent.api import COUNT_MAX, Relaxation, TaskSpec
 from agent.api.term import HEADER
 from agent.services.fencing import FencingTerm
-from wire.errors import Forbidden, Unauthenticated
+from wire.errors import Forbidden, InvalidInput, Unauthenticated
 from wire.fairness import Peer
 from wire.peers import local_user, tls_peer
 from wire.routes import Route
@@ -20,6 +20,7 @@ from wire.routes import Route
 log = logging.getLogger(__name__)
 
 
+GIVEN_MAX = COUNT_MAX >> 1
 _FOR_ROOT = {
     Relaxation.RAW: "has no sandbox",
     Relaxation.OWN_INIT: "has an init of its own",
@@ -43,6 +44,19 @@ def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
         )
     if Relaxation.RAW in found:
         log.warning("a task without a sandbox", extra={"task": task_id, "by": peer.name})
+
+
+def check_given(peer: Peer, what: str, generation: int | None) -> None:
+    """Raise `InvalidInput` for a generation from which the control plane could not count on.
+
+    It answers each one that it did not give with a higher one, which has to be a number, too
+    (BUG-HT25). Whoever comes through the socket may use half of them.
+    """
+    if peer.role == "local" and generation is not None and generation > GIVEN_MAX:
+        raise InvalidInput(
+            f"{what} cannot have generation {generation}: at most {GIVEN_MAX} can be given here",
+            hint="one more than the generation that is in force suffices",
+        )
 
 
 def authorize_with(

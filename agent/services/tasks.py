@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from agent.api import Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
+from agent.api import COUNT_MAX, Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
 from agent.core.admission import (
     accept,
     contradiction,
@@ -300,6 +300,11 @@ class Tasks:
 
         def changed(record: TaskRecord) -> TaskRecord:
             spec = resized(record.spec, resize)
+            if spec.generation > COUNT_MAX:
+                raise Conflict(
+                    f"task {task_id} is not resized: no generation is above its own",
+                    hint="remove it and put it again",
+                )
             self._check(task_id, spec, record)
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not resized: it is being removed")

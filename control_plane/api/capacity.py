@@ -106,6 +106,8 @@ class EntitlementWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """For whoever decides."""
     queue: bool = False
     """Leave it to somebody else even where it would be granted at once, or does not fit yet."""
+    dry_run: bool = False
+    """Only say what would become of it: nothing is stored."""
 
 
 class DecisionNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +136,8 @@ class EntitlementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Empty where the rules granted it, or while nobody has."""
     decided_at: float | None = None
     note: str = ""
+    warnings: list[str] = []
+    """What the one who asks may not expect of it; said once, in the answer."""
 
 
 class EntitlementRequests(msgspec.Struct, frozen=True, kw_only=True):

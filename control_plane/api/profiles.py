@@ -77,6 +77,8 @@ class ProfileRollout(msgspec.Struct, frozen=True, kw_only=True):
     by: Id = ""
     at: Moment = 0.0
     ended: Moment = 0.0
+    unproved: bool = False
+    """It ended where the entitlement held no machine that could prove it."""
 
 
 class ProfileView(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.api import Ack, ImageInfo, Images, ImageSignature, Liveness
+from agent.api import Ack, ImageInfo, Images, ImageSignature, Liveness, NamedImage
 from agent.routes import JOIN_ROUTES
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.health_routes import HEALTH_ROUTES
@@ -210,6 +210,15 @@ ROUTES: tuple[Route, ...] = (
         response=ImageInfo,
         needs=Needs.ANY_OWNER,
         summary="Keep a signature with an image; refused unless that key made it",
+    ),
+    Route(
+        "name_image",
+        "POST",
+        "/v1/images/{digest}/names",
+        request=NamedImage,
+        response=ImageInfo,
+        needs=Needs.ANY_OWNER,
+        summary="Let a name mean an image of the image store from now on",
     ),
     Route(
         "remove_image",

@@ -128,6 +128,17 @@ class Approval(StrEnum):
     """None: every one waits in the queue. What gives capacity back does not."""
 
 
+class Raise(StrEnum):
+    """What a change can raise of an entitlement; giving it back needs nobody."""
+
+    CAPACITY = "capacity"
+    """More machines or RRU, or other ones: types, data center, overcommit, who pays."""
+    PRIORITY = "priority"
+    """It gets scarce machines before others."""
+    RIGHTS = "rights"
+    """Its jobs may have more relaxations of the sandbox, or images that fewer keys vouch for."""
+
+
 class Overgrant(StrEnum):
     """What becomes of a request that the region's machines cannot satisfy."""
 
@@ -146,6 +157,9 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     approval: Approval = Approval.FITS
     overgrant: Overgrant = Overgrant.REFUSE
+    owners_raise: list[Raise] = msgspec.field(default_factory=lambda: [Raise.CAPACITY])
+    """What owners may raise of their own entitlements: capacity as `approval` says. All else that
+    raises one waits for an approver. Operators and approvers may raise everything."""
     profile_keys: dict[str, list[Annotated[str, Meta(min_length=1, max_length=200)]]] = (
         msgspec.field(default_factory=owners_settings)
     )

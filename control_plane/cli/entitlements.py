@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from agent.api.relaxations import TO_BE_ALLOWED
 from control_plane.api.capacity import (
@@ -92,6 +93,7 @@ _OPTIONS = (
     ),
     click.option("--reason", default="", help="For whoever decides."),
 )
+_DRY = click.option("--dry-run", is_flag=True, help="Only say what would become of it.")
 
 
 def _spec_options(command: F) -> F:
@@ -103,21 +105,27 @@ def _spec_options(command: F) -> F:
 @entitlement.command("create")
 @click.argument("name")
 @_spec_options
+@_DRY
 @output_option
 @click.pass_obj
-def entitlement_create(target: Target, /, name: str, output: str, **given: Any) -> None:
+def entitlement_create(
+    target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
+) -> None:
     """Create an entitlement, or give the one that has this NAME exactly these properties."""
-    _ask(target, name, _wish({}, given), output)
+    _ask(target, name, replace(_wish({}, given), dry_run=dry_run), output)
 
 
 @entitlement.command("update")
 @click.argument("name")
 @_spec_options
+@_DRY
 @output_option
 @click.pass_obj
-def entitlement_update(target: Target, /, name: str, output: str, **given: Any) -> None:
+def entitlement_update(
+    target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
+) -> None:
     """Grow, shrink or change an entitlement; what is not given stays."""
-    _ask(target, name, _wish(_present(target, name), given), output)
+    _ask(target, name, replace(_wish(_present(target, name), given), dry_run=dry_run), output)
 
 
 @entitlement.command("request")
@@ -255,15 +263,23 @@ def entitlement_withdraw(target: Target, request: str, note: str, output: str) -
 
 
 def _ask(target: Target, name: str, wish: EntitlementWish, output: str) -> None:
-    _say(target.ask(lambda client: client.request_entitlement(name, wish)), output)
+    _say(target.ask(lambda client: client.request_entitlement(name, wish)), output, wish.dry_run)
 
 
-def _say(made: EntitlementRequest, output: str) -> None:
-    show.emit(output, made, lambda: click.echo(show.printable(_in_words(made))))
+def _say(made: EntitlementRequest, output: str, dry_run: bool = False) -> None:
+    def say() -> None:
+        what = "nothing was changed; then " if dry_run else ""
+        click.echo(show.printable(what + _in_words(made)))
+        for warning in made.warnings:
+            click.echo(show.printable(f"warning: {warning}"), err=True)
+
+    show.emit(output, made, say)
 
 
 def _in_words(made: EntitlementRequest) -> str:
     what = f"entitlement {made.entitlement}"
+    if made.state is RequestState.PENDING and not made.request_id:
+        return f"{what}: the request would wait: {made.why_pending}"
     if made.state is RequestState.PENDING:
         return f"{what}: request {made.request_id} waits: {made.why_pending}"
     if made.state is not RequestState.APPROVED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 from agent.api import exit_text
 from control_plane.api.jobs import JobPhase, JobStatus, TaskRecord
 from control_plane.api.updates import OnFailure
-from control_plane.cli.show import progress
+from control_plane.cli.log_text import lines_of
+from control_plane.cli.show import printable, progress
 from wire.errors import NotFound, TwineError, Unreachable
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 MAX_REASONS = 5
+LOG_S = 10.0
+"""So long may the log of a failed task take to come."""
+LINE_MAX = 300
+"""Characters of a line of a log that are told in a failure."""
 LOOP = 3
 """So many restarts of one run of a task, seen while waiting, are a crash loop."""
 LOOP_JUDGED = 6
@@ -28,6 +34,13 @@ class NotReached(TwineError):
     """A job did not get where it should within the time it was given."""
 
     code = "not_reached"
+    task: int | None = None
+    """The task whose log says why."""
+
+    def of(self, task: int) -> NotReached:
+        """Return itself, about a task."""
+        self.task = task
+        return self
 
 
 def arrived(status: JobStatus) -> bool:
@@ -44,17 +57,22 @@ def went_back(status: JobStatus, first: int) -> NotReached | None:
     rollout = status.record.rollout
     if rollout is None or not (rollout.halted or rollout.returns_from == first):
         return None
+    name, index = status.record.name, _failed_last(status)
     return NotReached(
-        f"job {status.record.name}: {status.update or rollout.reason}",
-        hint=f"twinectl job events {status.record.name}, {_logs(status)}",
-    )
+        f"job {name}: {status.update or rollout.reason}",
+        hint=f"twinectl job events {name}, twinectl job logs {name} {index} --previous",
+    ).of(index)
 
 
-def _logs(status: JobStatus) -> str:
-    """Return the command that shows the log of the task that failed last, or of the first."""
+def _failed_last(status: JobStatus) -> int:
+    """Return the task that failed last in an update; the first one where that is not known."""
     rollout = status.record.rollout
-    index = rollout.failed[-1] if rollout is not None and rollout.failed else 0
-    return f"twinectl job logs {status.record.name} {index} --previous"
+    if rollout is None:
+        return 0
+    if rollout.failed:
+        return rollout.failed[-1]
+    named = re.search(rf"\b{re.escape(status.record.name)}-(\d+)\b", rollout.reason)
+    return int(named[1]) if named is not None else 0
 
 
 class CrashLoops:
@@ -89,7 +107,7 @@ def _loop(job: str, task: TaskRecord) -> NotReached:
     return NotReached(
         f"job {job}: task {job}-{task.index} crashes in a loop: {task.restarts} restarts{last}",
         hint=f"twinectl job logs {job} {task.index} --previous; it goes on restarting",
-    )
+    ).of(task.index)
 
 
 def summary(status: JobStatus) -> str:
@@ -152,12 +170,30 @@ async def wait_stable(
                     progress(line)
                     said.append(line)
                 if (failed := went_back(status, first) or loops.look(status)) is not None:
-                    raise failed
+                    raise await _with_last_line(client, name, failed)
                 if arrived(status):
                     return status
     except TimeoutError:
         pass
     raise _not_reached(name, "is not stable", status, timeout_s)
+
+
+async def _with_last_line(client: ControlPlaneClient, name: str, failed: NotReached) -> NotReached:
+    """Return a failure with what its task wrote last, if that can be had (BUG-UX5)."""
+    if failed.task is None:
+        return failed
+    last = ""
+    try:
+        async with asyncio.timeout(LOG_S):
+            chunks = client.job_logs(name, failed.task, tail=1, previous=True)
+            async for line in lines_of(chunks):
+                last = line or last
+    except (TwineError, TimeoutError):
+        return failed  # the log is told of in the hint
+    if not last:
+        return failed
+    said = printable(last.rpartition("\t")[2])[:LINE_MAX]
+    return NotReached(f"{failed}; {name}-{failed.task} wrote last: {said}", hint=failed.hint)
 
 
 async def wait_gone(client: ControlPlaneClient, name: str, timeout_s: float) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.api import ImageFormat, ImageInfo, Images, ImageSignature
+from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, NamedImage
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -42,9 +42,10 @@ def image() -> None:
 @click.option(
     "--format", "form", type=click.Choice(["tar", "btrfs", "oci"]), help="[default: looks]"
 )
+@click.option("--name", "names", multiple=True, help="Means it from now on, as redis:7.2; repeat.")
 @output_option
 @click.pass_obj
-def push(target: Target, file: Path, form: str | None, output: str) -> None:
+def push(target: Target, file: Path, form: str | None, names: tuple[str, ...], output: str) -> None:
     """Put FILE into the image store; print its digest.
 
     A tar, a stream of `btrfs send`, or with `--format oci` an OCI archive.
@@ -56,13 +57,20 @@ def push(target: Target, file: Path, form: str | None, output: str) -> None:
     with _bar("reading", size) as advance:
         digest = _digest(file, advance)
 
+    for name in names:
+        _check_name(name)
+
     async def work(client: ControlPlaneClient) -> ImageInfo:
         known = {i.digest: i for i in (await client.list_images()).images}
         if digest in known:
             show.progress("already in the image store")
-            return known[digest]
-        with _bar("pushing", size) as advance:
-            return await client.push_image(digest, format_, _chunks(file, advance))
+            info = known[digest]
+        else:
+            with _bar("pushing", size) as advance:
+                info = await client.push_image(digest, format_, _chunks(file, advance))
+        for name in names:
+            info = await client.name_image(digest, name)
+        return info
 
     info = target.ask(work)
     show.emit(output, info, lambda: click.echo(info.digest))
@@ -76,6 +84,7 @@ def list_(target: Target, output: str) -> None:
     found: Images = target.ask(lambda client: client.list_images())
     rows = [
         (
+            ", ".join(i.names) or "-",
             i.digest,
             i.format.value,
             about_size(i.stream_bytes),
@@ -84,8 +93,31 @@ def list_(target: Target, output: str) -> None:
         )
         for i in found.images
     ]
-    columns = ("digest", "format", "size", "age", "signed as")
+    columns = ("names", "digest", "format", "size", "age", "signed as")
     show.emit(output, found, lambda: show.table(columns, rows))
+
+
+@image.command("name")
+@click.argument("digest")
+@click.argument("name")
+@output_option
+@click.pass_obj
+def name_(target: Target, digest: str, name: str, output: str) -> None:
+    """Let NAME mean the image DIGEST from now on; jobs that were applied with it keep theirs."""
+    _check_name(name)
+    info = target.ask(lambda client: client.name_image(digest, name))
+    show.emit(output, info, lambda: click.echo(f"{name} is {digest}"))
+
+
+def names_of(target: Target) -> dict[str, str]:
+    """Return each name of an image, and the digest that it means now."""
+    found: Images = target.ask(lambda client: client.list_images())
+    return {name: info.digest for info in found.images for name in info.names}
+
+
+def _check_name(name: str) -> None:
+    if found := violations({"name": name}, NamedImage):
+        raise invalid(found, "the name of the image")
 
 
 @image.command()

@@ -7,29 +7,54 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from control_plane.api.jobs import JobSpec
 from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_spec
+from control_plane.cli.show import progress
 from wire.errors import InvalidInput
 from wire.written import plain
 
 MAX_DEPTH = 32
 
 
-def read_job(path: Path, settings: Sequence[str]) -> JobSpec:
-    """Return the job of a file, or raise `InvalidInput` with every error in it."""
+def read_job(
+    path: Path, settings: Sequence[str], names: Callable[[], Mapping[str, str]] | None = None
+) -> JobSpec:
+    """Return the job of a file, or raise `InvalidInput` with every error in it.
+
+    `names` is asked for the digests that names of images mean, where the file has such a name.
+    """
     document = read_document(path)
     for setting in settings:
         put(document, setting)
     document = plain(document, JobSpec)
+    if names is not None and isinstance(document, dict):
+        document = _with_digest(document, names)
     try:
         return job_spec(document, str(path))
     except InvalidInput as e:
         e.hint = e.hint or "nothing was changed; correct the file and apply it again"
         raise
+
+
+def _with_digest(
+    document: dict[str, Any], names: Callable[[], Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return a job whose image is a digest, where it was a name; that is said."""
+    image = document.get("image")
+    if not isinstance(image, str) or image.startswith("sha256:"):
+        return document
+    digest = names().get(image)
+    if digest is None:
+        raise InvalidInput(
+            f"image: no image of the image store is called {image!r}",
+            hint="twinectl image list; twinectl image name DIGEST NAME",
+        )
+    progress(f"image {image} is {digest}")
+    return document | {"image": digest}
 
 
 def read_document(path: Path) -> Any:

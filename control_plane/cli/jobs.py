@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ import msgspec
 from agent.api import exit_text
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.cli import follow, show
+from control_plane.cli.images import names_of
 from control_plane.cli.log_text import print_log
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.errors import TwineError
 from wire.options import seconds
 from wire.units import size_text
 
@@ -62,7 +65,7 @@ def apply(
     """Create the job of FILE (TOML or YAML), or change it to what FILE says."""
     from control_plane.cli.jobfile import read_job
 
-    spec = read_job(file, settings)
+    spec = read_job(file, settings, lambda: names_of(target))
 
     async def work(client: ControlPlaneClient) -> JobStatus:
         status = await client.apply_job(spec, dry_run=dry_run)
@@ -91,7 +94,7 @@ def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, o
         found = target.ask(lambda client: follow.wait_stable(client, name, timeout))
     else:
         found = target.ask(lambda client: client.get_job(name))
-    show.emit(output, found, lambda: _print_status(found))
+    show.emit(output, found, lambda: _print_status(found, _called(target)))
 
 
 @job.command("list")
@@ -100,6 +103,7 @@ def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, o
 def list_(target: Target, output: str) -> None:
     """Show all jobs."""
     found: Jobs = target.ask(lambda client: client.list_jobs())
+    called = _called(target) if output == "table" else {}
     rows = [
         (
             s.record.name,
@@ -107,7 +111,7 @@ def list_(target: Target, output: str) -> None:
             f"{s.healthy}/{s.wanted}",
             s.record.version,
             s.record.spec.entitlement,
-            s.record.spec.image[7:19],
+            " ".join([s.record.spec.image[7:19], *called.get(s.record.spec.image, ())]),
             s.detail,
         )
         for s in found.jobs
@@ -206,19 +210,34 @@ def _task_rows(status: JobStatus) -> list[list[str]]:
     return rows
 
 
-def _print_status(status: JobStatus) -> None:
-    for line in _head(status):
+def _called(target: Target) -> dict[str, list[str]]:
+    """Return the names of each image of the image store; none where it cannot be asked."""
+    found: dict[str, list[str]] = {}
+    try:
+        for name, digest in names_of(target).items():
+            found.setdefault(digest, []).append(name)
+    except TwineError:
+        return {}
+    return found
+
+
+def _print_status(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> None:
+    for line in _head(status, called):
         click.echo(show.printable(line))
     show.table(_TASK_COLUMNS, _task_rows(status))
 
 
-def _head(status: JobStatus) -> list[str]:
-    """Return what is said above the tasks; each reason once, however many tasks share it."""
+def _head(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> list[str]:
+    """Return what is said above the tasks; each reason once, however many tasks share it.
+
+    `called`: the names of images by digest.
+    """
     spec = status.record.spec
+    names = (called or {}).get(spec.image, ())
     why = follow.reasons(status) or [status.detail]
     return [
         f"job {status.record.name}: {follow.summary(status)}",
-        f"entitlement {spec.entitlement}, image {spec.image}",
+        f"entitlement {spec.entitlement}, image {' '.join([spec.image, *names])}",
         *_given(spec),
         *(f"  {line}" for line in dict.fromkeys([*why, status.update]) if line),
     ]

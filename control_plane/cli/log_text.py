@@ -18,14 +18,14 @@ async def print_log(chunks: AsyncIterator[bytes], output: str) -> None:
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
         return
-    async for line in _lines(chunks):
+    async for line in lines_of(chunks):
         if output == "json":
             click.echo(show.json_text({"line": line}).replace("\n", ""))
         else:
             click.echo("\t".join(show.printable(part) for part in line.split("\t")))
 
 
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+async def lines_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     rest = ""
     async for chunk in chunks:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from agent.api.relaxations import TO_BE_ALLOWED
+from control_plane.api.jobs import JobSpec
 from control_plane.api.plans import JobExplanation, JobPlan, SpreadBin
 from control_plane.cli import show
+from control_plane.cli.images import names_of
+from control_plane.cli.job_specs import differences
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.errors import NotFound
+
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
 
 _MOST_ROWS = 50
 """Tasks that are listed one by one; -o json has all."""
@@ -26,9 +34,17 @@ def plan(target: Target, file: Path, settings: tuple[str, ...], output: str) -> 
     """Show what applying FILE would place, move, restart and stop; change nothing."""
     from control_plane.cli.jobfile import read_job
 
-    spec = read_job(file, settings)
-    found: JobPlan = target.ask(lambda client: client.plan_job(spec))
-    show.emit(output, found, lambda: _print_plan(found))
+    spec = read_job(file, settings, lambda: names_of(target))
+
+    async def work(client: ControlPlaneClient) -> tuple[JobPlan, JobSpec | None]:
+        made = await client.plan_job(spec)
+        try:
+            return made, (await client.get_job(spec.name)).record.spec
+        except NotFound:
+            return made, None
+
+    found, before = target.ask(work)
+    show.emit(output, found, lambda: _print_plan(found, spec, before))
 
 
 @click.command()
@@ -67,7 +83,12 @@ def print_outcome(found: JobPlan) -> None:
         click.echo(show.printable(f"  no room: {reason}"))
 
 
-def _print_plan(found: JobPlan) -> None:
+def _print_plan(found: JobPlan, spec: JobSpec, before: JobSpec | None) -> None:
+    changed = differences(before, spec) if before is not None else []
+    what = f"{some(len(changed), 'field')} changed:" if changed else "the same as before"
+    click.echo(f"job {found.job}: {what if before is not None else 'new'}")
+    for line in changed:
+        click.echo(show.printable(f"  {line}"))
     print_placed(found)
     restarted = found.staying if found.new_version else 0
     click.echo(

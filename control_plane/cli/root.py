@@ -13,6 +13,7 @@ from control_plane.cli.entitlements import entitlement
 from control_plane.cli.events import events, task
 from control_plane.cli.images import image
 from control_plane.cli.intents import canary, hold, intents, push, runtime, scale
+from control_plane.cli.job_specs import job_history, job_show
 from control_plane.cli.jobs import job
 from control_plane.cli.limits import limit
 from control_plane.cli.machine_health import machine_confirm_down, machine_held_back
@@ -56,6 +57,8 @@ machine.add_command(machine_revoke_identity)
 machine.add_command(machine_duplicates)
 machine.add_command(machine_forget_duplicate)
 job.add_command(plan)
+job.add_command(job_show)
+job.add_command(job_history)
 job.add_command(explain)
 job.add_command(events)
 job.add_command(shards)

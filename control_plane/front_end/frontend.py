@@ -211,11 +211,17 @@ class FrontEnd(
             format_ = ImageFormat(text)
         except ValueError:
             raise InvalidInput(f"parameter format must be tar or btrfs, not {text!r}") from None
-        return await self._images.put(call.path["digest"], format_, call.stream)
+        bounded = "" if self._guard.caller(call.peer).is_operator else principal(call.peer)
+        return await self._images.put(call.path["digest"], format_, call.stream, bounded)
 
     async def sign_image(self, call: Call) -> ImageInfo:
         """Keep a signature with an image."""
         return await self._images.sign(call.path["digest"], call.body)
+
+    async def name_image(self, call: Call) -> ImageInfo:
+        """Let a name mean an image."""
+        by = "" if self._guard.caller(call.peer).is_operator else principal(call.peer)
+        return await self._images.name(call.path["digest"], call.body.name, by)
 
     async def remove_image(self, call: Call) -> Ack:
         """Remove an image that no job runs."""

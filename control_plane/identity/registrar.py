@@ -15,6 +15,7 @@ import re
 import secrets
 from base64 import b32encode
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from typing import Protocol
 
 import msgspec
@@ -76,9 +77,19 @@ class Registrar:
     """Makes join tokens, and turns a good one into a machine with a certificate."""
 
     def __init__(
-        self, store: Store, authority: Authority, inventory: Inventory, url: str, runtime: Runtime
+        self,
+        store: Store,
+        authority: Authority,
+        inventory: Inventory,
+        url: str,
+        runtime: Runtime,
+        own: Collection[str] = (),
     ) -> None:
-        """Take where hosts reach the control plane as `url`; it is printed with each token."""
+        """Take where hosts reach the control plane as `url`; it is printed with each token.
+
+        `own`: all names and addresses of the control plane, which no host may have.
+        """
+        self._own = frozenset(own)
         self._store = store
         self._authority = authority
         self._inventory = inventory
@@ -125,6 +136,7 @@ class Registrar:
         try:
             entry, record = await self._look_up(request)
             hosts = (host_of(request.address),)
+            check_named(hosts[0], address, self._own)
             public_key = public_key_of(request.csr_pem)
             await self._burn(entry, record)
         except Forbidden as e:
@@ -270,6 +282,32 @@ def host_of(address: str) -> str:
         if match["v6"] or not _DNS_NAME.fullmatch(host):
             raise InvalidInput(f"{host!r} is neither an IP address nor a DNS name") from None
         return host
+
+
+def check_named(host: str, source: str, own: Collection[str]) -> None:
+    """Raise `Forbidden` where a certificate must not name a host (BUG-HT27).
+
+    Nobody is at loopback, link-local or multicast addresses for others, and the names of the
+    control plane are its own. Who asks from there may have them: an agent beside it.
+    """
+    try:
+        at, came_from = ipaddress.ip_address(host), ipaddress.ip_address(source or "::1")
+    except ValueError:
+        at, came_from = None, ipaddress.ip_address(source or "::1")
+    if came_from.is_loopback or host == source:
+        return
+    if host in own:
+        reason = "that is where the control plane is"
+    elif at is not None and (
+        at.is_loopback or at.is_link_local or at.is_multicast or at.is_unspecified
+    ):
+        reason = "others cannot reach a host there"
+    else:
+        return
+    raise Forbidden(
+        f"a host that joins from {source} cannot have a certificate for {host}: {reason}",
+        hint="start its agent with the address at which it is reached",
+    )
 
 
 def _check_token_request(request: TokenRequest) -> None:

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -25,6 +26,7 @@ from msgspec.structs import replace
 from agent import api
 from agent.api import DIGEST_PATTERN, ImageFormat, ImageInfo, Images, ImageSignature
 from agent.api.signing import MAX_SIGNATURES
+from control_plane.images.names import ImageNames
 from wire import durable
 from wire.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
 from wire.signatures import is_signed
@@ -42,9 +44,20 @@ class ImageStore:
     """The images that agents fetch from the control plane."""
 
     def __init__(
-        self, folder: Path, clock: Callable[[], float], max_bytes: int = MAX_IMAGE_BYTES
+        self,
+        folder: Path,
+        clock: Callable[[], float],
+        max_bytes: int = MAX_IMAGE_BYTES,
+        owner_max_bytes: int | None = None,
     ) -> None:
-        """Take the folder; remove what an earlier process left unfinished."""
+        """Take the folder; remove what an earlier process left unfinished.
+
+        `owner_max_bytes` bounds all images of one owner together; None: nothing does.
+        """
+        self._names = ImageNames(folder)
+        self._owner_max_bytes = owner_max_bytes
+        self._arriving = Counter[str]()
+        """Owner → bytes of streams that are on their way in."""
         self._folder = folder
         self._incoming = folder / "incoming"
         self._clock = clock
@@ -58,9 +71,12 @@ class ImageStore:
                 known.unlink()
 
     async def put(
-        self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes]
+        self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes], owner: str = ""
     ) -> ImageInfo:
-        """Publish the stream if it has this digest; an image that is there is only confirmed."""
+        """Publish the stream if it has this digest; an image that is there is only confirmed.
+
+        It counts against the share of `owner`, who is nobody in particular where it is empty.
+        """
         known = await self.find(digest)
         if known is not None:
             if known.format is not format_:
@@ -69,9 +85,13 @@ class ImageStore:
             return known
         temporary = self._incoming / secrets.token_hex(8)
         try:
-            size = await self._receive(digest, temporary, stream)
+            size = await self._receive(digest, temporary, self._within_share(stream, owner))
             info = ImageInfo(
-                digest=digest, format=format_, stream_bytes=size, created_at=self._clock()
+                digest=digest,
+                format=format_,
+                stream_bytes=size,
+                created_at=self._clock(),
+                owner=owner,
             )
             await asyncio.to_thread(self._publish, info, temporary)
         except OSError as e:
@@ -138,7 +158,7 @@ class ImageStore:
             others = [s for s in known.signatures if s.key != signature.key]
             if len(others) >= MAX_SIGNATURES:
                 raise Conflict(f"image {digest} has {len(others)} signatures, and may have no more")
-            info = replace(known, signatures=[*others, signature])
+            info = replace(known, signatures=[*others, signature], names=[])
             try:
                 path = self._path(digest).with_suffix(".json")
                 await asyncio.to_thread(durable.write, path, msgspec.json.encode(info))
@@ -150,6 +170,7 @@ class ImageStore:
 
     def _delete(self, digest: str) -> None:
         path = self._path(digest)
+        self._names.drop(digest)
         path.unlink(missing_ok=True)
         durable.sync_folder(self._folder)
         path.with_suffix(".json").unlink(missing_ok=True)
@@ -158,6 +179,47 @@ class ImageStore:
         with path.open("rb") as file:
             while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield chunk
+
+    async def name(self, digest: str, name: str, by: str = "") -> ImageInfo:
+        """Let a name mean an image from now on; jobs that were applied keep theirs (BUG-UX3).
+
+        `by`: who may take it along who gave it first; empty: an operator, who may take any.
+        Raises `NotFound`, and `Forbidden` for a name of somebody else.
+        """
+        async with self._signing:
+            if await self.find(digest) is None:
+                raise NotFound(f"there is no image {digest}", hint="twinectl image push FILE")
+            try:
+                await asyncio.to_thread(self._names.give, name, digest, by)
+            except OSError as e:
+                raise HostError(f"cannot name the image {digest}: {e.strerror}") from e
+        found = await self.find(digest)
+        assert found is not None
+        log.info("image named", extra={"image": digest, "as": name, "by": by})
+        return found
+
+    async def _within_share(self, stream: AsyncIterator[bytes], owner: str) -> AsyncIterator[bytes]:
+        """Pass a stream on for as long as its owner's images fit into one share (BUG-HT27)."""
+        most = self._owner_max_bytes
+        if most is None or not owner:
+            async for chunk in stream:
+                yield chunk
+            return
+        there = await asyncio.to_thread(self._read_all)
+        used, size = sum(i.stream_bytes for i in there if i.owner == owner), 0
+        try:
+            async for chunk in stream:
+                size += len(chunk)
+                self._arriving[owner] += len(chunk)
+                if used + self._arriving[owner] > most:
+                    raise TooLarge(
+                        f"the images of {owner} would take more than their share of {most} bytes:"
+                        f" {used} are there, {self._arriving[owner]} on their way",
+                        hint="twinectl image list, and image remove those that no job runs",
+                    )
+                yield chunk
+        finally:
+            self._arriving[owner] -= size
 
     async def _receive(self, digest: str, path: Path, stream: AsyncIterator[bytes]) -> int:
         """Write the stream to a file and return its size; raise unless it has the digest."""
@@ -196,7 +258,10 @@ class ImageStore:
         path = self._path(digest)
         try:
             info = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=ImageInfo)
-            return info if path.stat().st_size == info.stream_bytes else None
+            if path.stat().st_size != info.stream_bytes:
+                return None
+            names = self._names.of(digest)
+            return replace(info, names=names) if names else info
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as e:

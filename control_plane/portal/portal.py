@@ -25,7 +25,7 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.settings import Approval, Overgrant, PortalSettings
 from control_plane.portal.core.entitlement_check import check_entitlement, fixed_by_jobs
-from control_plane.portal.core.grants import Shortage, asks_for_more, newly_allowed, shortage
+from control_plane.portal.core.grants import Shortage, asks_for_more, raises, shortage
 from control_plane.portal.request_book import RequestBook
 from control_plane.portal.supply import SupplyIndex
 from control_plane.runtime.runtime import Runtime
@@ -124,7 +124,7 @@ class Portal:
         """Grant what is asked for, or store the request for somebody who may decide.
 
         Raises what is wrong with it, and `Unprocessable` where the machines do not suffice,
-        unless it is to wait in the queue.
+        unless it is to wait in the queue. A dry run only returns what would become of it.
         """
         async with self._lock:
             known = self.table.find(name)
@@ -138,6 +138,9 @@ class Portal:
                 created_at=self._runtime.date(),
             )
             why = await self._why_pending(wish, request, use, who)
+            if wish.dry_run:
+                state = RequestState.PENDING if why else RequestState.APPROVED
+                return replace(request, request_id="", why_pending=why, state=state)
             if why:
                 request = replace(request, why_pending=why)
                 await self.requests.save(request)
@@ -199,6 +202,15 @@ class Portal:
         before = known.spec if known else None
         return self.settings.approval is Approval.ALWAYS and asks_for_more(before, spec)
 
+    def _raised(
+        self, known: EntitlementRecord | None, spec: EntitlementSpec, who: Person
+    ) -> list[str]:
+        """Return what somebody raises who may not: the rule is `owners_raise` (BUG-HT26)."""
+        if self.may_decide(who):
+            return []
+        found = raises(known.spec if known else None, spec)
+        return [words for kind, words in found.items() if kind not in self.settings.owners_raise]
+
     async def _why_pending(
         self, wish: EntitlementWish, request: EntitlementRequest, use: Use, who: Person
     ) -> str:
@@ -218,9 +230,8 @@ class Portal:
             return "left to somebody else to decide"
         if self._needs_approval(known, spec):
             return "more capacity has to be approved"
-        allowed = newly_allowed(known.spec if known else None, spec)
-        if allowed and not self.may_decide(who):
-            return f"that its jobs may have {', '.join(allowed)} has to be approved"
+        if unasked := self._raised(known, spec, who):
+            return f"{' and '.join(unasked)} has to be approved"
         if known is None and not who.may_create:
             return "a new entitlement has to be approved"
         return ""

@@ -21,8 +21,8 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.capacity_report import CapacityReport, PowerBudget
 from control_plane.api.machines import MachineRecord
-from control_plane.portal.core.grants import Shortage, Supply, unkept
-from control_plane.portal.core.pools import pool_of
+from control_plane.portal.core.grants import Shortage, Supply, rru_of, unkept
+from control_plane.portal.core.pools import pool_of, pool_quota
 from control_plane.portal.core.report import Report, Used
 from control_plane.portal.portal import MANY, Person, Portal, Use
 from control_plane.runtime.runtime import Runtime
@@ -100,7 +100,22 @@ class CapacityService:
         """Grant what is asked for, or let it wait for a decision (CP1, CP12)."""
         remove_now = wish.spec is None and not wish.queue
         use = await self._emptied(name) if remove_now else Use(self._jobs(name))
-        return await self._portal.request(name, wish, who, use)
+        made = await self._portal.request(name, wish, who, use)
+        return replace(made, warnings=self._warnings(name, wish.spec))
+
+    def _warnings(self, name: str, spec: EntitlementSpec | None) -> list[str]:
+        """Return what a quota that is smaller than what is held does not do (BUG-UX8)."""
+        if spec is None:
+            return []
+        pool, specs = pool_of(name, spec), {**self._portal.specs(), name: spec}
+        if pool not in specs:
+            return []
+        held = [(m.machine_type, rru_of(m)) for m in self._sources.held(pool)]
+        return [
+            f"it holds more than that quota allows, {words}: nothing is stopped for it, and what is"
+            " too much goes back as its tasks leave"
+            for words in pool_quota(pool, specs).left(held).over()
+        ]
 
     async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
         """Return the requests that wait, or all of them; the oldest first."""

@@ -34,7 +34,15 @@ from control_plane.api.profiles import (
     version_name,
 )
 from control_plane.broker.core.unavailability import began, ended, open_event
-from control_plane.profiles.core.gradual import Host, Steps, is_under_way, steps, target
+from control_plane.profiles.core.gradual import (
+    Host,
+    Steps,
+    is_under_way,
+    is_unproved,
+    proved,
+    steps,
+    target,
+)
 from control_plane.profiles.core.proposal import check_text
 from control_plane.profiles.core.stats import stats_of
 from control_plane.profiles.ports import Entitlements
@@ -184,10 +192,13 @@ class ProfileRollouts:
                 )
                 async with self._versions.lock(name):
                     await self._versions.commit(name, version)
+            base = record.spec.host_profile
+            if known is not None and self._is_unproved(known):
+                base = known.base
             rollout = ProfileRollout(
                 entitlement=entitlement,
                 name=name,
-                base=record.spec.host_profile,
+                base=base,
                 at_once=wish.at_once,
                 gate_s=wish.gate_s,
                 failures=wish.failures,
@@ -250,27 +261,44 @@ class ProfileRollouts:
                     await self._rollouts.commit(name, None)
                 return
             hosts = [self._host(record) for record in self._broker.held(name)]
+            lost = self._put_aside(known) if known is not None else []
+            if known is not None and self._is_unproved(known):
+                await self._goes_on(known, proved(known, hosts, lost))
             if known is None or not is_under_way(known):
                 await self._unstick(hosts)
                 return
-            lost = [
-                record.machine
-                for machine, profile in self._lost.items()
-                if profile == known.name
-                and (record := self._broker.table.find(machine)) is not None
-                and record.quarantined_until > known.at
-            ]
             made = steps(known, hosts, lost, self._runtime.date())
             self._waiting[name] = made.waiting
-            if made.rollout.state in (ProfileState.DONE, ProfileState.BACK):
-                await self._set_profile(name, target(made.rollout))
-            if made.rollout != known:
-                await self._rollouts.commit(name, made.rollout)
-                if made.rollout.state is not known.state:
-                    fields = {"entitlement": name, "profile": target(made.rollout)}
-                    fields["state"] = made.rollout.state.value
-                    log.info("profile goes on", extra=fields)
+            await self._goes_on(known, made.rollout)
         await self._carry_out(name, made)
+
+    def _is_unproved(self, rollout: ProfileRollout | None) -> bool:
+        """Return whether an entitlement has a profile that no machine of it reached yet."""
+        if rollout is None or not is_unproved(rollout):
+            return False
+        return self._entitlement(rollout.entitlement).spec.host_profile == rollout.name
+
+    def _put_aside(self, rollout: ProfileRollout) -> list[str]:
+        """Return the machines that were put aside since for not reaching its profile."""
+        return [
+            record.machine
+            for machine, profile in self._lost.items()
+            if profile == rollout.name
+            and (record := self._broker.table.find(machine)) is not None
+            and record.quarantined_until > rollout.at
+        ]
+
+    async def _goes_on(self, known: ProfileRollout, after: ProfileRollout) -> None:
+        """Store how far a rollout is, and what machines that join are brought to."""
+        if after.state in (ProfileState.DONE, ProfileState.BACK):
+            await self._set_profile(known.entitlement, target(after))
+        if after == known:
+            return
+        await self._rollouts.commit(known.entitlement, after)
+        if after.state is not known.state:
+            fields = {"entitlement": known.entitlement, "profile": target(after)}
+            fields["state"] = after.state.value
+            log.info("profile goes on", extra=fields)
 
     async def _unstick(self, hosts: Sequence[Host]) -> None:
         """Empty one machine that waits for a boot, and let tasks back where that is over."""

@@ -58,8 +58,13 @@ class Owned:
     """The image that its tasks are to run in the end: it may have gone back by itself."""
     most: int = 0
     """The most tasks that it was ever to have."""
-    images: tuple[str, ...] = ()
-    """Every image that was ever asked for."""
+    wishes: tuple[JobSpec, ...] = ()
+    """Every specification that was ever asked for, oldest first."""
+
+    @property
+    def images(self) -> frozenset[str]:
+        """Return every image that was ever asked for."""
+        return frozenset(spec.image for spec in self.wishes)
 
     @property
     def settled(self) -> bool:
@@ -92,8 +97,7 @@ class Clients:
         if owned is None or (owned.stopped and owned.asked is None):
             owned = self.jobs[spec.name] = Owned(spec)
         owned.asked, owned.most = spec, max(owned.most, spec.tasks)
-        if spec.image not in owned.images:
-            owned.images = (*owned.images, spec.image)
+        owned.wishes = (*owned.wishes, spec)
 
         def granted() -> None:
             owned.granted, owned.granted_at = spec, self._timeline.now

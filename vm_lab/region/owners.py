@@ -177,12 +177,30 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
 
 
 def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
-    """Return what an owner finds who knows that a job may have gone back by itself."""
+    """Return what an owner finds who knows that a job may have gone back by itself.
+
+    It goes back to what the owner once asked for as a whole: the image of one wish with the
+    environment of another is none of that.
+    """
     spec, rollout = owned.granted, record.rollout
     owned.runs = spec.image if spec is not None else ""
     if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:
         return spec
-    if rollout is None or not rollout.returns_from or record.spec.image not in owned.images:
+    if rollout is None or not rollout.returns_from:
+        return spec
+    back = [_as_before(spec, wish) for wish in owned.wishes]
+    if record.spec not in back:
         return spec
     owned.runs = record.spec.image
-    return replace(spec, image=record.spec.image)
+    return record.spec
+
+
+def _as_before(spec: JobSpec, wish: JobSpec) -> JobSpec:
+    """Return a specification of now with all of an earlier wish that owners here change."""
+    return replace(
+        spec,
+        image=wish.image,
+        environment=wish.environment,
+        stop_timeout_s=wish.stop_timeout_s,
+        disconnect=wish.disconnect,
+    )

@@ -60,19 +60,31 @@ async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[s
     liveness = await control_plane.ready()
     if not liveness.ok or liveness.detail:
         found.append(f"ready says {liveness.detail}")
-    found += [
-        f"profile of {name} is {rollout.state}: {rollout.reason}"
-        for name in region.clients.entitlements
-        if (rollout := control_plane.profiles.show(name).rollout) is not None
-        and is_under_way(rollout)
-    ]
     try:
         records, bound = await _jobs(region, control_plane, found)
+        held = {machine for task, machine in records.items() if task.rpartition("-")[0] in bound}
+        found += _profiles(region, control_plane, held)
         await _machines(region, control_plane, found)
     except TwineError as e:
         return [*found, f"the control plane cannot be asked: {e}"]
     _copies(region, records, bound, found)
     return found
+
+
+def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[str]) -> list[str]:
+    """Return which profiles are not everywhere yet.
+
+    One may wait for ever for machines of which no task can be taken: `held`, by jobs whose
+    version never gets healthy, as their owners want it.
+    """
+    rollouts = [control_plane.profiles.show(name).rollout for name in region.clients.entitlements]
+    return [
+        f"profile of {rollout.entitlement} is {rollout.state}: {rollout.reason}"
+        for rollout in rollouts
+        if rollout is not None
+        and is_under_way(rollout)
+        and not (rollout.trial and held.issuperset(rollout.trial))
+    ]
 
 
 async def _jobs(

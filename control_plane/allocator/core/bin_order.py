@@ -8,11 +8,12 @@ the next bin is known from those that had a task already.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import zip_longest
+from itertools import chain, count, islice, zip_longest
 from typing import TypeVar
 
+from control_plane.allocator.core.fine_bins import FineBins
 from control_plane.allocator.core.machine_pools import Binned, Bins, Partition
 from control_plane.allocator.core.preferences import Ranking, Scores
 
@@ -33,6 +34,11 @@ def bin_order(ranking: Ranking, own: Binned, free: Binned, begin: int, *, growin
         assert isinstance(own, Partition)
         assert isinstance(free, Partition)
         return EvenOrder(ranking, own, free, begin)
+    is_fine = isinstance(own, FineBins) and isinstance(free, FineBins | Partition)
+    if is_fine and ranking.begins_alike:
+        assert isinstance(own, FineBins)
+        assert isinstance(free, FineBins | Partition)
+        return LazyOrder(ranking, own, free, begin, growing=growing)
     found = [(0, bins) for bins in own]
     found += [(growing, bins) for bins in free if bins not in own]
     return HeapOrder(ranking, _from(found, begin))
@@ -82,6 +88,23 @@ def _from(items: Sequence[T], begin: int) -> list[T]:
     """Return all items, beginning at one of them and going on with the first after the last."""
     begin %= len(items) or 1
     return [*items[begin:], *items[:begin]]
+
+
+def _own_first(
+    own: Mapping[Bins, object], free: Mapping[Bins, object], begin: int, growing: int
+) -> Iterator[tuple[int, Bins]]:
+    """Yield the bins of a pool, then those in which it has nothing, each with `growing`."""
+    for bins in _turned(own, begin):
+        yield 0, bins
+    for bins in _turned(free, begin):
+        if bins not in own:
+            yield growing, bins
+
+
+def _turned(items: Mapping[T, object], begin: int) -> Iterator[T]:
+    """Yield what `_from` returns, without a copy."""
+    begin %= len(items) or 1
+    return chain(islice(items, begin, None), islice(items, begin))
 
 
 class HeapOrder:
@@ -134,6 +157,7 @@ class HeapOrder:
         heap = self._heaps[0][-1]
         _, _, tie, bins = heap[0]
         heapreplace(heap, (self._finest(bins), 0, tie, bins))
+        self._follow(heap, tie)
         if self._ranking.improves:
             self._score_again(heap, bins)
         self._next()
@@ -154,12 +178,18 @@ class HeapOrder:
         heap = self._heaps[0][-1]
         first, _, tie, bins = heap[0]
         heapreplace(heap, (first, 1, tie, bins))
+        self._follow(heap, tie)
         self._next()
 
     def drop(self) -> None:
         """Forget the best bins: there is no room."""
-        heappop(self._heaps[0][-1])
+        heap = self._heaps[0][-1]
+        tie = heappop(heap)[2]
+        self._follow(heap, tie)
         self._next()
+
+    def _follow(self, heap: list[_Entry], tie: int) -> None:
+        """Let the bins come that follow those with a tie; here all are there from the start."""
 
     def _score_again(self, placed: list[_Entry], bins: Bins) -> None:
         """Score all that a task may have made better, by strategies that do so."""
@@ -181,6 +211,7 @@ class HeapOrder:
             now = self._finest(bins)
             if now != finest:  # tasks came to the same bin by way of another heap
                 heapreplace(heap, (now, growing, tie, bins))
+                self._follow(heap, tie)
                 continue
             key = (self._score(bins), growing, tie)
             if key > self._heaps[0][:3]:
@@ -193,6 +224,58 @@ class HeapOrder:
     def _key(self, heap: list[_Entry]) -> _Key:
         _, growing, tie, bins = heap[0]
         return self._score(bins), growing, tie, id(heap), heap
+
+
+class LazyOrder(HeapOrder):
+    """The same for a new job whose finest preference finds all its bins equal at first.
+
+    The bins of a group then come one after the other: the next one is only looked at once a task
+    came to the one before, or it was dropped. What a plan costs does not grow with the racks.
+    """
+
+    __slots__ = ("_after",)
+
+    def __init__(
+        self,
+        ranking: Ranking,
+        own: FineBins,
+        free: FineBins | Partition,
+        begin: int,
+        *,
+        growing: int,
+    ) -> None:
+        """Begin with one of the bins of each group."""
+        super().__init__(ranking, ())
+        there = free.groups if isinstance(free, FineBins) else {}
+        names = _from(list(dict.fromkeys((*own.groups, *there))), begin)
+        self._after: dict[int, tuple[int, Iterator[_Entry]]] = {}
+        """Heap → the tie of its last entry that came of itself, and those that follow it."""
+        for number, name in enumerate(names):
+            mine, theirs = own.groups.get(name, {}), there.get(name, {})
+            bins = _own_first(mine, theirs, begin // len(names), growing)
+            entries = self._entries(bins, count(number, len(names)))
+            heap = self._by_group[name]
+            self._after[id(heap)] = -1, entries
+            self._follow(heap, -1)
+            if heap:
+                self._heaps.append(self._key(heap))
+        self._ties = len(names) * (len(own) + len(free) + 1)
+        heapify(self._heaps)
+        self._next()
+
+    def _entries(self, found: Iterator[tuple[int, Bins]], ties: Iterator[int]) -> Iterator[_Entry]:
+        for growing, bins in found:
+            yield self._finest(bins), growing, next(ties), bins
+
+    def _follow(self, heap: list[_Entry], tie: int) -> None:
+        last, entries = self._after.get(id(heap), (None, iter(())))
+        if last != tie:
+            return
+        for entry in entries:
+            heappush(heap, entry)
+            self._after[id(heap)] = entry[2], entries
+            if not entry[0]:  # else tasks came to the same bin by way of another heap
+                return
 
 
 class _Datacenter:

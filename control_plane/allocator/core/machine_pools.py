@@ -15,14 +15,10 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.feasibility import (
-    PORTS,
-    admits_any_of,
-    bin_of,
-)
+from control_plane.allocator.core.feasibility import PORTS, admits_any_of, bin_of
 from control_plane.allocator.core.free_space_classes import (
     BLOCKED,
     BY_GPUS,
@@ -109,8 +105,8 @@ class Bucket:
     """
 
     __slots__ = (
-        *("_cells", "_misses", "capacity", "gain", "most_memory", "moves", "place", "pool"),
-        *("shelves", "size"),
+        *("_cells", "_misses", "capacity", "gain", "memo", "most_memory", "moves", "place"),
+        *("pool", "shelves", "size"),
     )
     name = blocked = ""
     is_apart = False
@@ -119,6 +115,7 @@ class Bucket:
         """Make an empty bucket for machines of this class and MSB."""
         self._cells: dict[bool | None, list[Cell]] = {}
         """Made when somebody asks, and again when machines came or went."""
+        self.memo: dict[object, Any] = {}  # by fine_bins, as long as none comes or goes
         self.pool = pool
         self.capacity = capacity
         self.place = place
@@ -136,7 +133,7 @@ class Bucket:
     def put_all(self, machines: list[Machine]) -> None:
         """Put machines that come into this bucket on the shelf where all of them belong."""
         sample = machines[0]
-        self._cells = {}
+        self._changed()
         shelf = space_class_of(sample)
         self.most_memory = max(self.most_memory, sample.capacity.memory_bytes)
         row = self.shelves[shelf]
@@ -148,8 +145,12 @@ class Bucket:
 
     def drop(self, machine: Machine) -> None:
         """Take a machine out of the bucket."""
-        self._cells = {}
+        self._changed()
         self._take_off(machine)
+
+    def _changed(self) -> None:
+        self._cells, self.memo = {}, {}
+        self.pool.shape += 1
 
     def _take_off(self, machine: Machine) -> None:
         """Take a machine off its shelf: the last one there takes its position."""
@@ -287,13 +288,14 @@ class Bucket:
 
 
 _ROUNDING = 1e-5
+_LARGE = 64  # from this part of a bucket on, passing over the others takes less than sorting
 _ORDERS_KEPT = 64
 
 
 class Cell:
     """Some machines of a bucket that have more in common: rack, labels …, or a name."""
 
-    __slots__ = ("bucket", "capacity", "is_apart", "machines", "name", "place", "size")
+    __slots__ = ("_all", "bucket", "capacity", "is_apart", "machines", "name", "place", "size")
     blocked = ""
 
     def __init__(self, bucket: Bucket, machines: list[Machine], *, is_apart: bool = False) -> None:
@@ -301,6 +303,7 @@ class Cell:
         self.bucket = bucket
         self.machines = machines
         self.size = len(machines)
+        self._all: frozenset[Machine] = frozenset()
         self.is_apart = is_apart
         sample = machines[0]
         self.capacity, self.place = sample.capacity, sample.place
@@ -324,6 +327,9 @@ class Cell:
         self, demand: Demand | None = None, *, tight: bool = False, supply: Supply | None = None
     ) -> Iterator[Machine]:
         """Return the machines that take tasks, in the order of `Bucket.usable`."""
+        if self.size * _LARGE > self.bucket.size and not (supply or tight or self.is_scarce):
+            self._all = self._all or frozenset(self.machines)
+            return filter(self._all.__contains__, self.bucket.usable(demand))
         gpus, watts = 0 if demand is None else demand.gpus, self.bucket.capacity.power_w
         there = [
             machine
@@ -414,8 +420,8 @@ class Pool:
     """The machines of one entitlement, or the free ones."""
 
     __slots__ = (
-        *("_missed_at", "_misses", "_partitions", "buckets", "gain", "micro_rru", "name"),
-        *("per_type", "relief", "size"),
+        *("_missed_at", "_misses", "_partitions", "buckets", "fine", "gain", "micro_rru"),
+        *("name", "per_type", "relief", "shape", "size"),
     )
 
     def __init__(self, name: str, gain: int = 0, relief: Relief | None = None) -> None:
@@ -429,6 +435,8 @@ class Pool:
         self.per_type: Counter[str] = Counter()
         self.buckets: dict[tuple[object, ...], Bucket] = {}
         self._partitions: dict[tuple[str, ...], Partition] = {}
+        self.fine: dict[object, Any] = {}  # the same by finer bins (fine_bins)
+        self.shape = 0  # rises as machines come and go
         self._misses: set[tuple[object, ...]] = set()
         """Sizes of demands for which no bucket had room when `gain` was …"""
         self._missed_at = 0

@@ -17,11 +17,11 @@ from control_plane.allocator.core.claims import Claim, Claims
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.explanation import explaining
 from control_plane.allocator.core.feasibility import admits_any_of
+from control_plane.allocator.core.fine_bins import fine_bins
 from control_plane.allocator.core.machine_pools import (
     NOTHING,
     Binned,
     Bins,
-    Bucket,
     Cell,
     Machine,
     Part,
@@ -218,22 +218,24 @@ class Planning(Draft):
             position += 1
         return tasks[position:]
 
-    def _binned(
-        self, *, may_grow: bool
-    ) -> Generator[None, None, tuple[dict[Bins, list[Part]], dict[Bins, list[Part]]]]:
+    def _binned(self, *, may_grow: bool) -> Generator[None, None, tuple[Binned, Binned]]:
         """Part the machines by bins that are finer than buckets, or that are the job's own."""
-        found: list[dict[Bins, list[Part]]] = []
+        ranking, found = self.ranking, list[dict[Bins, list[Part]]]()
+        if ranking.is_fine and not ranking.by_machine:
+            own_bins: Binned = yield from fine_bins(self.pool, ranking)
+            free_bins = (yield from fine_bins(self.free, ranking)) if may_grow else NOTHING
+            return own_bins, free_bins
         for pool in (self.pool, self.free):
             binned: dict[Bins, list[Part]] = {}
             found.append(binned)
             if pool is self.free and not may_grow:
                 break
+            if ranking.is_fine:
+                fine = yield from fine_bins(pool, ranking)
+                binned.update((bins, [*parts]) for bins, parts in fine.items())
+                continue
             for bucket in list(pool.buckets.values()):
-                if not self.ranking.is_fine:
-                    binned.setdefault(self.ranking.bins_of_many(bucket), []).append(bucket)
-                elif bucket.size:
-                    self._part(bucket, binned)
-                    yield
+                binned.setdefault(ranking.bins_of_many(bucket), []).append(bucket)
         own, free = found
         self.apart = set()
         for name in self.ranking.named:
@@ -247,13 +249,6 @@ class Planning(Draft):
                 if machine not in self.apart:
                     self._set_apart(machine, own)
         return own, free
-
-    def _part(self, bucket: Bucket, binned: dict[Bins, list[Part]]) -> None:
-        alike: dict[Bins, list[Cell]] = {}
-        for cell in bucket.cells(by_size=self.ranking.by_size):
-            alike.setdefault(self.ranking.bins_of_many(cell), []).append(cell)
-        for bins, cells in alike.items():
-            binned.setdefault(bins, []).append(Cell.of(bucket, cells))
 
     def _set_apart(self, machine: Machine, binned: Binned) -> Bins:
         """Give a machine bins of its own; return them."""

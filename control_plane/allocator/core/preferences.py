@@ -138,6 +138,11 @@ class Ranking:
             self.by_machine or self.is_fine or any(slot.is_static for slot in self._slots)
         )
         """Whether bins are those of whole buckets, by their own names."""
+        self.parting = (
+            self.by_size,
+            tuple((s.property, tuple(s.preference.values) * s.is_static) for s in self._slots),
+        )
+        """By what machines are parted into bins; equal ones part all machines alike."""
         self.packs_machines = any(
             p.property == Property.MACHINE and p.strategy is Strategy.PACK for p in preferences
         )
@@ -156,6 +161,13 @@ class Ranking:
         self.score = self._scorer()
         """How well bins suit, by each preference; lower is better."""
         self.score_finest = self._scorer_of(self.finest)
+
+    @property
+    def begins_alike(self) -> bool:
+        """Whether bins that differ by the finest preference only are equal, and only get worse."""
+        slot = self._slots[self.finest]
+        is_even = slot.preference.strategy is Strategy.EVEN and slot.even is None
+        return is_even and not (self.improves or any(slot.counts.values()))
 
     @property
     def begins_evenly(self) -> bool:

@@ -19,9 +19,12 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from msgspec.structs import replace as with_fields
+
 from agent.api import Relaxation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind, MachineRecord
+from control_plane.api.settings import Raise
 from control_plane.broker.core.capacity import MICRO, micro
 from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
 from control_plane.portal.core.transport import Amount, Network
@@ -146,6 +149,27 @@ def asks_for_more(before: EntitlementSpec | None, after: EntitlementSpec) -> boo
         or after.overcommit.cpu > before.overcommit.cpu
         or after.overcommit.memory > before.overcommit.memory
     )
+
+
+def raises(before: EntitlementSpec | None, after: EntitlementSpec) -> dict[Raise, str]:
+    """Return what a change raises of an entitlement, each in words.
+
+    A new entitlement is compared with one of which only the quota was asked for.
+    """
+    base = before if before is not None else EntitlementSpec()
+    found = dict[Raise, str]()
+    if asks_for_more(before, with_fields(after, priority=base.priority)):
+        found[Raise.CAPACITY] = "more capacity"
+    if after.priority > base.priority:
+        found[Raise.PRIORITY] = f"priority {after.priority} instead of {base.priority}"
+    rights = list[str]()
+    if allowed := newly_allowed(before, after):
+        rights.append(f"that its jobs may have {', '.join(allowed)}")
+    if base.image_keys and (not after.image_keys or {*after.image_keys} - {*base.image_keys}):
+        rights.append("that other keys, or none, vouch for its images")
+    if rights:
+        found[Raise.RIGHTS] = " and ".join(rights)
+    return found
 
 
 def newly_allowed(before: EntitlementSpec | None, after: EntitlementSpec) -> list[Relaxation]:

@@ -92,18 +92,19 @@ class Left:
                 )
         return ""
 
-    def over(self) -> bool:
-        """Return whether more is held than the quota allows, since it was made smaller."""
-        quota = self.quota
-        return (
-            (quota.machines is not None and self._machines > quota.machines)
-            or (quota.rru is not None and self._micro_rru > micro(quota.rru))
-            or any(
-                count > quota.per_type.get(machine_type, 0)
-                for machine_type, count in self._per_type.items()
-                if quota.per_type
-            )
-        )
+    def over(self) -> list[str]:
+        """Return what is held beyond the quota, since it was made smaller, in words."""
+        quota, found = self.quota, list[str]()
+        if quota.machines is not None and self._machines > quota.machines:
+            found.append(f"{self._machines} machines of {quota.machines}")
+        if quota.rru is not None and self._micro_rru > micro(quota.rru):
+            found.append(f"{self._micro_rru / MICRO:g} RRU of {quota.rru:g}")
+        if quota.per_type:
+            for machine_type, count in sorted(self._per_type.items()):
+                most = quota.per_type.get(machine_type, 0)
+                if count > most:
+                    found.append(f"{count} machines of type {machine_type} of {most}")
+        return found
 
 
 def pool_of(name: str, spec: EntitlementSpec) -> str:

@@ -72,10 +72,8 @@ def steps(
     """Return what comes next; `lost`: machines that were put aside for not reaching `name`."""
     known = {host.name: host for host in hosts}
     rollout = _failures(rollout, known, lost)
-    if rollout.state is ProfileState.ROLLING and len(rollout.failed) >= rollout.failures:
-        listed = ", ".join(rollout.failed[:3])
-        reason = f"{rollout.name} failed on {listed}: back to {rollout.base}"
-        rollout = replace(rollout, state=ProfileState.BACK, reason=reason)
+    if rollout.state is ProfileState.ROLLING:
+        rollout = _returned(rollout)
     wanted = target(rollout)
     trial = [n for n in rollout.trial if n in known and not _is_through(known[n], rollout, wanted)]
     leaving = {host.name for host in hosts if host.leaving}
@@ -99,8 +97,37 @@ def steps(
     if not trial and not any(host.wanted != wanted for host in hosts):
         ends = rollout.state is ProfileState.ROLLING
         state = ProfileState.DONE if ends else ProfileState.RETURNED
-        rollout = replace(rollout, state=state, ended=now)
+        unproved = ends and not any(_is_proved(host, wanted) for host in hosts)
+        rollout = replace(rollout, state=state, ended=now, unproved=unproved)
     return Steps(rollout, switch, drain, back, waiting)
+
+
+def proved(rollout: ProfileRollout, hosts: Sequence[Host], lost: Collection[str]) -> ProfileRollout:
+    """Return a rollout that ended without proof, as the first machines since then show it.
+
+    One that reaches the profile proves it. Where as many fail as may not, the entitlement goes
+    back to its profile before: no machine could ever join it.
+    """
+    if not is_unproved(rollout):
+        return rollout
+    if any(_is_proved(host, rollout.name) for host in hosts):
+        return replace(rollout, unproved=False)
+    failed = tuple(dict.fromkeys([*rollout.failed, *sorted(lost)]))
+    return _returned(rollout if failed == rollout.failed else replace(rollout, failed=failed))
+
+
+def is_unproved(rollout: ProfileRollout) -> bool:
+    """Return whether a profile is that of its entitlement, and no machine has proved it."""
+    return rollout.state is ProfileState.DONE and rollout.unproved
+
+
+def _returned(rollout: ProfileRollout) -> ProfileRollout:
+    """Return the rollout on its way back, if too many machines failed."""
+    if len(rollout.failed) < rollout.failures:
+        return rollout
+    listed = ", ".join(rollout.failed[:3])
+    reason = f"{rollout.name} failed on {listed}: back to {rollout.base}"
+    return replace(rollout, state=ProfileState.BACK, reason=reason, unproved=False)
 
 
 def _failures(

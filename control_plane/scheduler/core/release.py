@@ -14,7 +14,7 @@ from math import ceil
 
 from msgspec.structs import replace
 
-from agent.api import Health, RestartWhen, TaskState
+from agent.api import Health, RestartWhen, TaskState, exit_text
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of
 from control_plane.api.operations import Cause, OperationKind, OperationState
 from control_plane.api.updates import OnFailure, Rollout
@@ -361,7 +361,7 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     What goes back is not judged itself: versions do not chase each other.
     """
     count, named = len(rollout.failed), f"{record.name}-{rollout.failed[-1]}"
-    words = next((t.reason for t in record.tasks if t.index == rollout.failed[-1]), "")
+    words = next((_how_it_failed(t) for t in record.tasks if t.index == rollout.failed[-1]), "")
     why = f" ({words})" if words else ""
     reason = f"version {record.version} failed on {count} task{'s' if count > 1 else ''},"
     reason += f" of late on {named}{why}"
@@ -381,7 +381,17 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     )
 
 
+def _how_it_failed(task: TaskRecord) -> str:
+    """Return what is known of a task that failed: its reason, and how its last run ended."""
+    end = exit_text(task.last_exit) if task.last_exit is not None else ""
+    return task.reason if end in task.reason else ", ".join(filter(None, (task.reason, end)))
+
+
 def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
+    """Return whether the newest version is on all tasks, and one of them showed that it serves.
+
+    Tasks that have no machine yet show nothing.
+    """
     failed = frozenset(rollout.failed)
     is_proven = any(_is_proven(task, record, now) for task in record.tasks)
     return all(
@@ -391,7 +401,11 @@ def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
         or (
             task.version == record.version
             and not _is_on_its_way(task)
-            and (task.phase not in _PLACED or task.index in failed or _is_proven(task, record, now))
+            and (
+                (serves and task.phase not in _PLACED)
+                or task.index in failed
+                or _is_proven(task, record, now)
+            )
         )
         for task in record.tasks
     )
@@ -465,7 +479,8 @@ def _fails(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
         ended = task.state is TaskState.STOPPED and when is RestartWhen.NEVER
         return result not in _BLAMELESS and not finished and not ended
     late = now.spent_s(task) >= record.spec.update.healthy_within_s
-    return late and task.phase is TaskPhase.STARTING and task.state is not None
+    begins = task.state not in (None, TaskState.STOPPING)  # what is ended says nothing of its start
+    return late and task.phase is TaskPhase.STARTING and begins
 
 
 def _has_crashed(old: TaskRecord | None, task: TaskRecord) -> bool:

@@ -121,6 +121,11 @@ def _with_newest(record: JobRecord) -> JobRecord:
     return replace(record, tasks=tasks, generation=generation)
 
 
+def goes_on(task: TaskRecord, view: View) -> bool:
+    """Return whether a task serves, and its machine does not force it out now."""
+    return available(task, view) and not is_overdue(task, view)
+
+
 def begin_removals(made: Decision, seen: Seen, spare: int) -> JobRecord:
     """Return the record with removals begun that were asked about and may go now.
 
@@ -131,7 +136,7 @@ def begin_removals(made: Decision, seen: Seen, spare: int) -> JobRecord:
     for task in record.tasks:
         if is_going(task) and waits(task):
             forced = is_overdue(task, seen.view)
-            stands_in = task.extra and available(task, seen.view)
+            stands_in = task.extra and goes_on(task, seen.view)
             if forced or (is_let(task) and (spare > 0 or not stands_in)):
                 spare -= stands_in
                 generation += 1

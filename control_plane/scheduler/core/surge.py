@@ -24,19 +24,20 @@ from control_plane.scheduler.core.release import (
     renews,
     starts_as,
 )
-from control_plane.scheduler.core.rollout import must_move
-from control_plane.scheduler.core.sizing import without
+from control_plane.scheduler.core.rollout import is_overdue, must_move
+from control_plane.scheduler.core.sizing import goes_on, without
 
 
 def spare(record: JobRecord, view: View) -> int:
     """Return how many tasks that serve may go; below 0: too many do not serve already.
 
-    Extra tasks that serve stand in for as many others, until their removal begins.
+    Extra tasks that serve stand in for as many others, until their removal begins. What a
+    deadline forces out in this very look does not count (BUG-CP32).
     """
     base = _parts(record)[0]
     extras = [task for task in record.tasks if task.extra and (waits(task) or not is_going(task))]
-    down = sum(1 for task in base if not available(task, view))
-    standing_in = sum(1 for task in extras if available(task, view))
+    down = sum(1 for task in base if not goes_on(task, view))
+    standing_in = sum(1 for task in extras if goes_on(task, view))
     return record.spec.update.max_unavailable + standing_in - down
 
 
@@ -146,6 +147,6 @@ def _removable(record: JobRecord, gone: list[TaskRecord], view: View) -> frozens
     """
     if is_controlled(record):
         return frozenset(task.index for task in gone)
-    serving = [task.index for task in gone if available(task, view)]
-    idle = [task.index for task in gone if not task.listed]
+    serving = [task.index for task in gone if goes_on(task, view)]
+    idle = [task.index for task in gone if not task.listed or is_overdue(task, view)]
     return frozenset([*idle, *serving[: max(0, spare(record, view))]])

@@ -512,3 +512,33 @@ def test_busy_is_to_be_tried_again(region: Region) -> None:
     with pytest.raises(Busy, match="not ready: loading") as refusal:
         asyncio.run(ready())
     assert refusal.value.exit_code == 75
+
+
+def test_an_image_is_called_by_its_name_and_applied_by_its_digest(
+    ctl: Ctl, region: Region, tmp_path: Path
+) -> None:
+    """BUG-UX3: the name is resolved at apply, shown beside the digest, and may move later."""
+    (tmp_path / "root.tar").write_bytes(b"an image with a name")
+    digest = ctl("image", "push", str(tmp_path / "root.tar"), "--name", "redis:7").stdout.strip()
+    assert ctl("image", "list").stdout.splitlines()[1].split()[:2] == ["redis:7", digest]
+    assert ctl("entitlement", "create", "named", "--machines", "2").exit_code == 0
+    job = tmp_path / "cache.toml"
+    job.write_text(
+        'name = "cache"\nentitlement = "named"\ntasks = 1\nimage = "redis:7"\n'
+        'command = ["/bin/redis"]\n'
+    )
+    applied = ctl("job", "apply", str(job))
+    assert applied.exit_code == 0, applied.output
+    assert f"image redis:7 is {digest}" in applied.stderr
+    assert region.control_plane.jobs["cache"].image == digest
+    assert f"image {digest} redis:7" in ctl("job", "status", "cache").stdout
+    assert f"{digest[7:19]} redis:7" in ctl("job", "list").stdout
+    unknown = ctl("job", "apply", str(job), "--set", "image=redis:8")
+    assert unknown.exit_code == 64
+    assert "no image of the image store is called 'redis:8'" in unknown.stderr
+    (tmp_path / "new.tar").write_bytes(b"the next one")
+    newer = ctl("image", "push", str(tmp_path / "new.tar")).stdout.strip()
+    assert ctl("image", "name", newer, "redis:7").stdout == f"redis:7 is {newer}\n"
+    assert region.control_plane.jobs["cache"].image == digest
+    wrong = ctl("image", "name", newer, "Redis 7")
+    assert wrong.exit_code == 64

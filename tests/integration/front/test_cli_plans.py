@@ -92,7 +92,8 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
 ) -> None:
     result = ctl("job", "plan", jobfile, "--set", "tasks=4")
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    what, *lines = result.stdout.splitlines()
+    assert what == "job web: new"
     assert lines[0].split() == ["TASK", "MACHINE", "DATACENTER", "MSB", "WHAT", "MACHINE", "FROM"]
     assert lines[1].split() == ["1", "m7", "dc1", "msb1", "new", "free", "pool"]
     assert lines[2].split()[:6] == ["2", "m8", "dc2", "msb3", "moved", "from"]
@@ -108,6 +109,32 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
     ]
     assert [spec.tasks for spec in planner.specs] == [4]
     assert region.control_plane.jobs == {}
+
+
+def test_a_plan_begins_with_what_changes_in_the_job(
+    ctl: Ctl, planner: CannedPlanner, jobfile: str
+) -> None:
+    """BUG-UX6: each field with both values; `job show` prints the job as a file to apply."""
+    assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
+    applied = ctl("job", "apply", jobfile)
+    assert applied.exit_code == 0, applied.output
+    assert ctl("job", "plan", jobfile).stdout.startswith("job web: the same as before\n")
+    changed = ctl("job", "plan", jobfile, "--set", "tasks=7", "--set", "update.surge=2")
+    lines = changed.stdout.splitlines()
+    assert lines[0] == "job web: 2 fields changed:"
+    assert lines[1].startswith("  tasks: ")
+    assert lines[1].endswith(" -> 7")
+    assert lines[2] == "  update.surge: (not set) -> 2"
+    shown = ctl("job", "show", "web")
+    assert shown.exit_code == 0, shown.output
+    again = Path(jobfile).with_name("again.yaml")
+    again.write_text(shown.stdout)
+    assert ctl("job", "plan", str(again)).stdout.startswith("job web: the same as before\n")
+    lost = ctl("job", "show", "web", "--version", "77")
+    assert lost.exit_code == 3
+    assert "has no version 77 any more" in lost.stderr
+    history = ctl("job", "history", "web")
+    assert history.stdout.startswith("version 1 (newest): ")
 
 
 def test_an_explanation_names_all_reasons(ctl: Ctl, planner: CannedPlanner) -> None:

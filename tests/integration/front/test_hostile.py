@@ -307,3 +307,17 @@ def test_a_compressed_body_is_refused_and_not_unpacked(shared: Any, path: str) -
     assert len(bomb) < 80_000
     for body in (bomb, b"plain"):
         assert asyncio.run(post(body)) == (400, "a compressed body is not taken")
+
+
+def test_an_expectation_that_nobody_can_meet_is_refused_like_any_other_mistake(real: Real) -> None:
+    """BUG-HT27: with a problem document, and a body is asked for where that is expected."""
+    head = b"PUT /v1/entitlements/front HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    body = json.dumps({"machines": 2}).encode()
+    length = b"Content-Length: %d\r\n" % len(body)
+    refused = real.raw(head + length + b"Expect: 200-maybe\r\n\r\n" + body)
+    assert refused.startswith(b"HTTP/1.1 417 ")
+    assert b"application/problem+json" in refused
+    problem = json.loads(refused.partition(b"\r\n\r\n")[2])
+    assert (problem["code"], problem["status"]) == ("expectation_failed", 417)
+    taken = real.raw(head + length + b"Expect: 100-continue\r\n\r\n" + body)
+    assert taken.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")

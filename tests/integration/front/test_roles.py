@@ -140,6 +140,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "certify_task": {"host"},
     "show_presence": {"host"},
     "sign_image": OWNERS | {"other owner"},
+    "name_image": OWNERS | {"other owner"},
     "create_token": OPERATORS,
     "get_myself": USERS,
     "list_operators": USERS,

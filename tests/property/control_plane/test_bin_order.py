@@ -7,7 +7,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.allocator.core.bin_order import EvenOrder, HeapOrder, bin_order, first_bins
+from control_plane.allocator.core.bin_order import (
+    EvenOrder,
+    HeapOrder,
+    LazyOrder,
+    bin_order,
+    first_bins,
+)
+from control_plane.allocator.core.fine_bins import FineBins
 from control_plane.allocator.core.machine_pools import Machine, Partition
 from control_plane.allocator.core.preferences import DEFAULT, Ranking
 from control_plane.api.policy import Preference, Property, Strategy
@@ -147,6 +154,62 @@ def test_the_best_bins_are_next_whatever_is_preferred(kinds, wishes, begin, outc
             order.placed()
         else:
             left.remove(bins)
+            order.drop()
+    if not left:
+        assert order.bins is None
+
+
+RACKED = st.tuples(st.sampled_from(ZONES), st.sampled_from("xy"), st.sampled_from(RACKS))
+FINE = (("rack",), ("rack", "msb", "datacenter"), ("msb", "rack"), ("label.zone", "msb"))
+
+
+def in_rack(kind: tuple[str, str, str]) -> Machine:
+    zone, msb, rack = kind
+    place = Place("r", "dc1", f"dc1/{msb}", f"dc1/{msb}/w", f"dc1/{msb}/w/{rack}")
+    labels = (("zone", zone),) if zone else ()
+    return Machine("m", Capacity("small", 1.0, 1.0, 1, labels=labels), place, "")
+
+
+@given(
+    st.lists(RACKED, unique=True, max_size=12),
+    st.lists(RACKED, unique=True, max_size=12),
+    st.sampled_from(FINE),
+    st.integers(0, 2**32),
+    st.integers(0, 1),
+    st.lists(st.sampled_from(["placed", "placed", "drop", "grow"]), max_size=80),
+)
+def test_the_best_bins_are_next_though_few_are_looked_at(
+    own, free, properties, begin, growing, outcomes
+):
+    """BUG-AL27: racks, rows and labels come one after the other, in an order that is right."""
+    ranking = Ranking([Preference(property=p) for p in properties])
+    samples = {ranking.bins_of_many(in_rack(k)): in_rack(k) for k in (*own, *free)}
+    pools = [FineBins(ranking, 0), FineBins(ranking, 0)]
+    for pool, kinds in zip(pools, (own, free), strict=True):
+        made_of: dict[tuple[str, ...], list[dict]] = {}
+        for kind in kinds:
+            bins = ranking.bins_of_many(in_rack(kind))
+            made_of.setdefault(ranking.group(bins), [{}])[0][bins] = ()
+        pool.fill(made_of, None)
+    order = bin_order(ranking, *pools, begin, growing=growing)
+    assert isinstance(order, LazyOrder)
+    left = dict.fromkeys(pools[1], growing) | dict.fromkeys(pools[0], 0)
+    for outcome in outcomes:
+        if not left:
+            break
+        bins = order.bins
+        assert bins is not None
+        assert left[bins] == order.growing
+        assert (ranking.score(bins), left[bins]) == min((ranking.score(b), left[b]) for b in left)
+        if outcome == "placed":
+            ranking.add_bins(bins, samples[bins])
+            left[bins] = 0
+            order.placed()
+        elif outcome == "grow" and not order.growing:
+            left[bins] = 1
+            order.must_grow()
+        else:
+            del left[bins]
             order.drop()
     if not left:
         assert order.bins is None

@@ -115,6 +115,14 @@ def test_argv_and_environment_are_passed_on_letter_by_letter(  # F-24
     assert f"V={value}" in properties["Environment"]  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("own", ["", "de_DE.UTF-8"])
+def test_a_task_has_a_locale_that_every_image_has_unless_it_says_another(own: str) -> None:
+    """BUG-UX9: the host's C.UTF-8 is not in a small image, and redis-server gave up over it."""
+    spec = a_spec(environment={"LANG": own} if own else {})
+    environment = unit_properties("web", spec, "/r")["Environment"]
+    assert [e for e in environment if e.startswith("LANG=")] == [f"LANG={own or 'C'}"]
+
+
 @given(st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z"))
 def test_names_of_units_and_slices_are_made_from_ids_alone(name: str) -> None:  # F-23
     assert task_of(unit_of(name)) == name

@@ -143,3 +143,13 @@ def test_the_unit_is_given_every_file_of_proc_that_is_read() -> None:
     bound = dict(re.findall(r"^BindReadOnlyPaths=(\S+):(\S+)$", unit, re.MULTILINE))
     assert len(read) == 5
     assert bound == {path: KEPT + path for path in read}
+
+
+@pytest.mark.parametrize(
+    "unit", ["agent/units/twine-agent.service", "control_plane/units/twine-control-plane.service"]
+)
+def test_a_service_that_holds_keys_leaves_no_core(unit: str) -> None:
+    """BUG-HT27: a core dump would hold keys and the credentials of tasks."""
+    root = Path(__file__).parents[4]
+    lines = (root / unit).read_text().splitlines()
+    assert "LimitCORE=0" in lines

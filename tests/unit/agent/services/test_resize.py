@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from builders import FakeHost, a_spec, running, unit
 
-from agent.api import IoLimit, Resize, Resources, TaskSpec, Volume
+from agent.api import COUNT_MAX, IoLimit, Resize, Resources, TaskSpec, Volume
 from agent.core.limits import kernel_values
 from agent.core.unit_properties import cgroup_of
-from wire.errors import Conflict, NotFound, Unprocessable
+from wire.errors import Conflict, InvalidInput, NotFound, Unprocessable
 
 MIB = 1 << 20
 
@@ -139,3 +139,22 @@ async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: 
         with pytest.raises(Unprocessable, match=r"has /dev/disk/by-path/pci-0000:00:02\.0"):
             await client.put_task("web", limited("/dev/disk/by-path/pci-9", 1, 9))
         assert (await client.get_task("web")).invocation_id == before
+
+
+async def test_a_generation_leaves_room_for_those_that_follow(tmp_path: Path) -> None:
+    """BUG-HT25: 2^53 through the socket, then a resize: all answers broke their own schema."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    most = COUNT_MAX // 2
+    async with host.agent() as client:
+        for given in (most + 1, COUNT_MAX):
+            with pytest.raises(InvalidInput, match=f"at most {most}"):
+                await client.put_task("web", a_spec(generation=given))
+        await client.put_task("web", a_spec(generation=most))
+        with pytest.raises(InvalidInput):
+            await client.resize_task("web", Resize(tasks_max=9, generation=COUNT_MAX))
+        with pytest.raises(InvalidInput):
+            await client.delete_task("web", generation=COUNT_MAX)
+        status = await client.resize_task("web", Resize(tasks_max=9))
+        assert status.generation == most + 1
+        assert [t.task_id for t in (await client.list_tasks()).tasks] == ["web"]

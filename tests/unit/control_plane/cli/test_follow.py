@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from agent.api import Exit
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus, TaskPhase, TaskRecord
 from control_plane.api.updates import OnFailure, Rollout, UpdatePolicy
 from control_plane.cli import follow
+from wire.errors import Unreachable
 
 SPEC = JobSpec(name="web", entitlement="e", tasks=1, image="sha256:" + "1" * 64, command=["x"])
 
@@ -36,9 +37,16 @@ class Client:
 
     def __init__(self, statuses: Sequence[JobStatus]) -> None:
         self._statuses = list(statuses)
+        self.log: bytes | None = None
 
     async def get_job(self, _name: str) -> JobStatus:
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+
+    async def job_logs(self, job: str, index: int, **options: object) -> AsyncIterator[bytes]:
+        assert options == {"tail": 1, "previous": True}
+        if self.log is None:
+            raise Unreachable(f"{job}-{index} cannot be asked")
+        yield self.log
 
 
 def waited(monkeypatch: pytest.MonkeyPatch, *statuses: JobStatus) -> None:
@@ -94,3 +102,22 @@ def test_a_version_that_went_back_before_the_first_look_has_failed(
     client = Client([replace(status, record=record)])
     with pytest.raises(follow.NotReached, match="version 2 failed on 1 task"):
         asyncio.run(follow.wait_stable(client, "web", 5.0, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("log", [None, b"", b"12:00:00\tweb-4\tno such file: /bin/bad\n"])
+def test_a_failed_update_says_what_its_task_wrote_last(
+    monkeypatch: pytest.MonkeyPatch, log: bytes | None
+) -> None:
+    """BUG-UX5: with the exit code; a log that cannot be had hides no failure."""
+    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    why = "version 2 failed on 1 task, of late on web-4 (it is backing off, exit code 127)"
+    record = replace(
+        a_status(0).record, version=3, rollout=Rollout(version=3, returns_from=2, reason=why)
+    )
+    client = Client([replace(a_status(0), record=record)])
+    client.log = log
+    with pytest.raises(follow.NotReached) as failed:
+        asyncio.run(follow.wait_stable(client, "web", 5.0, 2))  # type: ignore[arg-type]
+    said = "; web-4 wrote last: no such file: /bin/bad" if log else ""
+    assert str(failed.value) == f"job web: {why}{said}"
+    assert "twinectl job logs web 4 --previous" in failed.value.hint

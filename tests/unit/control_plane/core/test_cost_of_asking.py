@@ -15,10 +15,12 @@ from regions import (
 )
 
 from control_plane.allocator.core import draft, explanation
+from control_plane.allocator.core.bin_order import LazyOrder
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import fits_each, judge
 from control_plane.allocator.core.power import Power
+from control_plane.allocator.core.preferences import Ranking
 from control_plane.allocator.core.request import Allowance, Group, Request
 from control_plane.api.policy import Fit, Preference
 from control_plane.api.requirements import Exists, In, Not
@@ -172,3 +174,39 @@ def test_what_is_free_at_most_is_said_of_all_machines(demand, left, words, pool,
     assert made.unplaced == (0,)
     assert any(words in reason for reason in made.reasons), made.reasons
     assert any("these are 10 of" in reason for reason in made.reasons)
+
+
+@pytest.mark.parametrize("level", ["rack", "row"])
+def test_a_preference_over_racks_looks_at_no_more_of_them_than_it_has_tasks(level, monkeypatch):
+    """BUG-AL27: 120 to 320 times what the default spread costs; each ask parted all machines."""
+    looked_at: list[object] = []
+    count = LazyOrder._follow
+
+    def follow(order, heap, tie):
+        looked_at.append(tie)
+        count(order, heap, tie)
+
+    parted = []
+    bins_of_many = Ranking.bins_of_many
+    monkeypatch.setattr(
+        Ranking, "bins_of_many", lambda r, m: parted.append(m) or bins_of_many(r, m)
+    )
+    monkeypatch.setattr(LazyOrder, "_follow", follow)
+    for racks in (50, 200):
+        index = RegionIndex()
+        index.put_many(
+            (f"m{rack}-{n}", a_capacity(), a_place(rack=f"k{rack}", row=f"w{rack}"), "e1", "")
+            for rack in range(racks)
+            for n in range(5)
+        )
+        wish = (Preference(property=level),)
+        assert not allocate(index, a_request(3, "first", preferences=wish)).unplaced
+        parted.clear()
+        looked_at.clear()
+        assert not allocate(index, a_request(9, "next", preferences=wish)).unplaced
+        assert parted == []
+        assert len(looked_at) <= 20
+        index.put("new", a_capacity(), a_place(rack="new", row="new"), "e1", "")
+        made = allocate(index, a_request(racks + 1, "all", preferences=wish))
+        assert "new" in {claim.machine.name for claim in made.change.claims}
+        check(index)

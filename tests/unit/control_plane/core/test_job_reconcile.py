@@ -26,7 +26,7 @@ from control_plane.api.jobs import (
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.api.stored_jobs import read_retired, retired_of
-from control_plane.api.updates import Rollout
+from control_plane.api.updates import OnFailure, Rollout
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
@@ -381,6 +381,32 @@ def test_a_version_runs_everywhere_once_no_task_is_on_its_way_to_it(
     assert advanced.rollout is not None
     assert advanced.rollout.done is is_done
     assert [e.reason for e in ledger.events] == ["version 2 runs on all tasks"] * is_done
+
+
+@pytest.mark.parametrize("phase", [TaskPhase.PENDING, TaskPhase.LOST, TaskPhase.DRAINING])
+def test_an_update_is_not_done_before_one_task_of_its_version_served(phase: TaskPhase):
+    """BUG-CP32: all tasks were away; the version failed, and nothing took it back."""
+    record = a_record(a_task(phase=phase, version=2, listed=False), version=2)
+    record = replace(record, rollout=Rollout(version=2, base=1, passed=True))
+    ledger = Ledger(record, at(100.0))
+    advanced = advance(record, record, ledger, at(100.0))
+    assert advanced.rollout is not None
+    assert not advanced.rollout.done
+    assert not ledger.events
+
+
+@pytest.mark.parametrize(
+    ("state", "is_blamed"), [(TaskState.STOPPING, False), (TaskState.STARTING, True)]
+)
+def test_a_task_that_its_host_ends_in_a_cut_says_nothing_of_its_version(state, is_blamed):
+    """BUG-CP32: it may take longer to stop than a task may take to get healthy."""
+    update = UpdatePolicy(on_failure=OnFailure.ROLLBACK, healthy_within_s=60.0)
+    task = a_task(phase=TaskPhase.STARTING, version=2, state=state)
+    record = a_record(task, version=2, update=update)
+    record = replace(record, rollout=Rollout(version=2, base=1, passed=True))
+    advanced = advance(record, record, Ledger(record, at(90.0)), at(90.0))
+    assert advanced.rollout is not None
+    assert advanced.rollout.failed == ((0,) if is_blamed else ())
 
 
 def released_in_a_cut(old: dict[str, object], new: dict[str, object]) -> JobRecord:

@@ -25,7 +25,13 @@ from control_plane.identity.authority import (
     open_authority,
     public_key_of,
 )
-from control_plane.identity.registrar import TOKENS, Failures, Registrar, host_of
+from control_plane.identity.registrar import (
+    TOKENS,
+    Failures,
+    Registrar,
+    check_named,
+    host_of,
+)
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, ConfigError, Forbidden, InvalidInput, Unauthenticated
@@ -431,3 +437,33 @@ def test_a_credential_does_not_print_its_key(tmp_path: Path) -> None:
     held = open_authority(tmp_path / "a.pem", "twine").credential(Subject("user", "u"), "")
     assert "PRIVATE" not in repr(held)
     assert b"PRIVATE" in msgspec.json.encode(held)
+
+
+OWN = ["cp.example", "10.77.0.1", "localhost", "127.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize(
+    ("host", "source", "may"),
+    [
+        ("10.77.0.11", "10.77.0.11", True),
+        ("10.77.0.11", "192.168.3.4", True),
+        ("vm1.example", "10.77.0.11", True),
+        ("cp.example", "10.77.0.11", False),
+        ("10.77.0.1", "10.77.0.11", False),
+        ("10.77.0.1", "10.77.0.1", True),
+        ("localhost", "10.77.0.11", False),
+        ("127.0.0.2", "10.77.0.11", False),
+        ("169.254.1.1", "10.77.0.11", False),
+        ("0.0.0.0", "10.77.0.11", False),
+        ("ff02::1", "fd00::2", False),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("cp.example", "", True),
+    ],
+)
+def test_a_certificate_names_no_host_of_others(host: str, source: str, *, may: bool) -> None:
+    """BUG-HT27: the control plane's own names, and addresses at which others reach nobody."""
+    if may:
+        check_named(host, source, OWN)
+    else:
+        with pytest.raises(Forbidden, match=f"cannot have a certificate for {host}"):
+            check_named(host, source, OWN)

@@ -381,3 +381,47 @@ def test_times_of_switches_are_told_by_kind_of_setting():
     assert rows["cpu"] == (10, 5.0, 9.0)
     assert rows["hugepages"] == (10, 500.0, 900.0)
     assert [row.setting for row in found.settings] == ["cpu", "hugepages", ALL]
+
+
+@scenario()
+async def test_a_profile_that_no_machine_proved_is_taken_back_when_the_first_one_fails(w: World):
+    """BUG-CP32: proposed while the entitlement held no machine, it kept every machine out."""
+    await w.set_up()
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await arrived(w)
+    assert rollout(w).unproved
+    assert w.cp.profiles.show("front").profile == NAME
+    await w.cp.apply_job(a_job(2))
+    await arrived(w, "returned")
+    await w.stable(within_s=900)
+    view = w.cp.profiles.show("front")
+    assert (view.profile, set(view.proved)) == ("web", {"web"})
+    assert f"{NAME} failed on" in view.rollout.reason
+
+
+@scenario()
+async def test_a_profile_that_a_first_machine_proved_stays(w: World):
+    """BUG-CP32: what fails later is put aside, and the others keep the profile."""
+    await w.set_up()
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await arrived(w)
+    await w.cp.apply_job(a_job(2))
+    await w.stable()
+    await w.until(lambda: not rollout(w).unproved)
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
+    await asyncio.sleep(60)
+    assert (rollout(w).state, w.cp.profiles.show("front").profile) == ("done", NAME)
+
+
+@scenario()
+async def test_the_next_profile_after_an_unproved_one_has_the_proved_one_to_go_back_to(w: World):
+    """BUG-CP32: an entitlement cannot go back to what no machine ever reached."""
+    await w.set_up()
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await arrived(w)
+    view = await w.cp.profiles.propose("front", a_wish(OTHER), "eve")
+    assert view.rollout is not None
+    assert view.rollout.base == "web"

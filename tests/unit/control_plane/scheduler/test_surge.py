@@ -125,3 +125,16 @@ def test_an_extra_task_on_a_machine_that_must_be_empty_now_goes_whatever_the_bud
     view = region(0, 1, leaving=True, overdue=True)
     made = decide(controlled(0, 1), Seen(view, Moment(100.0, 100.0)))
     assert made.record.tasks[-1].phase is TaskPhase.DRAINING
+
+
+@pytest.mark.parametrize("overdue", [(), (0, 1)])
+def test_an_extra_task_does_not_go_in_the_same_look_as_tasks_whose_deadline_passed(overdue):
+    """BUG-CP32: their machine was cut off past its deadline, and is heard again."""
+    view = region()
+    for n in overdue:
+        view[f"m{n}"] = replace(view[f"m{n}"], leaving=True, overdue=True)
+    record = controlled(controller=False)
+    made = decide(record, Seen(view, Moment(100.0, 100.0)))
+    phases = {task.index: task.phase for task in made.record.tasks}
+    assert phases[6] is (TaskPhase.RUNNING if overdue else TaskPhase.DRAINING)
+    assert set(made.overdue) == set(overdue)

@@ -15,7 +15,15 @@ from pytest_mock import MockerFixture
 from agent.api import ImageFormat, ImageSignature
 from control_plane.images.store import ImageStore
 from wire import signatures
-from wire.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
+from wire.errors import (
+    Conflict,
+    Forbidden,
+    HostError,
+    InvalidInput,
+    NotFound,
+    TooLarge,
+    Unprocessable,
+)
 
 DATA = os.urandom(3 << 20)
 DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
@@ -219,4 +227,64 @@ def test_what_is_no_signature_of_the_image_is_not_kept(tmp_path: Path) -> None:
             await store.sign(DIGEST, good)
 
     elsewhere_digest = "sha256:" + "0" * 64
+    asyncio.run(scenario())
+
+
+def test_images_of_one_owner_take_no_more_than_their_share(tmp_path: Path) -> None:
+    """BUG-HT27: two streams at once neither; others and operators are not bounded by it."""
+    half, other = DATA[: 3 << 19], DATA[3 << 19 :]
+
+    def digest(data: bytes) -> str:
+        return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+    async def scenario() -> None:
+        store = ImageStore(tmp_path, lambda: 1000.0, 8 << 20, 2 << 20)
+        made = await asyncio.gather(
+            *(store.put(digest(d), ImageFormat.TAR, chunks(d), "ann") for d in (half, other)),
+            return_exceptions=True,
+        )
+        assert [type(m) for m in made].count(TooLarge) >= 1
+        await store.put(digest(half), ImageFormat.TAR, chunks(half), "ann")
+        with pytest.raises(TooLarge, match="share of 2097152 bytes"):
+            await store.put(digest(other), ImageFormat.TAR, chunks(other), "ann")
+        await store.put(digest(other), ImageFormat.TAR, chunks(other), "bob")
+        await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        await store.remove(digest(half), lambda _: ())
+        left = DATA[: 1 << 20]
+        await store.put(digest(left), ImageFormat.TAR, chunks(left), "ann")
+        assert {i.owner for i in (await store.list_images()).images} == {"ann", "bob", ""}
+
+    asyncio.run(scenario())
+
+
+def test_a_name_means_the_image_that_it_was_given_last(tmp_path: Path) -> None:
+    """BUG-UX3: it outlives a restart, is its first giver's, and goes with its image."""
+    other = f"sha256:{hashlib.sha256(b'other').hexdigest()}"
+
+    async def scenario() -> None:
+        store = a_store(tmp_path)
+        with pytest.raises(NotFound):
+            await store.name(DIGEST, "redis:7", "ann")
+        await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        await store.put(other, ImageFormat.TAR, chunks(b"other"))
+        assert (await store.name(DIGEST, "redis:7", "ann")).names == ["redis:7"]
+        assert (await store.name(DIGEST, "redis:latest", "ann")).names == [
+            "redis:7",
+            "redis:latest",
+        ]
+        with pytest.raises(Forbidden, match="belongs to ann"):
+            await store.name(other, "redis:7", "bob")
+        await store.name(other, "redis:latest")  # an operator may, and ann may again
+        await store.name(other, "redis:latest", "ann")
+        again = a_store(tmp_path)
+        assert {i.digest: i.names for i in (await again.list_images()).images} == {
+            DIGEST: ["redis:7"],
+            other: ["redis:latest"],
+        }
+        await again.remove(DIGEST, lambda _: ())
+        await again.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        found = await again.find(DIGEST)
+        assert found is not None
+        assert found.names == []
+
     asyncio.run(scenario())

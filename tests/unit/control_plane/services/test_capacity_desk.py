@@ -62,6 +62,26 @@ async def test_a_smaller_quota_counts_at_once_and_machines_go_back_as_they_empty
 
 
 @scenario()
+async def test_a_quota_below_what_is_held_is_granted_with_a_warning(w: World):
+    """BUG-UX8: in a dry run, too; nothing is said where the quota suffices."""
+    await joined(w)
+    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.apply_job(a_job(3))
+    await w.stable()
+    held = len((await w.cp.capacity.get_entitlement("front")).held)
+    assert held > 1
+    for dry_run in (True, False):
+        less = replace(wish(machines=1), dry_run=dry_run)
+        made = await w.cp.capacity.request("front", less, ROOT)
+        assert made.state is RequestState.APPROVED
+        assert [w.split(":")[0] for w in made.warnings] == [
+            f"it holds more than that quota allows, {held} machines of 1"
+        ]
+    made = await w.cp.capacity.request("front", wish(machines=held), ROOT)
+    assert made.warnings == []
+
+
+@scenario()
 async def test_the_report_shows_what_tasks_were_promised(w: World):  # MO13 CP8 CP11
     await joined(w)
     spec = EntitlementSpec(machines=2, host_profile="web", business_unit="ads/rank")

@@ -28,6 +28,7 @@ from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
 
 ANN, BOB, ROOT = Person("ann"), Person("bob"), Person("local:0", is_operator=True)
+KEYS = ["key a", "key b"]
 MANUAL = {"approval": "always", "approvers": ["bob"]}
 
 
@@ -224,6 +225,56 @@ async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):  # F-
     assert again.state is RequestState.PENDING
     by_root = await p.request("back", wish(machines=1, relaxations=given), ROOT, NOTHING)
     assert by_root.state is RequestState.APPROVED
+
+
+@scenario()
+async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p: Portal):
+    """BUG-HT26: the rule is portal.owners_raise; what is given back needs nobody."""
+    made = await p.request("front", wish(machines=2, image_keys=KEYS[:1]), ANN, NOTHING)
+    assert made.state is RequestState.APPROVED
+    for changes, why in (
+        ({"priority": 1000}, "priority 1000 instead of 500 has to be approved"),
+        ({"image_keys": []}, "that other keys, or none, vouch for its images has to be approved"),
+        ({"image_keys": KEYS}, "that other keys, or none, vouch for its images has to be approved"),
+    ):
+        spec = replace(p.specs()["front"], **changes)
+        asked = await p.request("front", EntitlementWish(spec=spec), ANN, NOTHING)
+        assert (asked.state, asked.why_pending) == (RequestState.PENDING, why)
+    new = await p.request("back", wish(machines=1, priority=501), ANN, NOTHING)
+    assert new.state is RequestState.PENDING
+    more = replace(p.specs()["front"], machines=3, priority=400)
+    assert (await p.request("front", EntitlementWish(spec=more), ANN, NOTHING)).state == "approved"
+    back = replace(more, priority=500)
+    asked = await p.request("front", EntitlementWish(spec=back), ANN, NOTHING)
+    assert asked.why_pending == "priority 500 instead of 400 has to be approved"
+    await p.approve(asked.request_id, ROOT, "", NOTHING)
+    assert p.specs()["front"].priority == 500
+
+
+@scenario(owners_raise=["priority"], approvers=["bob"])
+async def test_what_owners_may_raise_is_set_by_the_operators(p: Portal):
+    """BUG-HT26: another rule; approvers raise everything at once."""
+    asked = await p.request("front", wish(machines=2), ANN, NOTHING)
+    assert asked.why_pending == "more capacity has to be approved"
+    assert (await p.request("front", wish(machines=2), BOB, NOTHING)).state == "approved"
+    raised = await p.request("front", wish(machines=2, priority=900), ANN, NOTHING)
+    assert raised.state is RequestState.APPROVED
+
+
+@scenario()
+async def test_a_dry_run_says_what_would_become_of_a_wish_and_stores_nothing(p: Portal):
+    """BUG-UX8."""
+    for spec, state in ((wish(machines=4), "approved"), (wish(machines=4, priority=9), "approved")):
+        made = await p.request("front", replace(spec, dry_run=True), ANN, NOTHING)
+        assert (made.state, made.request_id) == (state, "")
+    waits = replace(wish(machines=4, priority=900), dry_run=True)
+    made = await p.request("front", waits, ANN, NOTHING)
+    assert (made.state, made.request_id) == ("pending", "")
+    assert "priority 900" in made.why_pending
+    with pytest.raises(Unprocessable):
+        await p.request("front", replace(wish(machines=400), dry_run=True), ANN, NOTHING)
+    assert p.specs() == {}
+    assert list(p.requests) == []
 
 
 @scenario(**MANUAL)

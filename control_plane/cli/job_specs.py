@@ -1,0 +1,116 @@
+"""`twinectl job show` and `twinectl job history`: what a job is asked to be, now and before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from control_plane.api.jobs import JobSpec, JobStatus
+from control_plane.cli import show
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+from wire.errors import NotFound
+
+_NOTHING = "(not set)"
+_LONGEST = 120
+"""Characters of a value in a difference."""
+
+
+@click.command("show")
+@click.argument("name")
+@click.option("--version", type=click.IntRange(1), help="One of `job history` [default: newest].")
+@output_option
+@click.pass_obj
+def job_show(target: Target, name: str, version: int | None, output: str) -> None:
+    """Print what job NAME is asked to be, as a file that can be applied again."""
+    status: JobStatus = target.ask(lambda client: client.get_job(name))
+    record = status.record
+    found = record.spec if version in (None, record.version) else record.specs.get(version or 0)
+    if found is None:
+        kept = ", ".join(str(v) for v in sorted(record.specs))
+        raise NotFound(
+            f"job {name} has no version {version} any more",
+            hint=f"kept are those that tasks run or may go back to: {kept}",
+        )
+    show.emit(output, found, lambda: click.echo(as_file(found), nl=False))
+
+
+@click.command("history")
+@click.argument("name")
+@output_option
+@click.pass_obj
+def job_history(target: Target, name: str, output: str) -> None:
+    """Show the versions of job NAME that are kept, and what each changed."""
+    status: JobStatus = target.ask(lambda client: client.get_job(name))
+    show.emit(output, status.record.specs, lambda: _print_history(status))
+
+
+def _print_history(status: JobStatus) -> None:
+    record = status.record
+    before: JobSpec | None = None
+    runs = Counter(task.version for task in record.tasks)
+    specs = record.specs | {record.version: record.spec}
+    for version in sorted(specs):
+        spec = specs[version]
+        mark = " (newest)" if version == record.version else ""
+        click.echo(f"version {version}{mark}: {runs[version]} task(s), image {spec.image[7:19]}")
+        for line in [] if before is None else differences(before, spec):
+            click.echo(show.printable(f"  {line}"))
+        before = spec
+    rollout = record.rollout
+    if rollout is not None and rollout.reason:
+        click.echo(show.printable(f"last update: {rollout.reason}"))
+
+
+def as_file(spec: JobSpec) -> str:
+    """Return a job file in YAML: what is not said in it has its default."""
+    import yaml
+
+    written: str = yaml.safe_dump(said(spec), sort_keys=False, allow_unicode=True)
+    return written
+
+
+def said(spec: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a specification that are not their defaults, as plain values."""
+    found = {}
+    for field in msgspec.structs.fields(spec):
+        value = getattr(spec, field.name)
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        if default is not msgspec.NODEFAULT and value == default:
+            continue
+        if isinstance(value, msgspec.Struct):
+            found[field.encode_name] = said(value)
+        else:
+            found[field.encode_name] = msgspec.to_builtins(value)
+    return found
+
+
+def differences(before: JobSpec, after: JobSpec) -> list[str]:
+    """Return each field that two specifications say differently, with both values."""
+    old, new = dict(_flat(said(before))), dict(_flat(said(after)))
+    return [
+        f"{name}: {_shown(old.get(name))} -> {_shown(new.get(name))}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _flat(document: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{where}{name}.")
+        else:
+            yield where + name, value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return _NOTHING
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,0 +1,69 @@
+"""Names of images: each means one digest, and may mean another one later.
+
+A job is applied with a digest, so a name that moves changes nothing that runs. They are kept in one
+file beside the images; it is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from wire import durable
+from wire.errors import Conflict, Forbidden
+
+log = logging.getLogger(__name__)
+NAMES_MAX = 10_000
+"""Names of one image store."""
+
+
+class _Named(msgspec.Struct, frozen=True, kw_only=True):
+    """What one name means, and who gave it first."""
+
+    digest: str
+    owner: str = ""
+
+
+class ImageNames:
+    """Owner of the names of an image store. Calls block on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what is there; a file that cannot be read is said, and stays as it is."""
+        self._path = folder / "names"
+        self._names: dict[str, _Named] = {}
+        try:
+            data = self._path.read_bytes()
+            self._names = msgspec.json.decode(data, type=dict[str, _Named])
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.DecodeError) as e:
+            log.error("the names of images cannot be read", extra={"reason": str(e)})
+
+    def of(self, digest: str) -> list[str]:
+        """Return the names that mean an image, in order."""
+        return sorted(name for name, known in list(self._names.items()) if known.digest == digest)
+
+    def give(self, name: str, digest: str, by: str) -> None:
+        """Let a name mean an image; an operator (`by` empty) may take one of somebody else."""
+        known = self._names.get(name)
+        if known is not None and by and known.owner != by:
+            raise Forbidden(
+                f"the image name {name} belongs to {known.owner or 'an operator'}",
+                hint="choose another one, or ask them to let it mean this image",
+            )
+        if known is None and len(self._names) >= NAMES_MAX:
+            raise Conflict(f"there are {NAMES_MAX} names of images already", hint="remove images")
+        owner = known.owner if known is not None else by
+        self._save({**self._names, name: _Named(digest=digest, owner=owner)})
+
+    def drop(self, digest: str) -> None:
+        """Forget the names of an image that is removed."""
+        left = {name: known for name, known in self._names.items() if known.digest != digest}
+        if len(left) != len(self._names):
+            self._save(left)
+
+    def _save(self, names: dict[str, _Named]) -> None:
+        durable.write(self._path, msgspec.json.encode(names))
+        self._names = names

@@ -1,0 +1,52 @@
+"""What a job is asked to be, as a file, and how two versions differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.api import Disconnect, DisconnectPolicy, Limits
+from control_plane.api.jobs import JobSpec
+from control_plane.api.policy import Preference
+from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
+from control_plane.cli.job_specs import as_file, differences
+from control_plane.cli.jobfile import read_job
+
+SPEC = JobSpec(name="web", entitlement="e", tasks=3, image="sha256:" + "1" * 64, command=["/x"])
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "tasks": st.integers(1, 9),
+        "command": st.lists(st.text("ab\"': #\n-", min_size=1), min_size=1, max_size=3),
+        "environment": st.dictionaries(st.sampled_from("AB"), st.text("yesno 01", max_size=5)),
+        "limits": st.builds(Limits, memory_max_bytes=st.integers(4 << 20, 1 << 40)),
+        "disconnect": st.builds(Disconnect, policy=st.sampled_from(DisconnectPolicy)),
+        "preferences": st.none() | st.lists(st.just(Preference(property="rack")), max_size=2),
+        "update": st.builds(
+            UpdatePolicy,
+            surge=st.integers(0, 3),
+            canary=st.none() | st.builds(Canary, tasks=st.integers(1, 3)),
+            on_failure=st.sampled_from(OnFailure),
+        ),
+    },
+)
+
+
+@given(changes=CHANGES)
+def test_what_is_shown_of_a_job_is_the_job(tmp_path_factory, changes):
+    """BUG-UX6: whatever it holds, the file that is printed is read as the same job."""
+    spec = replace(SPEC, **changes)
+    path: Path = tmp_path_factory.getbasetemp() / "shown.yaml"
+    path.write_text(as_file(spec))
+    assert read_job(path, []) == spec
+
+
+@given(one=CHANGES, other=CHANGES)
+def test_specifications_differ_where_something_is_said_of_it(one, other):
+    """BUG-UX6."""
+    before, after = replace(SPEC, **one), replace(SPEC, **other)
+    assert bool(differences(before, after)) is (before != after)
+    assert len(differences(before, after)) == len(differences(after, before))
