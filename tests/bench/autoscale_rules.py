@@ -128,6 +128,9 @@ def library() -> Make | None:
         return None
     from statsmodels.tsa.holtwinters import ExponentialSmoothing
 
+    fits: dict[tuple[float, ...], list[float]] = {}
+    """By what was fitted: a factor changes none of it."""
+
     def make(factor: float) -> Rule:
         halves: dict[int, float] = {}
         ahead: dict[int, float] = {}
@@ -138,11 +141,12 @@ def library() -> Make | None:
             series = [halves[n] for n in numbers if n in halves]
             if len(series) < 2 * 48:
                 return
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                model = ExponentialSmoothing(series, seasonal="add", seasonal_periods=48)
-                values = model.fit().forecast(49)
-            ahead.update({half + i: float(v) for i, v in enumerate(values)})
+            if tuple(series) not in fits:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    model = ExponentialSmoothing(series, seasonal="add", seasonal_periods=48)
+                    fits[tuple(series)] = [float(v) for v in model.fit().forecast(49)]
+            ahead.update({half + i: v for i, v in enumerate(fits[tuple(series)])})
 
         def rule(at: float, load: float | None, size: int, healthy: int) -> int:
             half, day = int(at // 1800), int(at // DAY_S)

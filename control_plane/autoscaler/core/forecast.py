@@ -197,8 +197,8 @@ def _score(
 ) -> ForecastState:
     slots = range(made.slot + 1, made.slot + made.slots + 1)
     loads = [load for slot in slots if (load := history.mean(slot)) is not None]
-    if len(loads) < (made.slots + 1) // 2:
-        return state  # a gap: nobody knows whether it held
+    if len(loads) < made.slots:
+        return state  # a gap: whether it held is not known
     actual = max(loads)
     errors = tuple(
         error if p is None else error + _FORGET * (_log_error(actual, p) - error)
