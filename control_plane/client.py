@@ -13,6 +13,7 @@ import msgspec
 
 from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, Liveness
 from agent.api.exec import Window
+from control_plane.api.autoscale import SizeWish
 from control_plane.api.capacity import (
     DecisionNote,
     EntitlementRequest,
@@ -108,6 +109,10 @@ class ControlPlaneClient(PeopleClient):
         """Have a job run in another entitlement, by a rolling update."""
         wish = JobMove(entitlement=entitlement)
         return _as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
+
+    async def resize_job(self, job: str, wish: SizeWish) -> JobStatus:
+        """Change the size of an autoscaled job; `Conflict` if it is not what it was."""
+        return _as(JobStatus, await self.call(_ROUTE["resize_job"], wish, job=job))
 
     async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return what was done to a job's tasks after an event, oldest first."""

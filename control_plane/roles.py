@@ -14,6 +14,7 @@ from control_plane.agents.protocol import AgentFactory
 from control_plane.agents.region import Region
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.pool_keeper import PoolKeeper
+from control_plane.api.autoscale import SizeWish
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
@@ -268,6 +269,10 @@ class ControlPlane:
     async def rollback_job(self, name: str) -> JobStatus:
         """Go back to what the version before wanted of the tasks."""
         return summarize(await self._control.rollback(name))
+
+    async def resize_job(self, name: str, wish: SizeWish) -> JobStatus:
+        """Change the size of an autoscaled job."""
+        return summarize(await self._control.resize(name, wish))
 
     async def move_job(self, name: str, entitlement: str) -> JobStatus:
         """Have a job run in another entitlement."""

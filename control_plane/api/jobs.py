@@ -28,6 +28,7 @@ from agent.api import (
     Umask,
     VolumeMap,
 )
+from control_plane.api.autoscale import Autoscale
 from control_plane.api.job_life import JobLife
 from control_plane.api.job_life import JobProbe as JobProbe
 from control_plane.api.operations import Operation
@@ -144,6 +145,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """Permission bits that new files of its tasks do not get, in octal."""
     controller: ControllerRef | None = None
     """Without one, `update` alone says what may be done when."""
+    autoscale: Autoscale | None = None
+    """How its size follows its load; with mode `apply`, `tasks` counts only when the job is
+    created (docs/autoscaling.md)."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):

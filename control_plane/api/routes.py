@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agent.api import Ack, ImageInfo, Images, ImageSignature, Liveness
 from agent.routes import JOIN_ROUTES
+from control_plane.api.autoscale import SizeWish
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.health_routes import HEALTH_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
@@ -86,6 +87,15 @@ ROUTES: tuple[Route, ...] = (
         response=JobStatus,
         needs=Needs.OWNER,
         summary="Have a job run in another entitlement, by a rolling update",
+    ),
+    Route(
+        "resize_job",
+        "POST",
+        f"{_JOB}/size",
+        request=SizeWish,
+        response=JobStatus,
+        needs=Needs.OWNER,
+        summary="Change the size of an autoscaled job if it is what it was, and nothing else",
     ),
     Route("stop_job", "DELETE", _JOB, response=JobStatus, needs=Needs.OWNER, summary="Stop a job"),
     Route(

@@ -268,6 +268,10 @@ class FrontEnd(
         """Go back a version."""
         return await self._control_plane.rollback_job(call.path["job"])
 
+    async def resize_job(self, call: Call) -> JobStatus:
+        """Change the size of an autoscaled job."""
+        return await self._control_plane.resize_job(call.path["job"], call.body)
+
     async def move_job(self, call: Call) -> JobStatus:
         """Have a job run in another entitlement."""
         wish: JobMove = call.body

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from agent.api import ImageInfo
 from agent.api.volumes import VolumeKind
 from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.api.autoscale import AutoscaleMode, SizeWish, starting_size
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
 from control_plane.api.stored_jobs import RetiredJob
@@ -133,8 +134,11 @@ class JobControl:
             raise InvalidInput(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
 
     def _claiming(self, spec: JobSpec) -> JobSpec:
-        known = self._jobs.find(spec.name)
-        return claiming(spec, known.spec if known is not None else None, self._default_cpus)
+        """Return the specification with its CPU claim, and the size that its file leaves open."""
+        record = self._jobs.find(spec.name)
+        known = record.spec if record is not None else None
+        sized = replace(spec, tasks=starting_size(spec.autoscale, spec.tasks, _autoscaled(known)))
+        return claiming(sized, known, self._default_cpus)
 
     def _turn(self, entitlement: str) -> AbstractAsyncContextManager[object]:
         """Return what is held from the check of an entitlement's share to the write."""
@@ -187,6 +191,28 @@ class JobControl:
         record = await self._jobs.update(name, lambda r: replace(r, stopping=True))
         log.info("job stopping", extra={"job": name})
         return record
+
+    async def resize(self, name: str, wish: SizeWish) -> JobRecord:
+        """Change the size of a job and nothing else, if size and version are those that were seen.
+
+        Raises `Conflict` if they are not, `QuotaExceeded` if the entitlement has no room.
+        """
+        record = _going_on(self._jobs.get(name))
+        async with self._turn(record.spec.entitlement), self._jobs.lock(name):
+            record = _going_on(self._jobs.get(name))
+            _check_resize(record, wish)
+            spec = replace(record.spec, tasks=wish.tasks)
+            self._check_share(spec, record)
+            after = _changed(record, spec)
+            if after != record:
+                compare = self._portal.table.expect([spec.entitlement])
+                with self._portal.applying(spec.entitlement):
+                    await self._jobs.commit(name, after, compare)
+                log.info(
+                    "job resized",
+                    extra={"job": name, "tasks": wish.tasks, "was": wish.was, "why": wish.reason},
+                )
+        return after
 
     async def pause(self, name: str, *, paused: bool) -> JobRecord:
         """Hold back what tasks would be taken down for because of a newer version, or go on."""
@@ -281,6 +307,35 @@ def _going_on(record: JobRecord) -> JobRecord:
     if record.stopping:
         raise Conflict(f"job {record.name!r} is being stopped")
     return record
+
+
+def _autoscaled(spec: JobSpec | None) -> int | None:
+    """Return the size that the autoscaler answers for; None: it does not."""
+    policy = spec.autoscale if spec is not None else None
+    is_set = policy is not None and policy.mode is AutoscaleMode.APPLY
+    return spec.tasks if spec is not None and is_set else None
+
+
+def _check_resize(record: JobRecord, wish: SizeWish) -> None:
+    """Raise `Conflict` if the job is not as it was seen, or leaves its size to its owner."""
+    name, spec, policy = record.name, record.spec, record.spec.autoscale
+    if (spec.tasks, record.version) != (wish.was, wish.version):
+        raise Conflict(
+            f"cannot resize job {name!r} from {wish.was} tasks at version {wish.version}: it has"
+            f" {spec.tasks} at version {record.version}",
+            hint="read the job again",
+        )
+    if policy is None or policy.mode is not AutoscaleMode.APPLY:
+        raise Conflict(
+            f"cannot resize job {name!r}: its autoscale.mode is not apply",
+            hint=f"apply its file with tasks = {wish.tasks}",
+        )
+    if not policy.minimum <= wish.tasks <= policy.maximum:
+        raise Conflict(
+            f"cannot resize job {name!r} to {wish.tasks} tasks: its bounds are {policy.minimum}"
+            f" to {policy.maximum}",
+            hint="read the job again",
+        )
 
 
 def _again(record: JobRecord) -> JobRecord:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from control_plane.api.sizings import Forecast
 from control_plane.autoscaler.core.history import HALF_HOUR_S, SLOT_S, LoadHistory
 
 PREDICTORS = ("last", "trend", "days", "weeks")
@@ -62,17 +63,6 @@ class ForecastState(msgspec.Struct, frozen=True, kw_only=True):
     """Forecasts that were scored so far …"""
     held: int = 0
     """… and those of them that the load did not exceed."""
-
-
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The load that is not exceeded within the horizon, in the wanted share of cases."""
-
-    load: float
-    expected: float
-    """Without the margin."""
-    by: dict[str, float] = {}
-    """Each predictor's share in it."""
-    horizon_s: float = 0.0
 
 
 def predict(history: LoadHistory, slots: int) -> tuple[float | None, ...]:

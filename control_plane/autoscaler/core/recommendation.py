@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from control_plane.api.autoscale import Autoscale, LoadSignal
-from control_plane.autoscaler.core.forecast import Forecast, ForecastState, forecast, learn
+from control_plane.api.sizings import Forecast, Recommendation
+from control_plane.autoscaler.core.forecast import ForecastState, forecast, learn
 from control_plane.autoscaler.core.history import SLOT_S, LoadHistory
 from control_plane.autoscaler.core.sizing import (
     bounds_at,
@@ -58,23 +59,6 @@ class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
     """Why its tasks are being replaced, or wait for that; empty: none is."""
     msbs: int = 0
     """Over so many MSBs its tasks are spread; 0: not known."""
-
-
-class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """A size, and its reason with numbers."""
-
-    at: float
-    tasks: int
-    was: int
-    reason: str
-    wanted: int = 0
-    """Before bounds and limits; 0: not computed, since data is missing."""
-    held: str = ""
-    """Why the size is kept, or not reduced, against what the load says."""
-    load: float | None = None
-    forecast: Forecast | None = None
-    capacity: float = 1.0
-    """Of one task at target 1."""
 
 
 class SizingState(msgspec.Struct, frozen=True, kw_only=True):

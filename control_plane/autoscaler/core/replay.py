@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from control_plane.api.autoscale import Autoscale
-from control_plane.autoscaler.core.recommendation import JobObservation, JobSizing
-from control_plane.autoscaler.core.sizing import tasks_for
+from control_plane.api.sizings import ReplayCost, Simulation
+from control_plane.autoscaler.core.recommendation import START_S, JobObservation, JobSizing
+from control_plane.autoscaler.core.sizing import SECONDS_OF_DAY, tasks_for
 
 STEP_S = 60.0
 PENALTY = 10.0
@@ -33,26 +34,6 @@ class ReplayedMinute(msgspec.Struct, frozen=True, kw_only=True):
     needed: int
     size: int
     healthy: int
-
-
-class ReplayCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What sizes cost over a load."""
-
-    minutes: int = 0
-    missing: float = 0.0
-    """Task-minutes."""
-    idle: float = 0.0
-    """Task-minutes."""
-    short_minutes: int = 0
-    """Minutes in which a task was missing."""
-    changes: int = 0
-    mean_size: float = 0.0
-    peak_size: int = 0
-
-    @property
-    def cost(self) -> float:
-        """Return the cost in task-minutes."""
-        return self.missing * PENALTY + self.idle
 
 
 def replay(
@@ -99,10 +80,13 @@ def replay(
 def _cost(minutes: Sequence[ReplayedMinute], changes: int) -> ReplayCost:
     if not minutes:
         return ReplayCost()
+    missing = float(sum(max(0, m.needed - m.healthy) for m in minutes))
+    idle = float(sum(max(0, m.size - m.needed) for m in minutes))
     return ReplayCost(
         minutes=len(minutes),
-        missing=float(sum(max(0, m.needed - m.healthy) for m in minutes)),
-        idle=float(sum(max(0, m.size - m.needed) for m in minutes)),
+        missing=missing,
+        idle=idle,
+        cost=missing * PENALTY + idle,
         short_minutes=sum(1 for m in minutes if m.healthy < m.needed),
         changes=changes,
         mean_size=sum(m.size for m in minutes) / len(minutes),
@@ -141,3 +125,43 @@ def rule_of(policy: Autoscale, capacity: float, msbs: int = 0) -> Rule:
         return sizing.advance(policy, seen).tasks
 
     return rule
+
+
+def simulate(
+    name: str,
+    points: Sequence[tuple[float, float]],
+    policies: tuple[Autoscale, Autoscale],
+    capacity: float,
+    msbs: int,
+    starts: Sequence[float],
+) -> Simulation:
+    """Return what two policies cost over a load: a job's own one and another.
+
+    Needed is what the own target asks for. Updates, refusals and missing room are not replayed.
+    """
+    own, other = policies
+    per_task, start_s = own.target * capacity, max(starts, default=START_S)
+    if not points or per_task <= 0:
+        return Simulation(
+            job=name,
+            days=0.0,
+            start_s=start_s,
+            own=ReplayCost(),
+            other=ReplayCost(),
+            fixed=ReplayCost(),
+        )
+    peak = max(tasks_for(load, per_task) for _, load in points)
+
+    def fixed(at: float, load: float | None, size: int, healthy: int) -> int:  # noqa: ARG001
+        return peak
+
+    rules = (rule_of(own, capacity, msbs), rule_of(other, capacity, msbs), fixed)
+    costs = [replay(points, rule, per_task, start_s)[0] for rule in rules]
+    return Simulation(
+        job=name,
+        days=(points[-1][0] - points[0][0]) / SECONDS_OF_DAY,
+        start_s=start_s,
+        own=costs[0],
+        other=costs[1],
+        fixed=costs[2],
+    )

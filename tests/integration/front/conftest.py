@@ -27,6 +27,7 @@ from control_plane.agents.region import Region as SharedRegion
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.transactions import Allocations
+from control_plane.api.autoscale import SizeWish
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
     Endpoint,
@@ -82,7 +83,7 @@ from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 from wire import tls
 from wire.client import WireClient
-from wire.errors import HostError, InvalidInput, NotFound
+from wire.errors import Conflict, HostError, InvalidInput, NotFound
 
 T = TypeVar("T")
 
@@ -228,6 +229,13 @@ class CannedControlPlane(ControlPlane):
         return await self.get_job(name)
 
     async def rollback_job(self, name: str) -> JobStatus:
+        return await self.get_job(name)
+
+    async def resize_job(self, name: str, wish: SizeWish) -> JobStatus:
+        spec = (await self.get_job(name)).record.spec
+        if spec.tasks != wish.was:
+            raise Conflict(f"job {name} has {spec.tasks} tasks, not {wish.was}")
+        self.jobs[name] = msgspec.structs.replace(spec, tasks=wish.tasks)
         return await self.get_job(name)
 
     async def move_job(self, name: str, entitlement: str) -> JobStatus:

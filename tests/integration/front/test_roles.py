@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from control_plane.api.autoscale import SizeWish
 from control_plane.api.capacity import DecisionNote, EntitlementSpec, EntitlementWish
 from control_plane.api.health import ConfirmDown
 from control_plane.api.inventory import Drain, Lend, Revoke, Undrain
@@ -68,6 +69,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
         f"{verb}_job": (OWNERS, OPERATORS | {"other owner"})
         for verb in ("pause", "resume", "restart", "rollback")
     },
+    "resize_job": (OWNERS, OPERATORS | {"other owner"}),
     "move_job": (OWNERS, OPERATORS | {"other owner"}),
     "job_events": USERS,
     "task_story": USERS,
@@ -191,6 +193,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         MoveWish: MoveWish(reason="x"),
         RestartWish: RestartWish(),
         JobMove: JobMove(entitlement=entitlement),
+        SizeWish: SizeWish(tasks=1, was=1, version=1, reason="x"),
         ProfileWish: ProfileWish(text="= =", reason="x"),
         Lend: Lend(machine="no", borrower=entitlement),
         Revoke: Revoke(machines=["no"]),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_plane.api.autoscale import Autoscale, Headroom, LoadSignal, SpeedLimit
-from control_plane.autoscaler.core.forecast import Forecast
+from control_plane.api.sizings import Forecast
 from control_plane.autoscaler.core.history import LoadHistory, code_of, value_of
 from control_plane.autoscaler.core.recommendation import JobObservation, JobSizing, recommend
 from control_plane.autoscaler.core.sizing import surviving, tasks_for

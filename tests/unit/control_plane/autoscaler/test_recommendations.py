@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from control_plane.api.autoscale import Headroom, LoadSignal, ScheduledBounds, SpeedLimit, Weekday
-from control_plane.autoscaler.core.forecast import Forecast
+from control_plane.api.sizings import Forecast, Recommendation
 from control_plane.autoscaler.core.recommendation import (
     SETTLE_S,
     STALE_S,
     JobSizing,
-    Recommendation,
     horizon_s,
     recommend,
 )

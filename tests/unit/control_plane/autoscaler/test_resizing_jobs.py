@@ -1,0 +1,88 @@
+"""The size of an autoscaled job, in the assembled control plane: who sets it, and who does not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from msgspec.structs import replace
+from world import World, a_job, scenario
+
+from control_plane.api.autoscale import AutoscaleMode, SizeWish
+from tests.unit.control_plane.autoscaler.sizing_builders import a_policy
+from wire.errors import Conflict
+
+APPLY = a_policy(minimum=2, maximum=9)
+
+
+def wish(tasks: int, was: int, version: int = 1) -> SizeWish:
+    return SizeWish(tasks=tasks, was=was, version=version, reason="load 9 cores: 9 tasks needed")
+
+
+async def size(w: World) -> int:
+    return (await w.cp.get_job("web")).record.spec.tasks
+
+
+@scenario()
+async def test_a_resize_changes_the_size_and_nothing_else_as8(w: World):
+    await w.deployed(a_job(3, autoscale=APPLY))
+    before = (await w.cp.get_job("web")).record
+    await w.cp.resize_job("web", wish(5, 3))
+    await w.stable()
+    after = (await w.cp.get_job("web")).record
+    assert (await w.endpoints_count(5), after.version) == (True, before.version)
+    assert replace(after.spec, tasks=3) == before.spec
+
+
+@scenario()
+async def test_the_owners_file_does_not_undo_the_size_of_the_autoscaler(w: World):
+    """The trap that users of Kubernetes know: `replicas` of a manifest undoes its autoscaler."""
+    await w.deployed(a_job(3, autoscale=APPLY))
+    await w.cp.resize_job("web", wish(6, 3))
+    status = await w.cp.apply_job(a_job(3, autoscale=APPLY, command=["/bin/other"]))
+    assert (status.record.spec.tasks, status.record.version) == (6, 2)
+    plan = await w.cp.job_planner.plan(a_job(3, autoscale=APPLY, command=["/bin/other"]))
+    assert plan.wanted == 6
+    await w.cp.rollback_job("web")
+    assert await size(w) == 6
+
+
+@scenario()
+async def test_new_bounds_count_at_once(w: World):
+    await w.deployed(a_job(3, autoscale=APPLY))
+    await w.cp.apply_job(a_job(3, autoscale=a_policy(minimum=4, maximum=9)))
+    assert await size(w) == 4
+    await w.cp.apply_job(a_job(9, autoscale=a_policy(minimum=2, maximum=3)))
+    assert await size(w) == 3
+
+
+@scenario()
+async def test_the_file_counts_where_the_autoscaler_does_not_apply(w: World):
+    await w.deployed(a_job(3, autoscale=APPLY))
+    await w.cp.resize_job("web", wish(6, 3))
+    await w.cp.apply_job(a_job(4, autoscale=a_policy(mode=AutoscaleMode.RECOMMEND)))
+    assert await size(w) == 4
+    await w.cp.apply_job(a_job(5, autoscale=APPLY))  # its owner has just said so
+    assert await size(w) == 5
+    await w.cp.apply_job(a_job(3))
+    assert await size(w) == 3
+
+
+@scenario()
+async def test_a_resize_of_what_was_not_seen_is_refused(w: World):
+    await w.deployed(a_job(3, autoscale=APPLY))
+    with pytest.raises(Conflict, match="it has 3 at version 1"):
+        await w.cp.resize_job("web", wish(5, 4))
+    with pytest.raises(Conflict, match="it has 3 at version 1"):
+        await w.cp.resize_job("web", wish(5, 3, version=2))
+    with pytest.raises(Conflict, match="its bounds are 2 to 9"):
+        await w.cp.resize_job("web", wish(10, 3))
+    await w.cp.apply_job(a_job(3))
+    with pytest.raises(Conflict, match=r"autoscale\.mode is not apply"):
+        await w.cp.resize_job("web", wish(5, 3))
+    await w.cp.stop_job("web")
+    with pytest.raises(Conflict, match="is being stopped"):
+        await w.cp.resize_job("web", wish(5, 3))
+    assert await size(w) == 3
