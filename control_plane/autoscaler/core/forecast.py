@@ -1,9 +1,9 @@
-"""The highest load within the next minutes: four predictors, weighted by how well they did.
+"""The highest load within the next minutes: five predictors, weighted by how well they did.
 
-`last` repeats the last minutes, `trend` extends the last half hour, `days` and `weeks` follow the
-same time of former days and weeks, scaled to the last half hour. Each closed 5-minute slot scores
-the forecasts that ended with it: errors move the weights, and a margin that is corrected online so
-that the wanted share of forecasts holds (adaptive conformal inference, Gibbs and Candès 2021).
+`last` repeats the last minutes, `mean` and `trend` extend the last half hour, `days` and `weeks`
+follow the same time of former days and weeks, scaled to the last half hour. Each closed 5-minute
+slot scores the forecasts that ended with it. Errors move the weights, and a margin is corrected
+online so that the wanted share holds (adaptive conformal inference, Gibbs and Candès 2021).
 docs/adr/0160 has the measured cost beside other rules.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from control_plane.api.sizings import Forecast
 from control_plane.autoscaler.core.history import HALF_HOUR_S, SLOT_S, LoadHistory
 
-PREDICTORS = ("last", "trend", "days", "weeks")
+PREDICTORS = ("last", "mean", "trend", "days", "weeks")
 HORIZON_SLOTS_MAX = 24
 """A forecast reaches two hours at most."""
 _DAY, _WEEK = 288, 2016
@@ -87,7 +87,8 @@ def predict(history: LoadHistory, slots: int) -> tuple[float | None, ...]:
 
     days = _season(of_days, recent, now, slots)
     weeks = _season(of_weeks, recent, now, slots)
-    return last, trend, days, weeks
+    mean = sum(load for _, load in recent) / len(recent)
+    return last, mean, trend, days, weeks
 
 
 def _recent(history: LoadHistory) -> list[tuple[int, float]]:

@@ -32,8 +32,8 @@ def test_without_history_the_last_load_is_all_there_is() -> None:
     history = LoadHistory()
     assert forecast(history, ForecastState(), 2) is None
     history.add(START, 10.0)
-    last, trend, days, weeks = predict(history, 2)
-    assert last == pytest.approx(10.0, rel=1e-3)
+    last, mean, trend, days, weeks = predict(history, 2)
+    assert last == mean == pytest.approx(10.0, rel=1e-3)
     assert (trend, days, weeks) == (None, None, None)
 
 
@@ -92,5 +92,5 @@ def test_after_a_long_gap_a_season_that_does_not_fit_is_left_out() -> None:
     history, _ = learned(diurnal, 14)
     history.add(START + 14 * DAY_S, 1e6)
     history.add(START + 14 * DAY_S + 300, 1e6)
-    _, _, days, weeks = predict(history, 2)
+    *_, days, weeks = predict(history, 2)
     assert (days, weeks) == (None, None)

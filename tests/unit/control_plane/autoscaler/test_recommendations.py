@@ -187,4 +187,4 @@ def test_the_horizon_is_the_slowest_of_the_last_starts() -> None:
 def test_the_first_evaluations_forecast_from_the_present_load() -> None:
     found = JobSizing().advance(a_policy(**FREE), seen(10.0))
     assert found.forecast is not None
-    assert found.forecast.by == {"last": 1.0}
+    assert found.forecast.by == {"last": 0.5, "mean": 0.5}
