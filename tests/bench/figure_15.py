@@ -4,8 +4,9 @@
 
 A web tier, one task on each machine, follows its load on the real control plane of a simulated
 region, with the real autoscaler as its client. The load has a day: most in the evening, 45 % of
-that at night. `--sudden` is the paper's week in spring 2020: from the second day on the load is
-60 % higher, and the entitlement has no room for that. Updates go on meanwhile, each day at noon.
+that at night. Each evening at the peak a version is released; the job's TaskController (stateless)
+lets fewer tasks go the busier they are. `--sudden` is the paper's week in spring 2020: from the
+second day on the load is 60 % higher, and the entitlement has no room for that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, Spee
 from vm_lab.region.load import LoadedJobs, LoadSample
 from vm_lab.region.scenario import Scenario, Shape, Work
 from vm_lab.region.seed import SimulatedRegion
+from vm_lab.region.story import Fault
 
 DAY_S = 86_400.0
 CORES, TARGET = 6.0, 0.6
@@ -37,6 +39,15 @@ class Course:
     violations: list[str]
     resizes: list[tuple[float, str, int, int]]
     machines: int
+    releases: list[float]
+    """When a version was released."""
+
+    def release_s(self, number: int) -> float:
+        """Return how long a release took until no task of before served."""
+        began = self.releases[number]
+        following = [at for at in self.releases if at > began] or [math.inf]
+        old = [s.at for s in self.samples if began < s.at < following[0] and s.old]
+        return max(old) - began
 
     def figures(self) -> dict[str, float]:
         """Return the numbers of the picture, of all days after the first."""
@@ -57,6 +68,7 @@ class Course:
             "lowest CPU": round(min(s.cpu for s in found), 3),
             "real off recommended, mean": round(sum(error) / len(error), 3),
             "real below recommended, most": max(s.recommended - s.serving for s in found),
+            **{f"release {n + 1}, s": self.release_s(n) for n in range(len(self.releases))},
             "resizes": len(self.resizes),
             "violations": len(self.violations),
         }
@@ -88,10 +100,12 @@ def replayed(days: float, tasks: int, *, sudden: bool = False, seed: int = 1) ->
             entitlements=1,
             jobs=1,
             tasks=(tasks, tasks),
-            spare=1.2,
+            spare=(machines - 1) / (tasks * CORES / 8),
             memory_mib=(5000, 5000),
             cpu_cores=(CORES, CORES),
             stop_jobs=0.0,
+            controlled=1.0,
+            controllers=["stateless"],
         ),
     )
     region = SimulatedRegion(scenario, seed)
@@ -102,9 +116,13 @@ def replayed(days: float, tasks: int, *, sudden: bool = False, seed: int = 1) ->
         return tasks * CORES * TARGET * 0.9 * day * level
 
     jobs = LoadedJobs(region, {"job0": policy(tasks)}, {"job0": load})
-    region.run([])
+    releases = [(n + PEAK_HOUR / 24) * DAY_S for n in range(1, int(days))]
+    story = [Fault(at, "release", "job:job0", 1.0) for at in releases]
+    idle = Fault(0.0, "release", "job:job0", days * DAY_S)
+    region.run([idle, *story])
     violations = [str(v) for v in region.checker.violations]
-    return Course(jobs.samples, violations, jobs.resizes, machines)
+    begun = [region.story_at + at for at in releases]
+    return Course(jobs.samples, violations, jobs.resizes, machines, begun)
 
 
 def svg_of(course: Course) -> str:

@@ -7,7 +7,7 @@ the production one: it lives and dies with a life of the control plane, and its 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,8 @@ class LoadSample:
     """Share of their CPUs that the serving copies use."""
     machines: int
     """Machines with a copy."""
+    old: int
+    """Copies that do not run the newest image yet."""
 
 
 class LoadedJobs:
@@ -93,10 +95,14 @@ class LoadedJobs:
                 cores = min(most, load(now) / len(copies))
                 used += cores / most
                 self._cpu_s[copy.task_id, copy.invocation] += cores * STEP_S
-            self._sample(job, load(now), len(copies), used / len(copies) if copies else 0.0)
+            cpu = used / len(copies) if copies else 0.0
+            self._sample(job, load(now), copies, cpu)
+            owner = self._region.applications.of.get(job)
+            if owner is not None:
+                owner.load = cpu
         self._region.timeline.after(STEP_S, self._step)
 
-    def _sample(self, job: str, load: float, serving: int, cpu: float) -> None:
+    def _sample(self, job: str, load: float, copies: Sequence[Copy], cpu: float) -> None:
         owned, scaler = self._region.clients.jobs.get(job), self.autoscaler
         if owned is None or owned.granted is None or scaler is None:
             return
@@ -110,9 +116,10 @@ class LoadedJobs:
                 load=load,
                 recommended=found.wanted if found is not None else 0,
                 wanted=owned.granted.tasks,
-                serving=serving,
+                serving=len(copies),
                 cpu=cpu,
                 machines=holding,
+                old=sum(1 for c in copies if c.runs != owned.granted.image),
             )
         )
 
