@@ -90,13 +90,13 @@ class JobControl:
         written = spec
         spec = self._claiming(written)
         moves = moves or back_to > 0
-        self._check(spec, image, moves=moves)
+        self._check(_at_most(spec, written.tasks), image, moves=moves)
         async with self._turn(spec.entitlement), self._jobs.lock(spec.name):
             known, retired = self._jobs.find(spec.name), RetiredJob()
             if known is None:
                 retired = await retired_job(self._store, spec.name)
             spec = self._claiming(written)
-            self._check(spec, image, moves=moves)  # others may be faster
+            self._check(_at_most(spec, written.tasks), image, moves=moves)  # others may be faster
             self._check_share(spec, known)
             if known is None:
                 record = self._new(spec, retired)
@@ -307,6 +307,14 @@ def _going_on(record: JobRecord) -> JobRecord:
     if record.stopping:
         raise Conflict(f"job {record.name!r} is being stopped")
     return record
+
+
+def _at_most(spec: JobSpec, tasks: int) -> JobSpec:
+    """Return the specification with so many tasks at most.
+
+    What the autoscaler wants beyond the room of an entitlement waits; it stops no release (AS5).
+    """
+    return replace(spec, tasks=min(spec.tasks, tasks))
 
 
 def _autoscaled(spec: JobSpec | None) -> int | None:

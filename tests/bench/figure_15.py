@@ -23,7 +23,7 @@ from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, Spee
 from vm_lab.region.load import LoadedJobs, LoadSample
 from vm_lab.region.scenario import Scenario, Shape, Work
 from vm_lab.region.seed import SimulatedRegion
-from vm_lab.region.story import Fault
+from vm_lab.region.topology import image
 
 DAY_S = 86_400.0
 CORES, TARGET = 6.0, 0.6
@@ -49,9 +49,17 @@ class Course:
         old = [s.at for s in self.samples if began < s.at < following[0] and s.old]
         return max(old) - began
 
+    def quiet(self, begin: float, end: float) -> list[LoadSample]:
+        """Return the samples of a time, without ten minutes from each release on."""
+        return [
+            s
+            for s in self.samples
+            if begin <= s.at < end and not any(0 <= s.at - at < 600.0 for at in self.releases)
+        ]
+
     def figures(self) -> dict[str, float]:
-        """Return the numbers of the picture, of all days after the first."""
-        found = [s for s in self.samples if s.at >= DAY_S]
+        """Return the numbers of the picture after the first day, without releases."""
+        found = self.quiet(DAY_S, math.inf)
         peak = max(s.serving for s in found)
         low = min(s.machines for s in found)
         error = [abs(s.serving - s.recommended) / s.recommended for s in found if s.recommended]
@@ -109,6 +117,8 @@ def replayed(days: float, tasks: int, *, sudden: bool = False, seed: int = 1) ->
         ),
     )
     region = SimulatedRegion(scenario, seed)
+    for machine in region.machines.values():
+        machine.pace.start = (20.0, 40.0)  # caches to fill: a release takes minutes
 
     def load(now: float) -> float:
         day = 0.725 + 0.275 * math.cos((now / 3600.0 - PEAK_HOUR) / 24 * 2 * math.pi)
@@ -117,12 +127,11 @@ def replayed(days: float, tasks: int, *, sudden: bool = False, seed: int = 1) ->
 
     jobs = LoadedJobs(region, {"job0": policy(tasks)}, {"job0": load})
     releases = [(n + PEAK_HOUR / 24) * DAY_S for n in range(1, int(days))]
-    story = [Fault(at, "release", "job:job0", 1.0) for at in releases]
-    idle = Fault(0.0, "release", "job:job0", days * DAY_S)
-    region.run([idle, *story])
+    for number, at in enumerate(releases):
+        region.timeline.at(at, jobs.release, "job0", image(0, number + 1), tasks)
+    region.run([])
     violations = [str(v) for v in region.checker.violations]
-    begun = [region.story_at + at for at in releases]
-    return Course(jobs.samples, violations, jobs.resizes, machines, begun)
+    return Course(jobs.samples, violations, jobs.resizes, machines, releases)
 
 
 def svg_of(course: Course) -> str:

@@ -38,7 +38,7 @@ def test_a_quarter_of_the_machines_is_freed_off_peak(ordinary: Course) -> None:
 
 def test_real_size_and_cpu_follow_the_recommendation(ordinary: Course) -> None:
     """AS1, AS4: within a task, and CPU stays around its target though the load doubles."""
-    found = [s for s in ordinary.samples if s.at >= DAY_S and not s.old]
+    found = ordinary.quiet(DAY_S, 4 * DAY_S)
     assert max(abs(s.serving - s.recommended) for s in found) <= 1
     assert max(s.load for s in found) > 2 * min(s.load for s in found)
     # a task more or fewer is 1/7 at night
@@ -48,9 +48,8 @@ def test_real_size_and_cpu_follow_the_recommendation(ordinary: Course) -> None:
 def test_in_the_sudden_week_the_real_size_stays_below_the_recommendation(sudden: Course) -> None:
     """AS5: at the peak there is no room; the recommendation says what is missing."""
     assert sudden.violations == []
-    before = [s for s in sudden.samples if DAY_S <= s.at < 2 * DAY_S]
-    after = [s for s in sudden.samples if s.at >= 2 * DAY_S]
-    assert max(s.recommended - s.serving for s in before if not s.old) <= 1
+    before, after = sudden.quiet(DAY_S, 2 * DAY_S), sudden.quiet(2 * DAY_S, 4 * DAY_S)
+    assert max(s.recommended - s.serving for s in before) <= 1
     assert max(s.recommended - s.serving for s in after) >= 3
     assert max(s.serving for s in after) == sudden.machines
     assert max(s.cpu for s in after) > 1.15 * max(s.cpu for s in before)

@@ -10,7 +10,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from msgspec.structs import replace
 from world import World, a_job, scenario
 
+from agent.api import Limits
 from control_plane.api.autoscale import AutoscaleMode, SizeWish
+from control_plane.api.updates import UpdatePolicy
 from tests.unit.control_plane.autoscaler.sizing_builders import a_policy
 from wire.errors import Conflict
 
@@ -86,3 +88,16 @@ async def test_a_resize_of_what_was_not_seen_is_refused(w: World):
     with pytest.raises(Conflict, match="is being stopped"):
         await w.cp.resize_job("web", wish(5, 3))
     assert await size(w) == 3
+
+
+@scenario()
+async def test_a_size_beyond_the_room_of_the_entitlement_stops_no_release_as5(w: World):
+    memory = next(iter(w.region.machines.values())).facts().memory_bytes
+    update = UpdatePolicy(max_unavailable=3)  # two wait for room, and count
+    limits = Limits(memory_max_bytes=int(0.6 * memory))
+    whole = {"limits": limits, "autoscale": APPLY, "update": update}
+    await w.deployed(a_job(3, **whole))
+    await w.cp.resize_job("web", wish(5, 3))  # there are three machines
+    status = await w.cp.apply_job(a_job(3, command=["/bin/other"], **whole))
+    assert (status.record.spec.tasks, status.record.version) == (5, 2)
+    await w.until(lambda: {t.version for t in w.cp._jobs.get("web").tasks[:3]} == {2})
