@@ -88,7 +88,8 @@ def test_no_rule_is_broken_by_kills_and_cuts_while_sizes_change() -> None:
     )
     story = read(
         "300.0s plane-kill plane: 5.0s\n600.0s cut msb:b1 90.0s\n900.0s release job:job0\n"
-        "1000.0s plane-kill plane: 30.0s\n1500.0s power-off machine:m03 200.0s\n1502.0s plane-kill-at-step plane: 5.0s value=20\n"
+        "1000.0s plane-kill plane: 30.0s\n1500.0s power-off machine:m03 200.0s\n"
+        "1502.0s plane-kill-at-step plane: 5.0s value=20\n"
         "2400.0s plane-kill-after-write plane: 5.0s value=3\n3000.0s release job:job1 600.0s\n"
     )
     region = SimulatedRegion(scenario, 7)
