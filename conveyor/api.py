@@ -23,7 +23,7 @@ Url = Annotated[
 Who = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _FilePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of what a person writes."""
 
 
@@ -56,7 +56,7 @@ class FailureAction(StrEnum):
     """Update no further task, and leave the tasks as they are."""
 
 
-class PipelineTrigger(_File, frozen=True, kw_only=True):
+class PipelineTrigger(_FilePart, frozen=True, kw_only=True):
     """What starts a run. An empty table: only `twinectl pipeline start`."""
 
     image: Annotated[str, Meta(max_length=512)] = ""
@@ -68,7 +68,7 @@ class PipelineTrigger(_File, frozen=True, kw_only=True):
     """Time zone of `schedule`."""
 
 
-class QueryGate(_File, frozen=True, kw_only=True):
+class QueryGate(_FilePart, frozen=True, kw_only=True):
     """A Prometheus query whose every series must stay within bounds."""
 
     promql: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -79,7 +79,7 @@ class QueryGate(_File, frozen=True, kw_only=True):
     """Fails below this value."""
 
 
-class CompareGate(_File, frozen=True, kw_only=True):
+class CompareGate(_FilePart, frozen=True, kw_only=True):
     """The same Prometheus query on new and on stable tasks, compared by a statistical test."""
 
     promql: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -100,14 +100,14 @@ class CompareGate(_File, frozen=True, kw_only=True):
     """Between two samples of a series; at least the scrape interval."""
 
 
-class HealthGate(_File, frozen=True, kw_only=True):
+class HealthGate(_FilePart, frozen=True, kw_only=True):
     """Health and restarts of the new tasks, from the job's status."""
 
     restarts: Annotated[int, Meta(ge=0, le=1000)] = 0
     """Restarts of all new tasks together that are allowed in the stage."""
 
 
-class HttpGate(_File, frozen=True, kw_only=True):
+class HttpGate(_FilePart, frozen=True, kw_only=True):
     """An HTTP GET that must answer as expected."""
 
     url: Url
@@ -120,14 +120,14 @@ class HttpGate(_File, frozen=True, kw_only=True):
     """No answer within this time is no data."""
 
 
-class ApprovalGate(_File, frozen=True, kw_only=True):
+class ApprovalGate(_FilePart, frozen=True, kw_only=True):
     """A person says yes: `twinectl pipeline approve`."""
 
     by: Annotated[list[Who], Meta(max_length=100)] = []
     """Users who may approve, by name, or `local`; empty: every user who may change the pipeline."""
 
 
-class PipelineGate(_File, frozen=True, kw_only=True):
+class PipelineGate(_FilePart, frozen=True, kw_only=True):
     """One condition of a stage; exactly one of its tables says what is measured."""
 
     query: QueryGate | None = None
@@ -144,7 +144,7 @@ class PipelineGate(_File, frozen=True, kw_only=True):
     failure."""
 
 
-class PipelineStage(_File, frozen=True, kw_only=True):
+class PipelineStage(_FilePart, frozen=True, kw_only=True):
     """A part of the job, how long it is observed, and which gates it must pass."""
 
     kind: StageKind
@@ -160,7 +160,7 @@ class PipelineStage(_File, frozen=True, kw_only=True):
     """Names of `[gates.NAME]` tables."""
 
 
-class DeliveryWindows(_File, frozen=True, kw_only=True):
+class DeliveryWindows(_FilePart, frozen=True, kw_only=True):
     """When runs may start and stages may begin. Rollbacks are never held back."""
 
     during: Annotated[list[str], Meta(max_length=64)] = []
@@ -169,7 +169,7 @@ class DeliveryWindows(_File, frozen=True, kw_only=True):
     """Time zone of `during`, such as `Europe/Berlin`."""
 
 
-class DeliveryHold(_File, frozen=True, kw_only=True):
+class DeliveryHold(_FilePart, frozen=True, kw_only=True):
     """A period in which no stage begins."""
 
     begin: Annotated[str, Meta(max_length=40)]
@@ -180,7 +180,7 @@ class DeliveryHold(_File, frozen=True, kw_only=True):
     """Shown in the status."""
 
 
-class FailurePolicy(_File, frozen=True, kw_only=True):
+class FailurePolicy(_FilePart, frozen=True, kw_only=True):
     """What a failed run does, and who is told."""
 
     action: FailureAction = FailureAction.ROLLBACK
@@ -188,7 +188,7 @@ class FailurePolicy(_File, frozen=True, kw_only=True):
     """Each gets a POST with JSON at the end of every run that did not finish."""
 
 
-class PipelineSpec(_File, frozen=True, kw_only=True):
+class PipelineSpec(_FilePart, frozen=True, kw_only=True):
     """The file given to `twinectl pipeline apply`."""
 
     name: Name
@@ -214,7 +214,7 @@ def gate_kind(gate: PipelineGate) -> str:
     return next((kind for kind in kinds if getattr(gate, kind) is not None), "")
 
 
-class StartRequest(_File, frozen=True, kw_only=True):
+class StartRequest(_FilePart, frozen=True, kw_only=True):
     """Start a run by hand."""
 
     image: DigestStr
@@ -234,7 +234,7 @@ class ControlVerb(StrEnum):
     ABORT = "abort"
 
 
-class ControlRequest(_File, frozen=True, kw_only=True):
+class ControlRequest(_FilePart, frozen=True, kw_only=True):
     """Act on the run of a pipeline."""
 
     verb: ControlVerb

@@ -23,20 +23,20 @@ NONE_MATCHES = "$^"
 """A regular expression that matches no task."""
 
 
-class _Result(msgspec.Struct):
+class _QueryResult(msgspec.Struct):
     metric: dict[str, str]
     value: tuple[float, str] | None = None
     values: list[tuple[float, str]] = []
 
 
-class _Data(msgspec.Struct):
+class _QueryData(msgspec.Struct):
     resultType: str
     result: list[Any]
 
 
 class _Answer(msgspec.Struct):
     status: str
-    data: _Data | None = None
+    data: _QueryData | None = None
     error: str = ""
 
 
@@ -82,7 +82,7 @@ async def _query(gate: QueryGate, prometheus: str, seen: Sequence[JobProgress]) 
     if found.resultType == "scalar":
         _, text = msgspec.convert(found.result, tuple[float, str])
         return judge.of_query(gate, {"scalar": _number(text)})
-    results = msgspec.convert(found.result, list[_Result], strict=False)
+    results = msgspec.convert(found.result, list[_QueryResult], strict=False)
     series = {_named(r.metric): _number(r.value[1]) for r in results if r.value is not None}
     return judge.of_query(gate, series)
 
@@ -105,7 +105,7 @@ async def _compare(
             "step": f"{gate.step_s:g}",
         }
         found = await _ask(prometheus, "query_range", parameters)
-        results = msgspec.convert(found.result, list[_Result], strict=False)
+        results = msgspec.convert(found.result, list[_QueryResult], strict=False)
         sides.append([_number(text) for r in results for _, text in r.values])
     return judge.of_comparison(gate, *sides)
 
@@ -117,7 +117,7 @@ async def _http(gate: HttpGate) -> Measured:
     return judge.of_http(gate.status, gate.contains, status, text, time.monotonic() - began)
 
 
-async def _ask(prometheus: str, call: str, parameters: Mapping[str, str]) -> _Data:
+async def _ask(prometheus: str, call: str, parameters: Mapping[str, str]) -> _QueryData:
     """Return the data of a query (Prometheus HTTP API v1), or raise `Unreachable`."""
     url = f"{prometheus.rstrip('/')}/api/v1/{call}"
     status, body = await _get(url, parameters, PROMETHEUS_TIMEOUT_S, ANSWER_MAX_BYTES)

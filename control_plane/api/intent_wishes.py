@@ -12,7 +12,8 @@ from control_plane.api.intents import Number, Part, StoredIntent
 from control_plane.api.jobs import JobSpec
 from control_plane.api.updates import DAY_S
 
-Reason = Annotated[str, Meta(max_length=512)]
+REASON_MAX = 512
+Reason = Annotated[str, Meta(max_length=REASON_MAX)]
 
 
 class IntentWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

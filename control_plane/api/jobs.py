@@ -31,6 +31,7 @@ from agent.api import (
     Umask,
     VolumeMap,
 )
+from control_plane.api.autoscale import Autoscale
 from control_plane.api.intents import INSTEAD_OF_OVERRIDES, StoredIntent
 from control_plane.api.job_life import JobLife
 from control_plane.api.job_life import JobProbe as JobProbe
@@ -157,6 +158,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """What each may write there at most, where it may."""
     controller: ControllerRef | None = None
     """Without one, `update` alone says what may be done when."""
+    autoscale: Autoscale | None = None
+    """How its size follows its load; with mode `apply`, `tasks` counts only when the job is
+    created (docs/autoscaling.md)."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from agent.api import Limits, Reach, Relaxation, Relaxations, Resources, VolumeM
 from agent.api.own_init import contradictions as odd_own_init
 from agent.api.resources import contradiction as odd_resources
 from agent.api.volumes import contradiction as odd_volumes
+from control_plane.api.autoscale import autoscale_errors, limit_errors
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Admission
 from control_plane.api.requirement_parser import parsed, why_unknown
@@ -86,6 +87,8 @@ def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
     yield from _volume_errors(document)
     yield from _own_cpu_errors(document)
     yield from _init_errors(document)
+    yield from autoscale_errors(document.get("autoscale"))
+    yield from limit_errors(document)
     yield from _text_errors(document, ports)
 
 

@@ -7,6 +7,7 @@ import click
 from control_plane.cli import task_inside as task_inside  # adds its commands to `task`
 from control_plane.cli.audit import audit
 from control_plane.cli.authority import authority
+from control_plane.cli.autoscale import autoscale
 from control_plane.cli.capacity import capacity
 from control_plane.cli.duplicates import machine_duplicates, machine_forget_duplicate
 from control_plane.cli.entitlements import entitlement
@@ -45,7 +46,7 @@ def main() -> None:
 
 _COMMANDS = (
     *(job, pipeline, task, plan_offline, machine, maintenance, limit, profile),
-    *(entitlement, capacity, image, token),
+    *(entitlement, capacity, autoscale, image, token),
     *(role, user, group, whoami, audit, authority, restored, ui),
 )
 for _command in _COMMANDS:

@@ -71,7 +71,7 @@ class JobPlanner:
         moved = {task.task for task in placed}
         return JobPlan(
             job=spec.name,
-            wanted=spec.tasks,
+            wanted=record.spec.tasks,
             new_version=known is not None and known.version != record.version,
             staying=sum(1 for task in after if task not in moved),
             placed=sorted(placed, key=lambda task: task.task),

@@ -59,6 +59,8 @@ class Application:
     """Tasks that were listed, and whose shards have not left them."""
     calls: int = 0
     replicas: int = 3
+    load: float = 0.3
+    """How busy its tasks are, as a controller of a stateless service measures it."""
     _given_up: dict[int, float] = field(default_factory=dict)
     """Tasks that hold replicas and are not the job's any more → since when."""
     _leader: int = 0
@@ -99,8 +101,8 @@ class Application:
             case "quorum":
                 return Quorum().answer(request, self._leads(request, now))
             case "never":
-                return Stateless(at_most=0.5).answer(_QUIET.left(request), 0.3)
-        return Stateless(at_most=0.5).answer(request, 0.3)
+                return Stateless(at_most=0.5).answer(_QUIET.left(request), self.load)
+        return Stateless(at_most=0.5).answer(request, self.load)
 
     def _rebuild(self, request: TaskControlRequest, now: float) -> None:
         """Have replicas elsewhere, after a while, of tasks that are not the job's any more."""

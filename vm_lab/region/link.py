@@ -111,8 +111,10 @@ class AgentLink:
         raise NotFound(f"task {task_id} is a model and is not restarted by hand ({asked})")
 
     async def get_usage(self) -> Usages:
-        """Return nothing: modelled tasks use nothing."""
-        return Usages(at_boot_s=0.0, tasks=[])
+        """Return what the modelled tasks use: nothing, unless the region has load."""
+        await self._call(agents.list_tasks)
+        tasks = self._network.usage(self._machine)
+        return Usages(at_boot_s=self._network.timeline.now, tasks=tasks)
 
     def open_exec(self, task_id: str, asked: dict[str, str]) -> AbstractAsyncContextManager[Duplex]:
         """Refuse: there is nothing inside a modelled task."""

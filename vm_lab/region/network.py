@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from agent.usage import TaskUsage
 from vm_lab.region import agent as agents
 from vm_lab.region.loop import Timeline
 from vm_lab.region.machine import Machine
@@ -84,6 +85,8 @@ class Network:
         self.paths: dict[str, Path] = {}
         self.calls = 0
         """Requests that were sent."""
+        self.usage: Callable[[Machine], list[TaskUsage]] = lambda _: []
+        """What the tasks of a machine use, as its agent answers."""
 
     def connect(self, machine: Machine) -> None:
         """Connect a machine."""

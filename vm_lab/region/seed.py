@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.api import JoinRequest
+from control_plane.api.autoscale import Autoscale
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.settings import SchedulerSettings
@@ -129,6 +130,8 @@ class SimulatedRegion:
         self.store_faults: dict[str, int] = {}
         self.releases: dict[int, int] = {}
         self.samples: list[Sample] = []
+        self.policies: dict[str, Autoscale] = {}
+        """What is in the files of jobs whose size follows their load (`load.py`)."""
         self.rested_at = 0.0
         self.faults_end = 0.0
         self._reasons: list[str] = []
@@ -157,6 +160,7 @@ class SimulatedRegion:
         specs = topology.jobs(self.scenario, self.number)
         specs = owners.paced(self.scenario, self.number, specs)
         specs = topology.controlled(self.scenario, self.number, specs, self.applications.own)
+        specs = [replace(spec, autoscale=self.policies.get(spec.name)) for spec in specs]
         for spec in specs:
             self.plane.images.add(spec.image)
             self.setting.known_images.add(spec.image)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
+from control_plane.api.autoscale import AutoscaleMode, starting_size
 from control_plane.api.intent_wishes import CanaryWish, IntentWish, PushWish, SizeWish
 from control_plane.api.intents import CanaryIntent, Dimension, SizeIntent
 from control_plane.api.jobs import JobRecord, JobSpec
@@ -46,18 +47,25 @@ class JobChange:
     """The record as it stands, and what was checked → the record that is stored."""
     moves: bool = False
     """It may bring the job to another entitlement."""
+    must_fit: int | None = None
+    """So many tasks at least must have room, others may wait for it (AS5); None: all."""
+
+    def fitting(self, spec: JobSpec) -> JobSpec:
+        """Return the specification with the tasks that must have room."""
+        most = spec.tasks if self.must_fit is None else self.must_fit
+        return replace(spec, tasks=min(spec.tasks, most))
 
 
 def applied(spec: JobSpec, writer: str, now: float) -> JobChange:
     """Return the write of a job file: a push to all tasks, and a size.
 
-    A size that somebody else owns stays; a push that somebody else owns is refused.
+    A size that somebody else owns stays; a push that somebody else owns is refused. With
+    `autoscale.mode = apply` the file leaves the size to the autoscaler, also one that the writer
+    took over before; without it the size is the file's again.
     """
 
     def checked(known: JobRecord | None) -> JobSpec:
-        if known is None or _may_size(known, writer):
-            return spec
-        return replace(spec, tasks=known.spec.tasks)
+        return replace(spec, tasks=_size_of_file(spec, known, writer))
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
         after, is_new = _changed(known, replace(spec, tasks=known.spec.tasks)), not known.intents
@@ -65,12 +73,14 @@ def applied(spec: JobSpec, writer: str, now: float) -> JobChange:
             check_writer(known, Dimension.PUSH, writer)
         if after.version != known.version or (is_new and not known.tasks):
             after = pushed(after, writer, now)
-        if spec.tasks != size_of(known).tasks or (is_new and not known.tasks):
+        is_given_back = is_autoscaled(spec) and _owns_size(known, writer)
+        is_new_size = spec.tasks != size_of(known).tasks or is_given_back
+        if is_new_size or (is_new and not known.tasks):
             size = replace(size_of(known), tasks=spec.tasks)
             after = written(after, Dimension.SIZE, size, writer, now)
         return sized(after)
 
-    return JobChange(spec.name, writer, now, checked, record)
+    return JobChange(spec.name, writer, now, checked, record, must_fit=spec.tasks)
 
 
 def returning(name: str, version: int, writer: str, now: float) -> JobChange:
@@ -143,7 +153,7 @@ def sizing(name: str, wish: SizeWish, writer: str, now: float) -> JobChange:
         )
         return sized(after)
 
-    return JobChange(name, writer, now, checked, record)
+    return JobChange(name, writer, now, checked, record, must_fit=1)
 
 
 def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
@@ -267,6 +277,27 @@ def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
 def _with_runtime(record: JobRecord, spec: JobSpec) -> JobSpec:
     """Return what a push starts with: the runtime that the operators want by now (JC9)."""
     return replace(spec, runtime=runtime_of(record) or record.spec.runtime)
+
+
+def _size_of_file(spec: JobSpec, known: JobRecord | None, writer: str) -> int:
+    """Return the size that a job has once its file is applied."""
+    if known is None:
+        return starting_size(spec.autoscale, spec.tasks, None)
+    if is_autoscaled(known.spec):
+        return starting_size(spec.autoscale, spec.tasks, known.spec.tasks)
+    if _may_size(known, writer):
+        return starting_size(spec.autoscale, spec.tasks, None)
+    return known.spec.tasks
+
+
+def is_autoscaled(spec: JobSpec) -> bool:
+    """Return whether the autoscaler sets the size of a job."""
+    return spec.autoscale is not None and spec.autoscale.mode is AutoscaleMode.APPLY
+
+
+def _owns_size(known: JobRecord, writer: str) -> bool:
+    size = known.intents.get(Dimension.SIZE)
+    return size is not None and size.is_owned and size.writer == writer
 
 
 def _may_size(known: JobRecord, writer: str) -> bool:

@@ -137,6 +137,7 @@ def _per_task(spec: JobSpec) -> JobSpec:
         admission=Admission.PARTIAL,
         controller=None,
         fit=Fit.EVEN,
+        autoscale=None,
     )
 
 

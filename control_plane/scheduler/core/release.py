@@ -220,6 +220,7 @@ def back_to(now: JobSpec, then: JobSpec) -> JobSpec:
         machine_types=now.machine_types,
         requires=now.requires,
         controller=now.controller,
+        autoscale=now.autoscale,
     )
 
 

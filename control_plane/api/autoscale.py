@@ -1,0 +1,195 @@
+"""How a job follows its load: what owners write in `[autoscale]`, and what a size is set by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from wire.errors import FieldError
+
+LARGEST = 15_000
+"""Tasks of the largest job (§6.1 of the paper)."""
+DAY_MINUTES = 24 * 60
+Tasks = Annotated[int, Meta(ge=0, le=LARGEST)]
+TimeOfDay = Annotated[
+    str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description='a time of day, as "07:30"')
+]
+
+
+class _AutoscalePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a person writes."""
+
+
+class AutoscaleMode(StrEnum):
+    """What the autoscaler does with its recommendation."""
+
+    RECOMMEND = "recommend"
+    """It is shown by `twinectl autoscale status`, and nothing is changed."""
+    APPLY = "apply"
+    """It becomes the size of the job. `tasks` counts only when the job is created."""
+
+
+class LoadSignal(StrEnum):
+    """What the load of a job is measured by."""
+
+    CPU = "cpu"
+    """Cores that its tasks use, as their agents report."""
+    MEMORY = "memory"
+    """Memory that its tasks use, as their agents report."""
+    QUERY = "query"
+    """The result of `query` at the region's Prometheus server."""
+
+
+class Headroom(StrEnum):
+    """Which loss the size allows for."""
+
+    NONE = "none"
+    """None: after a loss the remaining tasks exceed their target."""
+    MSB = "msb"
+    """That of the MSB with most of the tasks: the others carry the load at `ceiling`."""
+
+
+class Weekday(StrEnum):
+    """A day of the week, in UTC."""
+
+    MON = "mon"
+    TUE = "tue"
+    WED = "wed"
+    THU = "thu"
+    FRI = "fri"
+    SAT = "sat"
+    SUN = "sun"
+
+
+class SpeedLimit(_AutoscalePart, frozen=True, kw_only=True):
+    """How fast the size may change in one direction."""
+
+    share: Annotated[float, Meta(gt=0, le=100)]
+    """At most this share of the size, and always at least one task …"""
+    per_s: Annotated[float, Meta(ge=60, le=3600)]
+    """… within this time."""
+
+
+class ScheduledBounds(_AutoscalePart, frozen=True, kw_only=True):
+    """Other bounds at some times of the week, for load that the history cannot know of."""
+
+    days: Annotated[list[Weekday], Meta(max_length=7)] = []
+    """On which days it begins, in UTC; empty: on all."""
+    start: TimeOfDay
+    """From this time, in UTC …"""
+    end: TimeOfDay
+    """… to this one; if that is earlier, on the next day."""
+    minimum: Tasks | None = None
+    """In place of the policy's, if larger."""
+    maximum: Tasks | None = None
+    """In place of the policy's, if smaller."""
+
+
+class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
+    """How the size of a job follows its load (docs/autoscaling.md)."""
+
+    minimum: Annotated[int, Meta(ge=1, le=LARGEST)]
+    """Fewest tasks."""
+    maximum: Annotated[int, Meta(ge=1, le=LARGEST)]
+    """Most tasks."""
+    target: Annotated[float, Meta(gt=0, le=1e12)]
+    """Load of one task that the size aims at. For `cpu` and `memory` a share of the task's limit,
+    as 0.6; for `query` in the unit of the query."""
+    mode: AutoscaleMode = AutoscaleMode.RECOMMEND
+    signal: LoadSignal = LoadSignal.CPU
+    query: Annotated[str, Meta(max_length=4096)] = ""
+    """PromQL that returns one series: the load of the whole job, as `sum(rate(requests[2m]))`."""
+    headroom: Headroom = Headroom.MSB
+    ceiling: Annotated[float, Meta(gt=0, le=1e12)] | None = None
+    """Load that a task still carries after the loss of an MSB, in the unit of `target`; None:
+    no more than `target`."""
+    quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = 0.8
+    """Share of the forecasts that the load does not exceed. 0.8 cost least on real loads where a
+    missing task costs as much as ten idle ones (docs/adr/0160)."""
+    horizon_s: Annotated[float, Meta(ge=60, le=7200)] | None = None
+    """How far ahead the size looks; None: the measured time that new tasks take to be healthy."""
+    up: SpeedLimit = SpeedLimit(share=1.0, per_s=300.0)
+    """How fast it may grow."""
+    down: SpeedLimit = SpeedLimit(share=0.1, per_s=600.0)
+    """How fast it may shrink."""
+    schedule: Annotated[list[ScheduledBounds], Meta(max_length=32)] = []
+    """Bounds at certain times; if several apply, the largest minimum and the smallest maximum
+    count, and a minimum wins over a maximum."""
+
+
+def starting_size(policy: Autoscale | None, written: int, known: int | None) -> int:
+    """Return the tasks of a job whose file says `written` and whose size is `known` (None: new).
+
+    `known` is None also if the autoscaler did not set the size so far.
+    """
+    if policy is None or policy.mode is not AutoscaleMode.APPLY:
+        return written
+    size = written if known is None else known
+    return min(max(size, policy.minimum), policy.maximum)
+
+
+def autoscale_errors(document: Any) -> Iterator[FieldError]:
+    """Yield what the keys of an `[autoscale]` table get wrong about each other."""
+    if not isinstance(document, dict):
+        return
+
+    def number(name: str, default: float | None = None) -> float | None:
+        value = document.get(name, default)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    low, high = number("minimum"), number("maximum")
+    if low is not None and high is not None and low > high:
+        reason = f"{high:g} is below minimum, which is {low:g}"
+        yield FieldError(field="autoscale.maximum", reason=reason)
+    signal, query = document.get("signal", "cpu"), document.get("query", "")
+    if signal == "query" and query == "":
+        yield FieldError(field="autoscale.query", reason="missing; signal is query")
+    if signal in ("cpu", "memory"):
+        if query:
+            yield FieldError(field="autoscale.query", reason=f"only for signal query, not {signal}")
+        for name in ("target", "ceiling"):
+            share = number(name)
+            if share is not None and share > 1:
+                reason = f"{share:g} is over 1: for {signal} it is a share of a task's limit"
+                yield FieldError(field=f"autoscale.{name}", reason=reason)
+    target, ceiling = number("target"), number("ceiling")
+    if target is not None and ceiling is not None and ceiling < target:
+        reason = f"{ceiling:g} is below target, which is {target:g}"
+        yield FieldError(field="autoscale.ceiling", reason=reason)
+    yield from _schedule_errors(document.get("schedule"))
+
+
+def _schedule_errors(listed: Any) -> Iterator[FieldError]:
+    for i, entry in enumerate(listed[:32] if isinstance(listed, list) else []):
+        if not isinstance(entry, dict):
+            continue
+        at, low, high = f"autoscale.schedule[{i}]", entry.get("minimum"), entry.get("maximum")
+        if low is None and high is None:
+            yield FieldError(field=at, reason="says neither minimum nor maximum")
+        if isinstance(low, int) and isinstance(high, int) and low > high:
+            yield FieldError(field=f"{at}.maximum", reason=f"{high} is below minimum {low}")
+        start, end = entry.get("start"), entry.get("end")
+        if isinstance(start, str) and start == end and re.match(r"^\d\d:\d\d$", start):
+            yield FieldError(field=f"{at}.end", reason=f"is start, {start}: nothing is between")
+
+
+def limit_errors(document: Any) -> Iterator[FieldError]:
+    """Yield what an `[autoscale]` table lacks in the job around it, given as plain values."""
+    policy = document.get("autoscale")
+    if not isinstance(policy, dict):
+        return
+    limits = document.get("limits")
+    limits = limits if isinstance(limits, dict) else {}
+    claims = [limits.get("cpu_max_cores"), document.get("cpus")]
+    signal = policy.get("signal", "cpu")
+    if signal == "cpu" and not any(claims) and not document.get("resources"):
+        reason = "cpu needs limits.cpu_max_cores or cpus: target is a share of it"
+        yield FieldError(field="autoscale.signal", reason=reason)
+    if signal == "memory" and "memory_max_bytes" not in limits:
+        reason = "memory needs limits.memory_max_bytes: target is a share of it"
+        yield FieldError(field="autoscale.signal", reason=reason)

@@ -1,0 +1,127 @@
+"""What the autoscaler recommends, why, and what other policies would cost; and its routes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from control_plane.api.autoscale import Autoscale, AutoscaleMode
+from wire.routes import Route
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The load that is not exceeded within the horizon, in the wanted share of cases."""
+
+    load: float
+    expected: float
+    """Without the margin."""
+    by: dict[str, float] = {}
+    """Each predictor's share in it."""
+    horizon_s: float = 0.0
+
+
+class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
+    """A size, and its reason with numbers."""
+
+    at: float
+    tasks: int
+    was: int
+    reason: str
+    wanted: int = 0
+    """Before bounds and limits; 0: not computed, since data is missing."""
+    held: str = ""
+    """Why the size is kept, or not reduced, against what the load says."""
+    load: float | None = None
+    forecast: Forecast | None = None
+    capacity: float = 1.0
+    """Of one task at target 1."""
+
+
+class ReplayCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What sizes cost over a load."""
+
+    minutes: int = 0
+    missing: float = 0.0
+    """Task-minutes that were missing."""
+    idle: float = 0.0
+    """Task-minutes that were too many."""
+    cost: float = 0.0
+    """Both, with the penalty of missing ones."""
+    short_minutes: int = 0
+    """Minutes in which a task was missing."""
+    changes: int = 0
+    mean_size: float = 0.0
+    peak_size: int = 0
+
+
+class SizingView(msgspec.Struct, frozen=True, kw_only=True):
+    """How the autoscaler sees a job."""
+
+    job: str
+    entitlement: str
+    mode: AutoscaleMode
+    tasks: int
+    """Its size."""
+    healthy: int
+    recommendation: Recommendation | None = None
+    """None: it was not evaluated yet."""
+    written: str = ""
+    """What became of the last change that was written; empty: there was none."""
+    start_s: float | None = None
+    """How long the slowest of the last increases took until its tasks were healthy."""
+    forecasts_held: float | None = None
+    """Share of the forecasts that the load did not exceed."""
+    history_from: float | None = None
+    """When its history begins, in seconds since 1970."""
+
+
+class SizingViews(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs that are autoscaled, by name."""
+
+    sizings: list[SizingView]
+    failing: str = ""
+    """Why the last round failed; empty: it did not."""
+    round_at: float = 0.0
+    """When the last round that worked ended, in seconds since 1970."""
+
+
+class Simulation(msgspec.Struct, frozen=True, kw_only=True):
+    """The history of a job, replayed under its policy and under another one."""
+
+    job: str
+    days: float
+    """How much of its history was replayed."""
+    start_s: float
+    """After which a new task is taken for healthy."""
+    own: ReplayCost
+    other: ReplayCost
+    fixed: ReplayCost
+    """With as many tasks all the time as its peak needs."""
+
+
+AUTOSCALER_ROUTES: tuple[Route, ...] = (
+    Route(
+        "list_sizings",
+        "GET",
+        "/v1/sizings",
+        response=SizingViews,
+        summary="All autoscaled jobs, with size, recommendation and reason",
+    ),
+    Route(
+        "get_sizing",
+        "GET",
+        "/v1/sizings/{job}",
+        response=SizingView,
+        summary="One autoscaled job",
+    ),
+    Route(
+        "simulate_sizing",
+        "POST",
+        "/v1/sizings/{job}/simulation",
+        request=Autoscale,
+        response=Simulation,
+        changes=False,
+        is_costly=True,
+        summary="What another policy would have cost over the job's own history",
+    ),
+)
+"""Served by `twine-autoscaler` on its unix socket."""

@@ -1,0 +1,1 @@
+"""What the autoscaler decides by: history, forecast, sizing, and their replay. Pure."""

@@ -1,0 +1,146 @@
+"""The load of one job over a year, in 7,876 bytes.
+
+Three rings of 16-bit codes: 3 days of 5-minute means, 8 weeks of half-hour peaks (the largest mean
+in each), 53 weeks of daily peaks. A code is a logarithm: a value is kept to within 0.04 %.
+10,000 jobs take 79 MB.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from array import array
+from dataclasses import dataclass, field
+
+SLOT_S = 300
+HALF_HOUR_S = 1800
+DAY_S = 86_400
+FINE, HALF_HOURS, DAYS = 864, 2688, 371
+_HEAD = struct.Struct("<HqqdI")
+"""Format, newest 5-minute slot, first slot ever, sum and count of the open slot."""
+_FORMAT = 1
+BYTES = _HEAD.size + 2 * (FINE + HALF_HOURS + DAYS)
+"""Of a stored history, whatever its age."""
+_LEAST, _STEP = 1e-6, math.log(1e21) / 65_533
+"""Code 2 stands for the least value, 65,535 for 1e15; 0 is missing, 1 is zero."""
+
+
+def code_of(value: float) -> int:
+    """Return the code of a load; what is below 1e-6 counts as zero, above 1e15 as that."""
+    if value < _LEAST:
+        return 1
+    return min(65_535, 2 + round(math.log(value / _LEAST) / _STEP))
+
+
+def value_of(code: int) -> float | None:
+    """Return the load of a code; None: missing."""
+    if code == 0:
+        return None
+    return 0.0 if code == 1 else _LEAST * math.exp((code - 2) * _STEP)
+
+
+def _zeros(length: int) -> array[int]:
+    return array("H", bytes(2 * length))
+
+
+@dataclass(slots=True)
+class LoadHistory:
+    """Load by time, in seconds since 1970. Points must come in order; earlier ones are dropped."""
+
+    slot: int = 0
+    """Number of the open 5-minute slot."""
+    first: int = 0
+    """Number of the first slot that ever had a point; 0: none did."""
+    total: float = 0.0
+    count: int = 0
+    fine: array[int] = field(default_factory=lambda: _zeros(FINE))
+    half_hours: array[int] = field(default_factory=lambda: _zeros(HALF_HOURS))
+    days: array[int] = field(default_factory=lambda: _zeros(DAYS))
+
+    def add(self, at: float, load: float) -> int | None:
+        """Add a point; return the slot that it closed, None if it closed none.
+
+        A point before the open slot, or one that is no finite number from 0, changes nothing.
+        """
+        if not (math.isfinite(load) and load >= 0 and math.isfinite(at) and at > 0):
+            return None
+        slot, closed = int(at // SLOT_S), None
+        if slot < self.slot:
+            return None
+        if slot > self.slot:
+            closed = self.slot if self.count else None
+            self._open(slot)
+            self.first = self.first or slot
+        self.total += load
+        self.count += 1
+        mean = code_of(self.total / self.count)
+        self.fine[slot % FINE] = mean
+        half, day = slot * SLOT_S // HALF_HOUR_S, slot * SLOT_S // DAY_S
+        for ring, number in ((self.half_hours, half), (self.days, day)):
+            ring[number % len(ring)] = max(ring[number % len(ring)], mean)
+        return closed
+
+    def _open(self, slot: int) -> None:
+        """Begin a slot; what lies between is missing."""
+        for ring, width in ((self.fine, 1), (self.half_hours, 6), (self.days, DAY_S // SLOT_S)):
+            before, now = self.slot // width, slot // width
+            for number in range(max(before + 1, now - len(ring) + 1), now + 1):
+                ring[number % len(ring)] = 0
+        self.slot, self.total, self.count = slot, 0.0, 0
+
+    def mean(self, slot: int) -> float | None:
+        """Return the mean load of a 5-minute slot of the last 3 days."""
+        if not self.slot - FINE < slot <= self.slot:
+            return None
+        return value_of(self.fine[slot % FINE])
+
+    def peak(self, half_hour: int) -> float | None:
+        """Return the peak of a half hour, by its number since 1970, of the last 8 weeks."""
+        newest = self.slot // 6
+        if not newest - HALF_HOURS < half_hour <= newest:
+            return None
+        return value_of(self.half_hours[half_hour % HALF_HOURS])
+
+    def day_peak(self, day: int) -> float | None:
+        """Return the peak of a day, by its number since 1970, of the last 53 weeks."""
+        newest = self.slot * SLOT_S // DAY_S
+        return value_of(self.days[day % DAYS]) if newest - DAYS < day <= newest else None
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return time and load, oldest first: half-hour peaks, then 5-minute means."""
+        fine_from = self.slot - FINE + 1
+        halves = range(max(self.first // 6, self.slot // 6 - HALF_HOURS + 1), fine_from // 6)
+        found = [(h * float(HALF_HOUR_S), self.peak(h)) for h in halves]
+        slots = range(max(self.first, fine_from), self.slot + 1)
+        found += [(s * float(SLOT_S), self.mean(s)) for s in slots]
+        return [(at, load) for at, load in found if load is not None]
+
+    def to_bytes(self) -> bytes:
+        """Return it as it is stored, in `BYTES` bytes."""
+        head = _HEAD.pack(_FORMAT, self.slot, self.first, self.total, self.count)
+        return head + b"".join(
+            _little(r).tobytes() for r in (self.fine, self.half_hours, self.days)
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> LoadHistory:
+        """Return a stored history; `ValueError` for what is none, or of a newer release."""
+        if len(data) != BYTES:
+            raise ValueError(f"a history has {BYTES} bytes, not {len(data)}")
+        known, slot, first, total, count = _HEAD.unpack_from(data)
+        if known != _FORMAT:
+            raise ValueError(f"format {known} of a history is unknown")
+        rings, at = [], _HEAD.size
+        for length in (FINE, HALF_HOURS, DAYS):
+            rings.append(_little(array("H", data[at : at + 2 * length])))
+            at += 2 * length
+        return cls(slot, first, total, count, *rings)
+
+
+def _little(ring: array[int]) -> array[int]:
+    if sys.byteorder == "little":
+        return ring
+    swapped = array("H", ring)
+    swapped.byteswap()
+    return swapped

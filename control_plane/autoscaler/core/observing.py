@@ -1,0 +1,92 @@
+"""What the autoscaler reads out of a job as the front end shows it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from control_plane.api.autoscale import Autoscale, LoadSignal
+from control_plane.api.jobs import JobRecord, JobSpec, JobStatus, TaskPhase
+from control_plane.autoscaler.core.recommendation import JobObservation
+
+SAMPLE = 16
+"""Tasks of a job whose usage is read: the mean of 16 is off by a quarter of their spread."""
+
+
+def policy_of(status: JobStatus) -> Autoscale | None:
+    """Return the policy of a job that is to be evaluated; None: it has none, or is stopping."""
+    return None if status.record.stopping else status.record.spec.autoscale
+
+
+def capacity_of(spec: JobSpec, signal: LoadSignal) -> float:
+    """Return the load of one task at target 1; 0 if the job has no such limit."""
+    match signal:
+        case LoadSignal.CPU:
+            cores = spec.resources.exclusive_cpus or spec.limits.cpu_max_cores or spec.cpus
+            return float(cores or 0.0)
+        case LoadSignal.MEMORY:
+            return float(spec.limits.memory_max_bytes or 0)
+    return 1.0
+
+
+def pushing(record: JobRecord) -> str:
+    """Return why tasks of a job are being replaced, or wait for that; empty: none is."""
+    rollout = record.rollout
+    if rollout is not None and not rollout.done and rollout.version == record.version:
+        if rollout.halted:
+            return f"the update to version {record.version} failed"
+        if rollout.returns_from:
+            return f"the job goes back from version {rollout.returns_from}"
+    if all(task.version == record.version for task in record.tasks):
+        return ""
+    if record.paused:
+        return f"the update to version {record.version} is paused"
+    return f"the update to version {record.version} goes on"
+
+
+def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:
+    """Return the indexes of tasks whose usage is read: those of before that still run, and more.
+
+    Others than the last time have no earlier reading, and so no rate.
+    """
+    running = [t.index for t in record.tasks if t.phase is TaskPhase.RUNNING and not t.operation]
+    kept = sorted(set(before) & set(running))[:SAMPLE]
+    others = [index for index in running if index not in kept]
+    step = max(1, len(others) // SAMPLE)
+    return sorted([*kept, *others[::step][: SAMPLE - len(kept)]])
+
+
+def observed(
+    status: JobStatus,
+    policy: Autoscale,
+    at: float,
+    load: float | None,
+    measured_at: float,
+    missing: str,
+    msbs: int,
+) -> JobObservation:
+    """Return what is observed of a job."""
+    record = status.record
+    return JobObservation(
+        at=at,
+        tasks=record.spec.tasks,
+        healthy=min(status.healthy, record.spec.tasks),
+        capacity=capacity_of(record.spec, policy.signal),
+        load=load,
+        measured_at=measured_at,
+        missing=missing,
+        pushing=pushing(record),
+        msbs=msbs,
+    )
+
+
+def msbs_of(record: JobRecord, places: Mapping[str, str]) -> int:
+    """Return over how many MSBs a job's tasks can be taken to be spread; 0: not known.
+
+    `places` is machine → MSB of its entitlement: of those, as many as the tasks are on, or all
+    while none is placed.
+    """
+    used = set[str]()
+    for task in record.tasks:
+        if task.placement is not None and task.placement.machine in places:
+            used.add(places[task.placement.machine])
+    return len(used) or len(set(places.values()))

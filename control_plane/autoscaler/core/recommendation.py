@@ -1,0 +1,263 @@
+"""The size that a job should have now, and why: the decision of one evaluation. Pure.
+
+Without fresh data, while tasks are updated, and while some are not healthy the size is never
+reduced, not even to the maximum. Otherwise bounds always hold. Speed limits hold, except where the
+bounds need more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+from control_plane.api.autoscale import Autoscale, LoadSignal
+from control_plane.api.sizings import Forecast, Recommendation
+from control_plane.autoscaler.core.forecast import ForecastState, forecast, learn
+from control_plane.autoscaler.core.history import SLOT_S, LoadHistory
+from control_plane.autoscaler.core.sizing import (
+    bounds_at,
+    highest_allowed,
+    lowest_allowed,
+    needed,
+    with_size,
+)
+
+STALE_S = 180.0
+"""A measurement older than this is none: three evaluations."""
+TOLERANCE = 0.05
+"""A size that is larger by at most this share is kept: a smaller one would save less than the
+restarts cost."""
+SETTLE_S = 300.0
+"""After an update, CPU and memory are not measured for so long: new tasks fill caches (AS10)."""
+START_S = 300.0
+"""New tasks are assumed to take this long until they are healthy, before that was measured."""
+MARGIN_S = 120.0
+"""Added to that: one evaluation, and one measurement."""
+START_MAX_S = 3600.0
+STARTS_KEPT = 8
+"""The horizon follows the slowest of so many starts."""
+
+
+class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
+    """What was observed of a job at one time."""
+
+    at: float
+    """In seconds since 1970."""
+    tasks: int
+    """Its size: what is wanted."""
+    healthy: int
+    capacity: float
+    """Load of one task at target 1: its cores, its bytes, or 1 for a query."""
+    load: float | None = None
+    """Of the whole job; None: not measured."""
+    measured_at: float = 0.0
+    missing: str = ""
+    """Why there is no load."""
+    pushing: str = ""
+    """Why its tasks are being replaced, or wait for that; empty: none is."""
+    msbs: int = 0
+    """Over so many MSBs its tasks are spread; 0: not known."""
+
+
+class SizingState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluation takes over from the one before, beside the history."""
+
+    learnt: ForecastState = ForecastState()
+    sizes: tuple[tuple[float, int], ...] = ()
+    """Time and size, for the speed limits: what was observed, whoever set it."""
+    starts: tuple[float, ...] = ()
+    """How long the last increases took until all tasks were healthy, in seconds."""
+    growing_since: float = 0.0
+    """When the size rose to what is not healthy yet; 0: all are."""
+    push_seen: float = 0.0
+    """When tasks were being replaced last."""
+    predicted: Forecast | None = None
+    predicted_for: float = 0.0
+    """When `predicted` was made."""
+
+
+@dataclass(slots=True)
+class JobSizing:
+    """Everything that is kept of one job: `advance` changes it, and returns the recommendation."""
+
+    history: LoadHistory = field(default_factory=LoadHistory)
+    state: SizingState = field(default_factory=SizingState)
+
+    def advance(self, policy: Autoscale, seen: JobObservation) -> Recommendation:
+        """Take in what was observed, and return the size that the job should have."""
+        self._note_sizes(policy, seen)
+        slots = self._slots(policy)
+        load = fresh_load(policy, seen, self.state.push_seen)
+        if load is not None:
+            closed = self.history.add(seen.measured_at, load)
+            learnt, stale = self.state.learnt, self.state.predicted is None
+            if closed is not None:
+                learnt = learn(self.history, learnt, slots, policy.quantile)
+            if closed is not None or stale:
+                found = forecast(self.history, learnt, slots)
+                self._set(learnt=learnt, predicted=found, predicted_for=seen.at)
+        predicted = self.state.predicted
+        if predicted is not None and seen.at - self.state.predicted_for > SLOT_S + STALE_S:
+            predicted = None
+        return recommend(policy, seen, load, predicted, self.state.sizes)
+
+    def _set(self, **changes: object) -> None:
+        self.state = msgspec.structs.replace(self.state, **changes)
+
+    def _slots(self, policy: Autoscale) -> int:
+        return math.ceil(horizon_s(policy, self.state.starts) / SLOT_S)
+
+    def _note_sizes(self, policy: Autoscale, seen: JobObservation) -> None:
+        state = self.state
+        before = state.sizes[-1][1] if state.sizes else seen.tasks
+        since, starts = state.growing_since, state.starts
+        if seen.tasks > before and not since:
+            since = seen.at
+        if since and seen.healthy >= seen.tasks:
+            took = min(max(0.0, seen.at - since), START_MAX_S)
+            starts, since = (*starts, took)[-STARTS_KEPT:], 0.0
+        elif seen.tasks < before:
+            since = 0.0
+        keep_s = max(policy.up.per_s, policy.down.per_s)
+        self._set(
+            sizes=with_size(state.sizes, seen.tasks, seen.at, keep_s),
+            starts=starts,
+            growing_since=since,
+            push_seen=seen.at if seen.pushing else min(state.push_seen, seen.at),
+        )
+
+
+def horizon_s(policy: Autoscale, starts: tuple[float, ...]) -> float:
+    """Return how far ahead the size must look: until tasks that are added now are healthy."""
+    return policy.horizon_s or max(starts, default=START_S) + MARGIN_S
+
+
+def fresh_load(policy: Autoscale, seen: JobObservation, push_seen: float) -> float | None:
+    """Return the load if it counts: measured lately, a number, and not by tasks that just start."""
+    load = seen.load
+    if load is None or not math.isfinite(load) or load < 0:
+        return None
+    if not -STALE_S <= seen.at - seen.measured_at <= STALE_S:
+        return None
+    spiked = push_seen > 0 and seen.at - push_seen < SETTLE_S
+    return None if spiked and policy.signal is not LoadSignal.QUERY else load
+
+
+def recommend(
+    policy: Autoscale,
+    seen: JobObservation,
+    load: float | None,
+    predicted: Forecast | None,
+    sizes: tuple[tuple[float, int], ...],
+) -> Recommendation:
+    """Return the size for a load that was measured, and for its forecast."""
+    low, high, schedule = bounds_at(policy, seen.at)
+    counted = _counted(load, predicted)
+    if counted is None or seen.capacity <= 0:
+        return _hold(seen, low, _why_missing(policy, seen))
+    size = needed(policy, counted, seen.capacity, seen.msbs)
+    notes = [_why(policy, seen, counted, load, predicted), f"{size.tasks} tasks needed"]
+    if size.tasks > size.at_target:
+        notes.append(f"{size.at_target} at target, more for the loss of 1 of {seen.msbs} MSBs")
+    wanted, held = size.tasks, ""
+    bounded = min(max(wanted, low), high)
+    if bounded != wanted:
+        when = f" ({schedule} UTC)" if schedule else ""
+        notes.append(f"bounds are {low} to {high}{when}")
+    tasks = bounded
+    if tasks < seen.tasks:
+        held = _why_not_down(seen, load)
+        if not held and seen.tasks * (1 - TOLERANCE) <= tasks and seen.tasks <= high and wanted:
+            held = f"within {TOLERANCE:.0%} of the present size"
+    if held:
+        tasks = max(seen.tasks, low)
+    else:
+        limited = _limited(policy, seen, bounded, sizes)
+        tasks = min(max(limited, low), high)
+        if tasks != bounded:
+            way = policy.up if limited < bounded else policy.down
+            notes.append(f"speed limit of {way.share:.0%} in {way.per_s:g} s: {tasks} now")
+    if held:
+        notes.append(f"kept at {tasks}: {held}")
+    return Recommendation(
+        at=seen.at,
+        tasks=tasks,
+        was=seen.tasks,
+        reason="; ".join(notes),
+        wanted=wanted,
+        held=held,
+        load=load,
+        forecast=predicted,
+        capacity=seen.capacity,
+    )
+
+
+def _counted(load: float | None, predicted: Forecast | None) -> float | None:
+    """Return the larger of both, ignoring a forecast that is no number."""
+    known = [load, predicted.load if predicted is not None else None]
+    return max((v for v in known if v is not None and math.isfinite(v) and v >= 0), default=None)
+
+
+def _limited(
+    policy: Autoscale, seen: JobObservation, tasks: int, sizes: tuple[tuple[float, int], ...]
+) -> int:
+    known = sizes or ((seen.at, seen.tasks),)
+    if tasks > seen.tasks:
+        return max(seen.tasks, min(tasks, highest_allowed(known, policy.up, seen.at)))
+    if tasks < seen.tasks:
+        return min(seen.tasks, max(tasks, lowest_allowed(known, policy.down, seen.at)))
+    return tasks
+
+
+def _why_not_down(seen: JobObservation, load: float | None) -> str:
+    """Return why a job must not lose tasks now, whatever the load is; empty: it may."""
+    if seen.pushing:
+        return f"not reduced: {seen.pushing}"
+    if load is None:
+        return "not reduced: the load is not measured at present"
+    if seen.healthy < seen.tasks:
+        return f"not reduced: {seen.healthy} of {seen.tasks} tasks are healthy"
+    return ""
+
+
+def _hold(seen: JobObservation, low: int, why: str) -> Recommendation:
+    tasks = max(seen.tasks, low)
+    return Recommendation(
+        at=seen.at,
+        tasks=tasks,
+        was=seen.tasks,
+        reason=f"kept at {tasks}: {why}",
+        held=why,
+        capacity=seen.capacity,
+    )
+
+
+def _why_missing(policy: Autoscale, seen: JobObservation) -> str:
+    if seen.capacity <= 0:
+        return f"the job has no limit that {policy.signal.value} could be a share of"
+    if seen.load is None:
+        return seen.missing or "the load is not known"
+    if not math.isfinite(seen.load) or seen.load < 0:
+        return f"the load is {seen.load:g}, which is no load"
+    age = seen.at - seen.measured_at
+    if abs(age) > STALE_S:
+        return f"the last measurement is {age:.0f} s old"
+    return "tasks are being replaced, and there is no forecast yet"
+
+
+def _why(
+    policy: Autoscale,
+    seen: JobObservation,
+    counted: float,
+    load: float | None,
+    predicted: Forecast | None,
+) -> str:
+    unit = {LoadSignal.CPU: " cores", LoadSignal.MEMORY: " bytes"}.get(policy.signal, "")
+    measured = "not measured" if load is None else f"{load:.4g}{unit}"
+    ahead = ""
+    if predicted is not None:
+        ahead = f", at most {predicted.load:.4g}{unit} within {predicted.horizon_s:g} s"
+    each = policy.target * seen.capacity
+    return f"load {measured}{ahead}: {counted:.4g} at {each:.4g}{unit} a task"

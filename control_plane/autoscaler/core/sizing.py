@@ -1,0 +1,118 @@
+"""How many tasks a load takes, and how fast the size may get there. Pure arithmetic.
+
+Sizes are rounded up, except that a millionth of a task is no reason for another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from control_plane.api.autoscale import Autoscale, Headroom, SpeedLimit, Weekday
+
+SECONDS_OF_DAY = 86_400
+_LARGEST = 1_000_000_000
+"""Of what a load may ask for; the policy's maximum is far below."""
+
+
+class Needed(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tasks a load takes."""
+
+    tasks: int
+    at_target: int
+    """Without headroom."""
+    survivors: int = 0
+    """So many must be left after the loss of an MSB; 0: no loss is allowed for."""
+
+
+def tasks_for(load: float, per_task: float) -> int:
+    """Return the fewest tasks that carry a load; the largest number for what is no number."""
+    quotient = load / per_task
+    if not math.isfinite(quotient) or quotient > _LARGEST:
+        return _LARGEST
+    return max(0, math.ceil(quotient - 1e-6))
+
+
+def surviving(survivors: int, msbs: int) -> int:
+    """Return the fewest tasks of which so many are left when one of the MSBs is lost.
+
+    Tasks are spread evenly: an MSB has at most ceil(tasks / msbs). With one MSB nothing is left
+    of any size, and `survivors` is returned.
+    """
+    return survivors if msbs < 2 else survivors + math.ceil(survivors / (msbs - 1))
+
+
+def needed(policy: Autoscale, load: float, capacity: float, msbs: int) -> Needed:
+    """Return the tasks that carry a load at the target, and at the ceiling after a loss.
+
+    `capacity` is the load of one task at target 1: its cores, its bytes, or 1 for a query.
+    """
+    at_target = tasks_for(load, policy.target * capacity)
+    if policy.headroom is Headroom.NONE or msbs < 2:
+        return Needed(tasks=at_target, at_target=at_target)
+    survivors = tasks_for(load, (policy.ceiling or policy.target) * capacity)
+    tasks = max(at_target, surviving(survivors, msbs))
+    return Needed(tasks=tasks, at_target=at_target, survivors=survivors)
+
+
+def bounds_at(policy: Autoscale, now: float) -> tuple[int, int, str]:
+    """Return the fewest and the most tasks at a time, and what of the schedule applies."""
+    low, high, applied = policy.minimum, policy.maximum, []
+    day, second = divmod(int(now), SECONDS_OF_DAY)
+    for entry in policy.schedule:
+        start, end = _second_of(entry.start), _second_of(entry.end)
+        begun = day
+        if start < end:
+            applies = start <= second < end
+        else:
+            applies = second >= start or second < end
+            begun = day if second >= start else day - 1
+        today = list(Weekday)[(begun + 3) % 7]  # 1 January 1970 was a Thursday
+        if not applies or (entry.days and today not in entry.days):
+            continue
+        applied.append(f"{entry.start} to {entry.end}")
+        low = max(low, entry.minimum or 0)
+        high = min(high, high if entry.maximum is None else entry.maximum)
+    return low, max(low, high), ", ".join(applied)
+
+
+def _second_of(time_of_day: str) -> int:
+    hours, _, minutes = time_of_day.partition(":")
+    return int(hours) * 3600 + int(minutes) * 60
+
+
+def highest_allowed(sizes: Sequence[tuple[float, int]], limit: SpeedLimit, now: float) -> int:
+    """Return the largest size that the limit allows, after these sizes (time, tasks; in order)."""
+    base = min(_within(sizes, limit.per_s, now))
+    return max(base + 1, math.floor(base * (1 + limit.share) + 1e-6))
+
+
+def lowest_allowed(sizes: Sequence[tuple[float, int]], limit: SpeedLimit, now: float) -> int:
+    """Return the smallest size that the limit allows, after these sizes (time, tasks; in order)."""
+    base = max(_within(sizes, limit.per_s, now))
+    return max(0, min(base - 1, math.ceil(base * (1 - limit.share) - 1e-6)))
+
+
+def _within(sizes: Sequence[tuple[float, int]], per_s: float, now: float) -> list[int]:
+    """Return the sizes that were in force within the time before now."""
+    begin = now - per_s
+    before = [tasks for at, tasks in sizes if at <= begin]
+    return [*before[-1:], *(tasks for at, tasks in sizes if at > begin)]
+
+
+def with_size(
+    sizes: tuple[tuple[float, int], ...], tasks: int, now: float, keep_s: float
+) -> tuple[tuple[float, int], ...]:
+    """Return the sizes with the present one, without those that ended before `keep_s`.
+
+    After a clock went back, all of them count as recent.
+    """
+    if sizes and sizes[-1][0] > now:
+        sizes = tuple((min(at, now), size) for at, size in sizes)
+    if not sizes or sizes[-1][1] != tasks:
+        sizes = (*sizes, (now, tasks))
+    begin = now - keep_s
+    ended = sum(1 for at, _ in sizes[1:] if at <= begin)
+    return sizes[ended:]

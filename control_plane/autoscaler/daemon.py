@@ -1,0 +1,163 @@
+"""`twine-autoscaler`: sizes of jobs follow their load. A client of the front end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import tomllib
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import msgspec
+from msgspec import Meta
+
+from control_plane.api.autoscale import LoadSignal
+from control_plane.autoscaler.prometheus import PrometheusSource
+from control_plane.autoscaler.service import EVERY_S, Autoscaler
+from control_plane.autoscaler.serving import serving
+from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
+from control_plane.autoscaler.sizes import SizeIntents
+from control_plane.client import ControlPlaneClient
+from control_plane.runtime.runtime import Runtime
+from control_plane.store.sqlite import SqliteStore
+from wire import log as logs
+from wire import tls
+from wire.errors import Busy, ConfigError, TwineError
+from wire.violations import violations
+
+STANDBY_S = 2.0
+"""Between two attempts to open a store that another process has."""
+_HISTORY = 100
+"""Changes that the store keeps in memory for watches: there are none."""
+
+
+class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The autoscaler's file, TOML."""
+
+    endpoint: str = "unix:/run/twine/control-plane.sock"
+    """The front end: `unix:/PATH` or `https://HOST:PORT`."""
+    credential: str = ""
+    """File of a user who owns the entitlements, or is an operator; not needed on the socket."""
+    state: str = "/var/lib/twine-autoscaler"
+    """Folder of its store. A second process with the same one stands by."""
+    socket: str = "/run/twine/autoscaler.sock"
+    """Where `twinectl autoscale` asks."""
+    metrics: Annotated[str, Meta(pattern=r"^(.+:\d{1,5})?$")] = ""
+    """HOST:PORT of its metrics, over plain HTTP; empty: only on the socket."""
+    prometheus: Annotated[str, Meta(pattern=r"^(https?://\S+)?$")] = ""
+    """Address of the Prometheus server for policies with a query; empty: they are held."""
+    every_s: Annotated[float, Meta(ge=10, le=120)] = EVERY_S
+    """From one evaluation to the next."""
+
+
+def read_config(path: Path | None) -> AutoscalerConfig:
+    """Return the configuration of a file, or raise `ConfigError` with everything that is wrong."""
+    if path is None:
+        return AutoscalerConfig()
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"cannot read {path}: {e}") from e
+    if found := violations(document, AutoscalerConfig):
+        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
+        raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
+    return msgspec.convert(document, AutoscalerConfig)
+
+
+def client_of(config: AutoscalerConfig) -> ControlPlaneClient:
+    """Return the client of the front end, not connected yet."""
+    if not config.credential:
+        return ControlPlaneClient(config.endpoint)
+    held = tls.load(Path(config.credential))
+    return ControlPlaneClient(config.endpoint, tls.client_context(held, tls.CONTROL_PLANE))
+
+
+async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
+    """Run until `stopping` is set, or until the store or a loop fails."""
+    runtime = Runtime()
+    async with AsyncExitStack() as stack:
+        store = await _opened(stack, Path(config.state), stopping)
+        if store is None:
+            return
+        client = await stack.enter_async_context(client_of(config))
+        usage = TaskUsageSource(runtime, client.describe_task)
+        sources: dict[LoadSignal, LoadSource] = {LoadSignal.CPU: usage, LoadSignal.MEMORY: usage}
+        if config.prometheus:
+            source = PrometheusSource(config.prometheus, runtime)
+            stack.push_async_callback(source.close)
+            sources[LoadSignal.QUERY] = source
+        writer = SizeIntents(client)
+        autoscaler = Autoscaler(runtime, client, store, sources, writer, config.every_s)
+        await stack.enter_async_context(serving(autoscaler, Path(config.socket), config.metrics))
+        click.echo(f"autoscaler serves at {config.socket}", err=True)
+        working = [
+            asyncio.create_task(work)
+            for work in (autoscaler.run(), runtime.watch_clocks(), store.wait_failed())
+        ]
+        ended = asyncio.create_task(stopping.wait())
+        try:
+            done, _ = await asyncio.wait([*working, ended], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*working, ended):
+                task.cancel()
+            await asyncio.gather(*working, ended, return_exceptions=True)
+
+
+async def _opened(
+    stack: AsyncExitStack, folder: Path, stopping: asyncio.Event
+) -> SqliteStore | None:
+    """Return the store once no other process has it; None: it is time to stop."""
+    is_told = False
+    while not stopping.is_set():
+        try:
+            return await stack.enter_async_context(SqliteStore(folder, _HISTORY))
+        except Busy as e:
+            if not is_told:
+                click.echo(f"standing by: {e}", err=True)
+            is_told = True
+        try:
+            async with asyncio.timeout(STANDBY_S):
+                await stopping.wait()
+        except TimeoutError:
+            continue
+    return None
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="twine-cluster", prog_name="twine-autoscaler")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file.")
+@click.option("--endpoint", envvar="TWINE_ENDPOINT", metavar="URL", help="Over the file.")
+@click.option("--credential", envvar="TWINE_CREDENTIAL", metavar="FILE", help="Over the file.")
+@click.option("--state", metavar="FOLDER", help="Over the file.")
+@click.option("--socket", metavar="PATH", help="Over the file.")
+@click.option("--prometheus", metavar="URL", help="Over the file.")
+def main(file: Path | None, **options: str | None) -> None:
+    """Make the size of each job with [autoscale] follow its load, until SIGTERM.
+
+    Needs the right to resize: an operator's credential, or the control plane's unix socket.
+    """
+    logs.configure("twine-autoscaler", "info")
+    given = {name: value for name, value in options.items() if value is not None}
+
+    async def work() -> None:
+        stopping = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        await serve(msgspec.structs.replace(read_config(file), **given), stopping)
+
+    try:
+        asyncio.run(work())
+    except TwineError as e:
+        click.echo(f"error: {e}", err=True)
+        if e.hint:
+            click.echo(f"hint:  {e.hint}", err=True)
+        sys.exit(e.exit_code)
+
+
+if __name__ == "__main__":
+    main()

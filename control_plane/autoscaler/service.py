@@ -1,0 +1,232 @@
+"""The loop of the autoscaler: list the jobs, measure, decide, write sizes, store.
+
+It holds no truth about jobs: sizes are read from the front end each minute. Whatever fails leaves
+sizes as they are. A second process with another store does no harm: a size is written only
+if the job still has the one that was seen, and speed limits go by the sizes that are observed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Protocol
+
+from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
+from control_plane.api.inventory import MachineScope
+from control_plane.api.jobs import Jobs, JobStatus
+from control_plane.api.machines import Machines
+from control_plane.api.sizings import Recommendation, Simulation, SizingView, SizingViews
+from control_plane.autoscaler import kept
+from control_plane.autoscaler.core.history import SLOT_S
+from control_plane.autoscaler.core.observing import capacity_of, msbs_of, observed, policy_of
+from control_plane.autoscaler.core.replay import simulate
+from control_plane.autoscaler.kept import KeptJob
+from control_plane.autoscaler.signals import LoadReading, LoadSource
+from control_plane.autoscaler.sizes import SizeWriter
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Store
+from wire.errors import NotFound, TwineError
+
+log = logging.getLogger(__name__)
+EVERY_S = 60.0
+PLACES_S = 600.0
+"""Machines are listed again after so long: MSBs of an entitlement change seldom."""
+FORGET_S = 7 * 86_400.0
+"""The history of a job that is gone is kept for so long."""
+RETRY_FIRST_S = 2.0
+
+
+class JobsApi(Protocol):
+    """What the autoscaler reads: `ControlPlaneClient`."""
+
+    async def list_jobs(self) -> Jobs:
+        """Return all jobs."""
+        ...
+
+    async def list_machines(self, scope: MachineScope | None = None) -> Machines:
+        """Return machines of a scope."""
+        ...
+
+
+class Autoscaler:
+    """Evaluates all jobs with `[autoscale]` once a minute."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        jobs: JobsApi,
+        store: Store,
+        sources: dict[LoadSignal, LoadSource],
+        writer: SizeWriter,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """`sources` has no entry for a signal that this process cannot measure."""
+        self.runtime, self._api, self._store = runtime, jobs, store
+        self._sources, self._writer, self._every_s = sources, writer, every_s
+        self._jobs: dict[str, KeptJob] = {}
+        self._statuses: dict[str, JobStatus] = {}
+        self._written: dict[str, str] = {}
+        self._places: dict[str, tuple[float, dict[str, str]]] = {}
+        self.failing = ""
+        """Why the last round failed; empty: it did not."""
+        self.round_at = 0.0
+        self.round_s = 0.0
+        """How long the last round took."""
+        self.counts: Counter[str] = Counter()
+        """What happened so far: `up`, `down`, `refused`, `held`, `rounds`, `failed rounds`."""
+
+    async def run(self) -> None:
+        """Load what is stored, then evaluate until cancelled."""
+        self._jobs = await kept.load(self._store)
+        log.info("autoscaler has read its store", extra={"jobs": len(self._jobs)})
+        while True:
+            began = self.runtime.now()
+            await self.attempt()
+            pause_s = self._every_s - (self.runtime.now() - began)
+            await self.runtime.sleep(max(RETRY_FIRST_S, pause_s))
+
+    async def attempt(self) -> None:
+        """Evaluate all jobs once; a failure is kept in `failing`, and sizes stay as they are."""
+        began = self.runtime.now()
+        try:
+            await self.round()
+        except TwineError as e:
+            self.counts["failed rounds"] += 1
+            if not self.failing:
+                log.warning("sizes are held", extra={"reason": str(e)})
+            self.failing = str(e)
+        else:
+            if self.failing:
+                log.info("sizes follow the load again")
+            self.failing, self.round_at = "", self.runtime.date()
+        self.counts["rounds"] += 1
+        self.round_s = self.runtime.now() - began
+
+    async def round(self) -> None:
+        """Evaluate all jobs once; raise a `TwineError` if jobs or store do not answer."""
+        listed = await self._api.list_jobs()
+        now = self.runtime.date()
+        followed = [(s, p) for s in listed.jobs if (p := policy_of(s)) is not None]
+        self._statuses = {status.record.name: status for status, _ in followed}
+        for source in self._sources.values():
+            source.forget(set(self._statuses))
+        readings = await asyncio.gather(*(self._measure(s, p) for s, p in followed))
+        changed = dict[str, KeptJob]()
+        for (status, policy), reading in zip(followed, readings, strict=True):
+            await self.runtime.checkpoint()
+            name = status.record.name
+            job = self._jobs.setdefault(name, KeptJob())
+            before = job.sizing.history.slot, job.sizing.state.sizes
+            await self._evaluate(job, status, policy, reading)
+            if before != (job.sizing.history.slot, job.sizing.state.sizes):
+                changed[name] = job
+        gone = [n for n, job in self._jobs.items() if now - job.seen_at > FORGET_S]
+        for name in gone:
+            del self._jobs[name]
+        await kept.save(self._store, changed, gone)
+
+    async def _measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
+        source = self._sources.get(policy.signal)
+        if source is None:
+            return LoadReading(missing=f"this autoscaler has no source for {policy.signal.value}")
+        signal = f"{policy.signal.value} {policy.query}"
+        job = self._jobs.get(status.record.name)
+        if job is None or job.signal != signal:
+            job = self._jobs[status.record.name] = KeptJob(signal=signal)
+            for at, load in await source.past(status, policy):
+                job.sizing.history.add(at, load)
+        return await source.measure(status, policy)
+
+    async def _evaluate(
+        self, job: KeptJob, status: JobStatus, policy: Autoscale, reading: LoadReading
+    ) -> None:
+        now = self.runtime.date()
+        msbs = await self._msbs(status, policy, now)
+        seen = observed(status, policy, now, reading.load, reading.at, reading.missing, msbs)
+        found = job.sizing.advance(policy, seen)
+        job.seen_at, job.last = now, found
+        if found.held:
+            self.counts["held"] += 1
+        if policy.mode is AutoscaleMode.APPLY and found.tasks != found.was:
+            await self._write(status, found)
+
+    async def _write(self, status: JobStatus, found: Recommendation) -> None:
+        name = status.record.name
+        why = await self._writer.write(status, found.tasks, found.reason)
+        extra = {"job": name, "tasks": found.tasks, "was": found.was, "reason": found.reason}
+        if why:
+            self.counts["refused"] += 1
+            self._written[name] = f"{found.was} to {found.tasks} was refused: {why}"
+            log.warning("size was refused", extra={**extra, "reason": why})
+        else:
+            self.counts["up" if found.tasks > found.was else "down"] += 1
+            self._written[name] = f"{found.was} to {found.tasks}"
+            log.info("size changed", extra=extra)
+
+    async def _msbs(self, status: JobStatus, policy: Autoscale, now: float) -> int:
+        if policy.headroom is not Headroom.MSB:
+            return 0
+        entitlement = status.record.spec.entitlement
+        at, places = self._places.get(entitlement, (0.0, {}))
+        if not 0 <= now - at < PLACES_S:
+            found = await self._api.list_machines(MachineScope(entitlement=entitlement))
+            records = [view.record for view in found.machines]
+            places = {r.machine: f"{r.location.datacenter}/{r.location.msb}" for r in records}
+            self._places[entitlement] = now, places
+        return msbs_of(status.record, places)
+
+    # -- for people
+
+    def views(self) -> SizingViews:
+        """Return all jobs that are followed, by name."""
+        found = [self._view(status) for _, status in sorted(self._statuses.items())]
+        return SizingViews(sizings=found, failing=self.failing, round_at=self.round_at)
+
+    def view(self, name: str) -> SizingView:
+        """Return one of them, or raise `NotFound`."""
+        return self._view(self._find(name))
+
+    def _find(self, name: str) -> JobStatus:
+        status = self._statuses.get(name)
+        if status is None:
+            raise NotFound(
+                f"job {name!r} is not autoscaled, or was not listed yet",
+                hint="its job file needs an [autoscale] table (docs/autoscaling.md)",
+            )
+        return status
+
+    def _view(self, status: JobStatus) -> SizingView:
+        record, job = status.record, self._jobs[status.record.name]
+        policy, state = record.spec.autoscale, job.sizing.state
+        assert policy is not None
+        learnt, first = state.learnt, job.sizing.history.first
+        return SizingView(
+            job=record.name,
+            entitlement=record.spec.entitlement,
+            mode=policy.mode,
+            tasks=record.spec.tasks,
+            healthy=status.healthy,
+            recommendation=job.last,
+            written=self._written.get(record.name, ""),
+            start_s=max(state.starts) if state.starts else None,
+            forecasts_held=learnt.held / learnt.scored if learnt.scored else None,
+            history_from=first * float(SLOT_S) if first else None,
+        )
+
+    async def simulation(self, name: str, other: Autoscale) -> Simulation:
+        """Return what another policy would have cost over the history of a job."""
+        status = self._find(name)
+        spec, job = status.record.spec, self._jobs[name]
+        assert spec.autoscale is not None
+        starts = job.sizing.state.starts
+        msbs = await self._msbs(status, other, self.runtime.date())
+        return await self.runtime.offload(
+            simulate,
+            name,
+            job.sizing.history.points(),
+            (spec.autoscale, other),
+            capacity_of(spec, spec.autoscale.signal),
+            msbs,
+            starts,
+        )

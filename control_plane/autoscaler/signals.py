@@ -1,0 +1,126 @@
+"""Measures the load of jobs by what the front end tells of their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from control_plane.api.autoscale import Autoscale, LoadSignal
+from control_plane.api.jobs import JobStatus
+from control_plane.api.tasks import TaskDescription
+from control_plane.autoscaler.core.observing import capacity_of, sampled
+from control_plane.runtime.runtime import Runtime
+from wire.errors import TwineError
+
+AT_ONCE = 16
+"""Calls to the front end that are under way at once."""
+SHORTEST_S, LONGEST_S = 10.0, 600.0
+"""Between two readings of which a rate is made."""
+_OVER = 1.25
+"""A task that seems to use more than so much of its CPU limit was not read right."""
+
+
+class LoadReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a job, or why it is not known."""
+
+    load: float | None = None
+    at: float = 0.0
+    """In seconds since 1970."""
+    missing: str = ""
+
+
+class LoadSource(Protocol):
+    """Where the load of jobs is measured."""
+
+    async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
+        """Return the present load of a job. Never raises a `TwineError`: that is a reason."""
+        ...
+
+    async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]]:
+        """Return the load of the last weeks, in order, where it is known; for a new history."""
+        ...
+
+    def forget(self, jobs: set[str]) -> None:
+        """Forget all jobs but these."""
+        ...
+
+
+@dataclass(slots=True)
+class _Counter:
+    """The CPU time of a task as it was read last."""
+
+    cpu_s: float
+    at: float
+
+
+@dataclass(slots=True)
+class TaskUsageSource:
+    """CPU and memory from the agents, through the front end; needs no server of its own.
+
+    Of a job with many tasks `SAMPLE` are read, and their mean counts for all that are healthy.
+    """
+
+    runtime: Runtime
+    describe: Callable[[str, int], Awaitable[TaskDescription]]
+    """`ControlPlaneClient.describe_task`."""
+    _counters: dict[str, dict[int, _Counter]] = field(default_factory=dict)
+    _gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+
+    async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]]:
+        """Return nothing: agents keep no history."""
+        del status, policy
+        return []
+
+    def forget(self, jobs: set[str]) -> None:
+        """Forget the readings of all jobs but these."""
+        self._counters = {job: read for job, read in self._counters.items() if job in jobs}
+
+    async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
+        """Return the load of a job by the usage of its tasks."""
+        record, at = status.record, self.runtime.date()
+        counters = self._counters.get(record.name, {})
+        chosen = sampled(record, counters)
+        if not chosen:
+            return LoadReading(missing="no task runs")
+        read = await asyncio.gather(*(self._read(record.name, index) for index in chosen))
+        rates, failed, fresh = list[float](), "", dict[int, _Counter]()
+        most = capacity_of(record.spec, LoadSignal.CPU) * _OVER
+        for index, (described, now) in zip(chosen, read, strict=True):
+            if isinstance(described, str):
+                failed = described
+            elif policy.signal is LoadSignal.MEMORY:
+                rates += [float(described.usage.memory_bytes)] if described.usage else []
+            elif described.usage is not None:
+                newer = _Counter(described.usage.cpu_s, now)
+                rate, fresh[index] = _rate(counters.get(index), newer)
+                rates += [rate] if rate is not None and not 0 < most < rate else []
+        self._counters[record.name] = fresh
+        if 2 * len(rates) <= len(chosen) - 1 or not rates:
+            why = failed or "rates need two readings"
+            return LoadReading(missing=f"{len(rates)} of {len(chosen)} tasks were read: {why}")
+        healthy = max(status.healthy, 1)
+        return LoadReading(load=sum(rates) / len(rates) * healthy, at=at)
+
+    async def _read(self, job: str, index: int) -> tuple[TaskDescription | str, float]:
+        async with self._gate:
+            try:
+                return await self.describe(job, index), self.runtime.now()
+            except TwineError as e:
+                return str(e), 0.0
+
+
+def _rate(before: _Counter | None, newer: _Counter) -> tuple[float | None, _Counter]:
+    """Return the cores used between two readings, and the reading that the next one goes by.
+
+    None for a first reading, after a restart (the counter begins again), and for readings that are
+    too far from each other. Readings that are too close wait for a later one.
+    """
+    if before is None or newer.cpu_s < before.cpu_s or newer.at - before.at > LONGEST_S:
+        return None, newer
+    if newer.at - before.at < SHORTEST_S:
+        return None, before
+    return (newer.cpu_s - before.cpu_s) / (newer.at - before.at), newer

@@ -1,0 +1,153 @@
+"""`twinectl autoscale`: what the autoscaler recommends, why, and what another policy would cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from control_plane.api.sizings import AUTOSCALER_ROUTES, Simulation, SizingView, SizingViews
+from control_plane.cli import show
+from control_plane.cli.show import output_option
+from wire.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from wire.client import WireClient
+
+
+DEFAULT_SOCKET = "/run/twine/autoscaler.sock"
+_ROUTE = {route.name: route for route in AUTOSCALER_ROUTES}
+_SOCKET = click.option(
+    "--socket",
+    envvar="TWINE_AUTOSCALER",
+    default=DEFAULT_SOCKET,
+    show_default=True,
+    metavar="PATH",
+    help="Where twine-autoscaler answers.",
+)
+
+
+@click.group()
+def autoscale() -> None:
+    """Sizes that follow the load (docs/autoscaling.md)."""
+
+
+def _ask(socket: str, work: Callable[[WireClient], Awaitable[Any]]) -> Any:
+    from wire.client import WireClient
+
+    async def call() -> Any:
+        async with WireClient(f"unix:{socket}", timeout_s=120.0) as client:
+            return await work(client)
+
+    return asyncio.run(call())
+
+
+@autoscale.command()
+@_SOCKET
+@output_option
+def status(socket: str, output: str) -> None:
+    """Show all autoscaled jobs: size, recommendation, and what holds it."""
+    found: SizingViews = _ask(socket, lambda client: client.call(_ROUTE["list_sizings"]))
+    columns = ("job", "mode", "healthy", "tasks", "recommended", "load", "forecast", "note")
+    rows = [_row(view) for view in found.sizings]
+
+    def lines() -> None:
+        if found.failing:
+            click.echo(show.printable(f"sizes are held: {found.failing}"), err=True)
+        show.table(columns, rows)
+
+    show.emit(output, found, lines)
+
+
+def _row(view: SizingView) -> tuple[object, ...]:
+    found = view.recommendation
+    if found is None:
+        return (view.job, view.mode.value, view.healthy, view.tasks, "-", "-", "-", "not evaluated")
+    load = "-" if found.load is None else f"{found.load:.4g}"
+    ahead = "-" if found.forecast is None else f"{found.forecast.load:.4g}"
+    note = found.held or (view.written if "refused" in view.written else "") or "-"
+    return (view.job, view.mode.value, view.healthy, view.tasks, found.tasks, load, ahead, note)
+
+
+@autoscale.command()
+@click.argument("job")
+@_SOCKET
+@output_option
+def explain(job: str, socket: str, output: str) -> None:
+    """Show why JOB has its size: load, forecast, limits, what holds it."""
+    found: SizingView = _ask(socket, lambda client: client.call(_ROUTE["get_sizing"], job=job))
+    show.emit(output, found, lambda: show.table(("what", "value"), _explained(found)))
+
+
+def _explained(view: SizingView) -> list[tuple[str, str]]:
+    rows = [
+        ("job", f"{view.job} of entitlement {view.entitlement}, mode {view.mode.value}"),
+        ("size", f"{view.tasks} tasks, {view.healthy} healthy"),
+    ]
+    if (found := view.recommendation) is not None:
+        rows.append(("recommended", f"{found.tasks} tasks, {show.ago(found.at)} ago"))
+        rows += [("", part) for part in found.reason.split("; ")]
+        if (ahead := found.forecast) is not None:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in ahead.by.items())
+            rows.append(("forecast by", shares))
+    held = "-" if view.forecasts_held is None else f"{view.forecasts_held:.1%}"
+    since = view.history_from
+    begun = "-" if since is None else f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M} UTC"
+    rows += [
+        ("forecasts that held", held),
+        ("slowest start", show.duration(view.start_s)),
+        ("history from", begun),
+        ("last change", view.written or "-"),
+    ]
+    return rows
+
+
+@autoscale.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Over the file.")
+@_SOCKET
+@output_option
+def simulate(file: Path, settings: tuple[str, ...], socket: str, output: str) -> None:
+    """Replay the history of the job of FILE under the [autoscale] of FILE; change nothing.
+
+    For instance: twinectl autoscale simulate web.toml --set autoscale.target=0.7
+    """
+    from control_plane.cli.jobfile import read_job
+
+    spec = read_job(file, settings)
+    if spec.autoscale is None:
+        raise InvalidInput(f"{file} has no [autoscale] table")
+    found: Simulation = _ask(
+        socket,
+        lambda client: client.call(_ROUTE["simulate_sizing"], spec.autoscale, job=spec.name),
+    )
+    show.emit(output, found, lambda: _print_simulation(found))
+
+
+def _print_simulation(found: Simulation) -> None:
+    costs = {"present policy": found.own, "policy of the file": found.other, "fixed": found.fixed}
+    rows = [
+        (
+            name,
+            f"{c.mean_size:.1f}",
+            c.peak_size,
+            f"{c.idle / 60:.1f}",
+            f"{c.missing / 60:.1f}",
+            c.short_minutes,
+            c.changes,
+        )
+        for name, c in costs.items()
+    ]
+    columns = (
+        *("policy", "mean tasks", "most", "idle task-hours", "missing task-hours"),
+        *("minutes short", "changes"),
+    )
+    show.table(columns, rows)
+    click.echo(
+        f"{found.days:.1f} days of {show.printable(found.job)}; new tasks are healthy after"
+        f" {show.duration(found.start_s)}"
+    )

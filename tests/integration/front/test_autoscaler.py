@@ -1,0 +1,272 @@
+"""`twine-autoscaler` as a process beside a real front end and a real Prometheus that scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
+from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus
+from control_plane.autoscaler.prometheus import PrometheusSource
+from control_plane.autoscaler.signals import LoadReading
+from control_plane.cli import main
+from control_plane.runtime.runtime import Runtime
+
+from .conftest import Region
+
+PATIENCE_S = 120.0
+PROMETHEUS = "/usr/bin/prometheus"
+POLICY = Autoscale(
+    minimum=2,
+    maximum=30,
+    target=50.0,
+    mode=AutoscaleMode.APPLY,
+    signal=LoadSignal.QUERY,
+    query="sum(active_users)",
+    headroom=Headroom.NONE,
+)
+SPEC = JobSpec(
+    name="web",
+    entitlement="front",
+    tasks=4,
+    image="sha256:" + "a" * 64,
+    command=["/bin/serve"],
+    autoscale=POLICY,
+)
+STATUS = JobStatus(
+    record=JobRecord(name="web", spec=SPEC, version=1),
+    phase=JobPhase.STABLE,
+    wanted=4,
+    running=4,
+    healthy=4,
+    updated=4,
+)
+
+
+class Exporter(ThreadingHTTPServer):
+    """Exports what a test sets; counts nothing by itself."""
+
+    def __init__(self) -> None:
+        self.text = "active_users 0\n"
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = self.server.text.encode()  # type: ignore[attr-defined]
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                """Say nothing."""
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+def until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.1)
+
+
+@contextmanager
+def running(*argv: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def exporter() -> Iterator[Exporter]:
+    server = Exporter()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def prometheus(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "p.yml").write_text(
+        "global: {scrape_interval: 500ms, scrape_timeout: 500ms}\n"
+        "scrape_configs:\n"
+        f"- job_name: web\n  static_configs: [{{targets: ['127.0.0.1:{exporter.server_port}']}}]\n"
+    )
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    words = (
+        f"--config.file={folder}/p.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    )
+    with running(PROMETHEUS, *words):
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: measured(url, "up").load == 1.0)
+        yield url
+
+
+def measured(url: str, query: str, timeout_s: float = 10.0) -> LoadReading:
+    async def work() -> LoadReading:
+        source = PrometheusSource(url, Runtime(), timeout_s)
+        try:
+            return await source.measure(STATUS, replace(POLICY, query=query))
+        finally:
+            await source.close()
+
+    return asyncio.run(work())
+
+
+def test_a_real_server_gives_a_load_with_its_time(exporter: Exporter, prometheus: str) -> None:
+    exporter.text = 'active_users{site="a"} 400\nactive_users{site="b"} 240\n'
+    until(lambda: measured(prometheus, "sum(active_users)").load == 640.0)
+    found = measured(prometheus, "sum(active_users)")
+    assert abs(found.at - time.time()) < 60
+    several = measured(prometheus, "active_users")
+    assert several.load is None
+    assert "2 series; aggregate them" in several.missing
+
+
+def test_a_counter_that_begins_again_is_no_negative_load(
+    exporter: Exporter, prometheus: str
+) -> None:
+    exporter.text = "requests_total 1000000\n"
+    until(lambda: measured(prometheus, "requests_total").load == 1e6)
+    exporter.text = "requests_total 5\n"
+    until(lambda: measured(prometheus, "requests_total").load == 5.0)
+    found = measured(prometheus, "sum(rate(requests_total[1m]))")
+    assert found.load is not None
+    assert 0 <= found.load < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "why"),
+    [
+        ("active_users NaN\n", "sum(active_users)", "the query returns nan"),
+        ("active_users -5\n", "sum(active_users)", "the query returns -5"),
+        ("active_users 5\n", "sum(nothing)", "the query returns nothing of the last 5 min"),
+        ("active_users 5\n", "sum(", "it refuses the query"),
+        ("active_users 5\n", "active_users / 0", "the query returns inf"),
+    ],
+)
+def test_what_is_no_load_is_a_reason(
+    exporter: Exporter, prometheus: str, text: str, query: str, why: str
+) -> None:
+    exporter.text = text
+    until(lambda: why in measured(prometheus, query).missing)
+    assert measured(prometheus, query).load is None
+
+
+class Odd(BaseHTTPRequestHandler):
+    """Answers as no Prometheus does."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body: bytes = self.server.body  # type: ignore[attr-defined]
+        self.server.let_go.wait(self.server.wait_s)  # type: ignore[attr-defined]
+        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.end_headers()
+        with suppress(OSError):  # the reader went
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+def values(*pairs: Any) -> bytes:
+    series = [{"metric": {}, "values": list(pairs)}]
+    data = {"resultType": "matrix", "result": series}
+    return json.dumps({"status": "success", "data": data}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "wait_s", "why"),
+    [
+        (200, b"<html>", 0, "its answer cannot be read (HTTP 200)"),
+        (502, b"bad gateway", 0, "its answer cannot be read (HTTP 502)"),
+        (200, b"[" * 100_000, 0, "its answer cannot be read"),
+        (200, b" " * (5 << 20), 0, "its answer is over 4 MiB"),
+        (200, values([time.time(), "five"]), 0, "a value is no number"),
+        (200, values([1e18, "5"]), 0, "returns nothing"),
+        (200, b'{"status": "success", "data": {"resultType": "vector"}}', 0, "with a vector"),
+        (200, values([time.time(), "5"]), 30, "no answer within 0.5 s"),
+    ],
+)
+def test_a_server_that_is_slow_or_wrong_is_a_reason(
+    status: int, body: bytes, wait_s: float, why: str
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+    server.status, server.body = status, body  # type: ignore[attr-defined]
+    server.wait_s, server.let_go = wait_s, threading.Event()  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    found = measured(f"http://127.0.0.1:{server.server_port}", "x", 0.5 if wait_s else 30.0)
+    server.let_go.set()  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+    assert found.load is None
+    assert why in found.missing
+    gone = measured(f"http://127.0.0.1:{server.server_port}", "x")
+    assert "it cannot be reached" in gone.missing
+
+
+def ctl(region: Region, answers: Path, *arguments: str) -> Result:
+    env = {"TWINE_ENDPOINT": f"unix:{region.socket}", "TWINE_AUTOSCALER": str(answers)}
+    return CliRunner().invoke(main, arguments, env=env)
+
+
+def test_a_job_grows_with_its_active_users_and_twinectl_says_why_as2_as8(
+    region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
+) -> None:
+    exporter.text = "active_users 710\n"
+    until(lambda: measured(prometheus, POLICY.query).load == 710.0)
+    region.control_plane.jobs["web"] = SPEC
+    answers = tmp_path / "a.sock"
+    file = tmp_path / "web.json"
+    document = {"minimum": 2, "maximum": 30, "target": 25, "signal": "query", "query": POLICY.query}
+    job = {"name": "web", "entitlement": "front", "tasks": 1, "image": SPEC.image}
+    file.write_text(json.dumps({**job, "command": ["/bin/x"], "autoscale": document}))
+    words = (
+        *("--endpoint", f"unix:{region.socket}", "--state", str(tmp_path / "state")),
+        *("--socket", str(answers), "--prometheus", prometheus),
+    )
+    program = (sys.executable, "-m", "control_plane.autoscaler.daemon", *words)
+    with running(*program) as process:
+        until(lambda: region.control_plane.jobs["web"].tasks == 8)
+        shown = ctl(region, answers, "autoscale", "status")
+        assert shown.exit_code == 0, shown.output
+        assert "web  apply" in shown.output
+        explained = ctl(region, answers, "autoscale", "explain", "web").output
+        assert "load 710" in explained
+        assert "speed limit of 100% in 300 s: 8 now" in explained
+        assert "4 to 8" in explained
+        replayed = ctl(region, answers, "autoscale", "simulate", str(file), "-o", "json")
+        assert replayed.exit_code == 0, replayed.output
+        assert json.loads(replayed.output)["job"] == "web"
+        assert ctl(region, answers, "autoscale", "explain", "nope").exit_code == 3
+        with running(*program) as standby:
+            assert process.poll() is None
+            process.kill()
+            process.wait(30)
+            until(lambda: ctl(region, answers, "autoscale", "status").exit_code == 0)
+            assert standby.poll() is None
+    assert region.control_plane.jobs["web"].tasks >= 8

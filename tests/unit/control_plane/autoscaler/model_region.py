@@ -1,0 +1,147 @@
+"""One job under a load, as the front end shows it: tasks start slowly and use CPU."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from agent.api import Health, Limits, Location
+from agent.usage import TaskUsage
+from control_plane.api.autoscale import Autoscale
+from control_plane.api.intent_wishes import SizeWish
+from control_plane.api.intents import Dimension, StoredIntent
+from control_plane.api.inventory import MachineScope
+from control_plane.api.jobs import (
+    JobPhase,
+    JobRecord,
+    Jobs,
+    JobSpec,
+    JobStatus,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+)
+from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.tasks import TaskDescription
+from wire.errors import Conflict, NotFound, Unreachable
+
+CORES = 2.0
+START_S = 200.0
+MSBS = 4
+
+
+class ModelRegion:
+    """The front end of a region with the job `web`, on the clock of the running loop."""
+
+    def __init__(
+        self, policy: Autoscale | None, tasks: int, load: Callable[[float], float]
+    ) -> None:
+        spec = JobSpec(
+            name="web",
+            entitlement="front",
+            tasks=tasks,
+            image="sha256:" + "a" * 64,
+            command=["/bin/serve"],
+            limits=Limits(cpu_max_cores=CORES),
+            autoscale=policy,
+        )
+        self.load = load
+        """Cores by the time of the loop."""
+        self.record = JobRecord(name="web", spec=spec, version=1)
+        self.started = dict.fromkeys(range(tasks), -1e9)
+        self.room = 10_000
+        """Tasks that have a machine at most."""
+        self.failing = ""
+        self.silent = False
+        """Agents do not answer."""
+        self.sizes: list[tuple[float, int]] = []
+        """Each resize, with its time."""
+        self._cpu: dict[int, float] = {}
+        self._used_until = 0.0
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def healthy(self) -> list[int]:
+        return [i for i, at in self.started.items() if self.now() - at >= START_S][: self.room]
+
+    def _use(self) -> None:
+        """Spend the CPU time since the last call, on the tasks that are healthy now."""
+        tasks, now = self.healthy(), self.now()
+        for index in tasks:
+            used = min(CORES, self.load(now) / len(tasks)) * (now - self._used_until)
+            self._cpu[index] = self._cpu.get(index, 0.0) + used
+        self._used_until = now
+
+    async def list_jobs(self) -> Jobs:
+        self._use()
+        if self.failing:
+            raise Unreachable(self.failing)
+        healthy = self.healthy()
+        tasks = [
+            TaskRecord(
+                index=i,
+                version=self.record.version,
+                generation=1,
+                phase=TaskPhase.RUNNING if i in healthy else TaskPhase.STARTING,
+                health=Health.HEALTHY if i in healthy else Health.UNKNOWN,
+                placement=Placement(machine=f"m{i % MSBS}"),
+            )
+            for i in self.started
+        ]
+        record = replace(self.record, tasks=tasks)
+        status = JobStatus(
+            record=record,
+            phase=JobPhase.STABLE,
+            wanted=record.spec.tasks,
+            running=len(healthy),
+            healthy=len(healthy),
+            updated=len(tasks),
+        )
+        return Jobs(jobs=[status])
+
+    async def list_machines(self, scope: MachineScope | None = None) -> Machines:
+        assert scope == MachineScope(entitlement="front")
+        views = [
+            MachineView(
+                record=MachineRecord(
+                    machine=f"m{i}",
+                    location=Location(region="r", datacenter="d", msb=f"b{i}", row="w", rack="k"),
+                    machine_type="t",
+                )
+            )
+            for i in range(MSBS)
+        ]
+        return Machines(machines=views)
+
+    async def describe_task(self, job: str, index: int) -> TaskDescription:
+        self._use()
+        if self.silent:
+            raise Unreachable("the agent does not answer")
+        if index not in self.started:
+            raise NotFound("it is gone")
+        usage = TaskUsage(task_id=f"web-{index}", cpu_s=self._cpu.get(index, 0.0))
+        return TaskDescription(
+            task=f"web-{index}", machine="m0", phase="running", version=1, usage=usage
+        )
+
+    async def put_intent(self, job: str, dimension: Dimension, wish: SizeWish) -> None:
+        spec = self.record.spec
+        known = self.record.intents.get(dimension, StoredIntent())
+        if wish.expect != known.version:
+            raise Conflict(f"it is at version {known.version}")
+        self._use()
+        self.sizes.append((self.now(), wish.tasks))
+        size = replace(known, version=known.version + 1)
+        spec = replace(spec, tasks=wish.tasks)
+        self.record = replace(self.record, spec=spec, intents={dimension: size})
+        for index in range(wish.tasks):
+            self.started.setdefault(index, self.now())
+        for index in [i for i in self.started if i >= wish.tasks]:
+            del self.started[index]
+
+
+class Killed(Exception):
+    """The process was killed here."""

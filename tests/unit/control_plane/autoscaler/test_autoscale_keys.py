@@ -1,0 +1,111 @@
+"""`[autoscale]` in a job file: all mistakes at once, and stored jobs without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from control_plane.api.autoscale import Autoscale, AutoscaleMode, starting_size
+from control_plane.api.jobs import JobSpec
+from control_plane.api.stored_jobs import JobIntent
+from control_plane.api.validate import job_errors, job_spec
+from control_plane.scheduler.core.job_check import same_tasks
+from control_plane.store.records import decode
+from tests.unit.control_plane.autoscaler.sizing_builders import a_policy
+
+JOB: dict[str, Any] = {
+    "name": "web",
+    "entitlement": "front",
+    "tasks": 6,
+    "image": "sha256:" + "a" * 64,
+    "command": ["/bin/serve"],
+    "limits": {"cpu_max_cores": 2.0, "memory_max_bytes": 1 << 30},
+}
+GOOD: dict[str, Any] = {"minimum": 2, "maximum": 40, "target": 0.6, "mode": "apply"}
+
+
+def errors(policy: dict[str, Any], **job: Any) -> list[str]:
+    return [f"{e.field}: {e.reason}" for e in job_errors({**JOB, **job, "autoscale": policy})]
+
+
+def test_a_good_policy_is_taken_with_its_defaults() -> None:
+    spec = job_spec({**JOB, "autoscale": GOOD}, "web.toml")
+    assert spec.autoscale == Autoscale(minimum=2, maximum=40, target=0.6, mode=AutoscaleMode.APPLY)
+
+
+def test_every_mistake_in_a_policy_is_listed() -> None:
+    found = errors(
+        {
+            "minimum": 50,
+            "maximum": 40,
+            "target": 1.6,
+            "ceiling": 1.2,
+            "query": "up",
+            "quantile": 2,
+            "schedule": [
+                {"start": "09:00", "end": "09:00"},
+                {"start": "9:00", "end": "10:00", "minimum": 5, "maximum": 3},
+            ],
+        }
+    )
+    assert [line.partition(":")[0] for line in found] == [
+        "autoscale.quantile",
+        "autoscale.schedule[1].start",
+        "autoscale.maximum",
+        "autoscale.query",
+        "autoscale.target",
+        "autoscale.ceiling",
+        "autoscale.ceiling",
+        "autoscale.schedule[0]",
+        "autoscale.schedule[0].end",
+        "autoscale.schedule[1].maximum",
+    ]
+
+
+def test_a_query_is_needed_where_it_is_the_signal() -> None:
+    assert errors({**GOOD, "signal": "query", "target": 300}) == [
+        "autoscale.query: missing; signal is query"
+    ]
+    assert errors({**GOOD, "signal": "query", "target": 300, "query": "sum(x)"}) == []
+
+
+@pytest.mark.parametrize(("signal", "needs"), [("cpu", "cpu_max"), ("memory", "memory_max_bytes")])
+def test_a_share_needs_the_limit_that_it_is_a_share_of(signal: str, needs: str) -> None:
+    [error] = errors({**GOOD, "signal": signal}, limits={})
+    assert error.startswith("autoscale.signal")
+    assert needs in error
+
+
+def test_any_value_in_any_place_is_an_error_and_not_an_exception() -> None:
+    odd = [None, True, "x", 1, -1.5, [], [1], {}, {"start": 1}]
+    for value in odd:
+        assert job_errors({**JOB, "autoscale": value}) or value is None
+        for key in ("minimum", "maximum", "target", "schedule", "query", "signal", "up"):
+            assert errors({**GOOD, key: value}) or value is not None
+
+
+def test_a_policy_makes_no_new_version() -> None:
+    spec = msgspec.convert(JOB, JobSpec)
+    assert same_tasks(spec, msgspec.structs.replace(spec, autoscale=a_policy(), tasks=9))
+
+
+@pytest.mark.parametrize(
+    ("written", "known", "size"), [(6, None, 6), (1, None, 2), (6, 30, 30), (6, 300, 100)]
+)
+def test_the_file_says_the_first_size_and_the_autoscaler_the_others(
+    written: int, known: int | None, size: int
+) -> None:
+    assert starting_size(a_policy(), written, known) == size
+    recommends = a_policy(mode=AutoscaleMode.RECOMMEND)
+    assert starting_size(recommends, written, known) == written
+    assert starting_size(None, written, known) == written
+
+
+def test_a_job_stored_by_a_release_without_policies_is_read() -> None:
+    spec = msgspec.to_builtins(msgspec.convert(JOB, JobSpec))
+    del spec["autoscale"]
+    stored = {"schema": 2, "name": "web", "spec": spec, "version": 1, "specs": {"1": spec}}
+    found = decode(msgspec.json.encode(stored), JobIntent, "jobs/web")
+    assert found.spec.autoscale is None

@@ -1,0 +1,302 @@
+"""The loop of the autoscaler over days of virtual time: load, trouble, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_plane.api.intents import StoredIntent
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import EPOCH_S, clock, run
+
+from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
+from control_plane.autoscaler import kept
+from control_plane.autoscaler.service import Autoscaler
+from control_plane.autoscaler.signals import TaskUsageSource
+from control_plane.autoscaler.sizes import SizeIntents
+from control_plane.runtime.runtime import SteppedRuntime
+from control_plane.store.memory import MemoryStore
+from tests.unit.control_plane.autoscaler.model_region import MSBS, Killed, ModelRegion
+from tests.unit.control_plane.autoscaler.sizing_builders import a_policy
+from wire.errors import NotFound
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+
+
+def diurnal(at: float) -> float:
+    """Return 20 to 60 cores, most at noon."""
+    return 40.0 - 20.0 * math.cos(((EPOCH_S + at) % DAY_S) / DAY_S * 2 * math.pi)
+
+
+class Writer(SizeIntents):
+    """Writes sizes of the model, which is no HTTP client."""
+
+
+def autoscaler_of(region: ModelRegion, store: MemoryStore) -> Autoscaler:
+    runtime = SteppedRuntime(clock, seed=0)
+    usage = TaskUsageSource(runtime, region.describe_task)
+    return Autoscaler(
+        runtime,
+        region,
+        store,
+        {LoadSignal.CPU: usage, LoadSignal.MEMORY: usage},
+        Writer(region),  # type: ignore[arg-type]
+    )
+
+
+async def lasts(autoscaler: Autoscaler, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await autoscaler.run()
+
+
+def course(
+    body: Callable[[ModelRegion, Autoscaler, MemoryStore], Coroutine[Any, Any, None]],
+    load: Callable[[float], float] = diurnal,
+    tasks: int = 60,
+    policy: Autoscale | None = None,
+) -> None:
+    async def main() -> None:
+        region = ModelRegion(policy or a_policy(minimum=4, maximum=200), tasks, load)
+        async with MemoryStore() as store:
+            await body(region, autoscaler_of(region, store), store)
+
+    run(main())
+
+
+def test_the_size_follows_two_days_of_load_and_no_minute_is_short_as1_as4() -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        short: list[float] = []
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(60)
+                if region.load(region.now()) > 2.0 * len(region.healthy()):
+                    short.append(region.now())
+
+        watching = asyncio.create_task(watch())
+        await lasts(autoscaler, 2 * DAY_S)
+        watching.cancel()
+        sizes = [tasks for _, tasks in region.sizes]
+        assert short == []
+        assert min(sizes[len(sizes) // 2 :]) < 30  # 20 cores at night are 20 tasks at 50 %
+        assert 60 <= max(sizes) <= 75
+        assert autoscaler.counts["failed rounds"] == 0
+
+    course(body)
+
+
+def test_the_first_round_measures_and_changes_nothing() -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        await autoscaler.attempt()
+        [view] = autoscaler.views().sizings
+        assert view.recommendation is not None
+        assert view.recommendation.reason.startswith("kept at 60: 0 of 16 tasks were read")
+        assert region.sizes == []
+
+    course(body)
+
+
+def test_it_only_recommends_unless_it_is_to_apply() -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        await lasts(autoscaler, HOUR_S)
+        assert region.sizes == []
+        found = autoscaler.view("web").recommendation
+        assert found is not None
+        assert found.tasks == 54
+
+    course(
+        body, lambda _: 30.0, policy=a_policy(mode=AutoscaleMode.RECOMMEND, minimum=4, maximum=200)
+    )
+
+
+@pytest.mark.parametrize("trouble", ["front end", "agents"])
+def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        await lasts(autoscaler, 2 * HOUR_S)
+        region.failing = "it is down" if trouble == "front end" else ""
+        region.silent = trouble == "agents"
+        before = len(region.sizes)
+        region.load = lambda _: 1.0
+        await lasts(autoscaler, 12 * HOUR_S)
+        later = [tasks for _, tasks in region.sizes[before:]]
+        held = region.sizes[before - 1][1]
+        assert all(tasks >= held for tasks in later)
+        if trouble == "front end":
+            assert autoscaler.views().failing == "it is down"
+        else:
+            note = autoscaler.view("web").recommendation
+            assert note is not None
+            assert "0 of 16 tasks were read: the agent does not answer" in note.held
+        region.failing, region.silent = "", False
+        await lasts(autoscaler, 6 * HOUR_S)
+        assert region.record.spec.tasks == 4
+
+    course(body)
+
+
+def test_the_size_allows_for_the_loss_of_an_msb() -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        await lasts(autoscaler, 6 * HOUR_S)
+        tasks = region.record.spec.tasks
+        left = tasks - math.ceil(tasks / MSBS)
+        assert left * 2.0 * 0.5 >= 30.0
+        assert "for the loss of 1 of 4 MSBs" in autoscaler.view("web").recommendation.reason  # type: ignore[union-attr]
+
+    course(body, lambda _: 30.0, policy=a_policy(headroom=Headroom.MSB, minimum=4, maximum=200))
+
+
+def test_two_instances_at_once_keep_the_speed_limit() -> None:
+    """Each has a store of its own, as after a mistake of an operator."""
+
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        async with MemoryStore() as second:
+            other = autoscaler_of(region, second)
+            both = [asyncio.create_task(lasts(autoscaler, 3 * HOUR_S))]
+            await asyncio.sleep(17.0)
+            both.append(asyncio.create_task(lasts(other, 3 * HOUR_S)))
+            await asyncio.gather(*both)
+        sizes = [(-1e9, 10), *region.sizes]
+        assert sizes[-1][1] >= 100
+        for at, tasks in region.sizes:
+            last = [size for when, size in sizes if when <= at - 300][-1:]
+            window = last + [size for when, size in sizes if at - 300 < when < at]
+            assert tasks <= 2 * min(window)
+
+    course(body, lambda at: 10.0 if at < HOUR_S else 100.0, tasks=10)
+
+
+def test_what_was_learnt_survives_a_restart() -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
+        await lasts(autoscaler, DAY_S)
+        before = autoscaler.view("web")
+        after = autoscaler_of(region, store)
+        await lasts(after, 200.0)
+        view = after.view("web")
+        assert view.history_from == before.history_from
+        assert view.forecasts_held == pytest.approx(before.forecasts_held, abs=0.01)
+        assert view.recommendation.forecast is not None  # type: ignore[union-attr]
+
+    course(body)
+
+
+def test_a_kill_at_any_step_harms_nothing() -> None:
+    """Killed at each call in turn, and started again on the same store."""
+
+    async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
+        await lasts(autoscaler, HOUR_S)
+        for step in range(40):
+            calls = iter(range(1000))
+
+            def fatal(name: str, left: int = step, calls: Any = calls) -> Any:
+                inner = getattr(region, name)
+
+                async def called(*args: Any, **named: Any) -> Any:
+                    if next(calls) == left:
+                        raise Killed
+                    return await inner(*args, **named)
+
+                return called
+
+            life = autoscaler_of(region, store)
+            life._api = _Calls(fatal)  # type: ignore[assignment]
+            life._writer = Writer(life._api)  # type: ignore[arg-type]
+            life._sources = {LoadSignal.CPU: TaskUsageSource(life.runtime, fatal("describe_task"))}
+            with suppress(Killed):
+                await _killed(life)
+            assert 4 <= region.record.spec.tasks <= 200
+        last = autoscaler_of(region, store)
+        await lasts(last, 3 * HOUR_S)
+        assert last.failing == ""
+        assert region.record.spec.tasks >= region.load(region.now())
+
+    course(body)
+
+
+class _Calls:
+    """The front end as a process calls it that is killed at one of the calls."""
+
+    def __init__(self, fatal: Callable[[str], Any]) -> None:
+        self.put_intent = fatal("put_intent")
+        self.list_jobs = fatal("list_jobs")
+        self.list_machines = fatal("list_machines")
+
+
+async def _killed(life: Autoscaler) -> None:
+    """Run three rounds, or up to the call that kills it."""
+    life._jobs = await kept.load(life._store)
+    for _ in range(3):
+        await life.round()
+        await asyncio.sleep(60)
+
+
+def test_a_damaged_history_begins_again_and_harms_no_other() -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
+        await lasts(autoscaler, HOUR_S)
+        good = await store.get("sizings/web")
+        assert good is not None
+        from control_plane.store import Put
+
+        for name, value in (("cut", good.value[:-9]), ("text", b"{}"), ("web2", good.value)):
+            await store.txn({}, [Put(f"sizings/{name}", value)])
+        assert sorted(await kept.load(store)) == ["web", "web2"]
+
+    course(body)
+
+
+def test_a_stored_job_has_at_most_12_kb() -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
+        await lasts(autoscaler, DAY_S)
+        entry = await store.get("sizings/web")
+        assert entry is not None
+        assert len(entry.value) <= 12_000
+
+    course(body, policy=a_policy(horizon_s=7200.0, minimum=4, maximum=200))
+
+
+def test_a_refused_size_is_shown_and_asked_for_again() -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        await lasts(autoscaler, 10 * 60)
+        region.record = _with_version(region, 2)
+        seen = (await region.list_jobs()).jobs[0]
+        region.record = _with_version(region, 3)
+        found = autoscaler.view("web").recommendation
+        assert found is not None
+        await autoscaler._write(seen, found)
+        assert "was refused: it is at version" in autoscaler.view("web").written
+        assert autoscaler.counts["refused"] == 1
+
+    course(body)
+
+
+def _with_version(region: ModelRegion, version: int) -> Any:
+    """Return the record with its size written by somebody else, at a version."""
+    from msgspec.structs import replace
+
+    return replace(region.record, intents={"size": StoredIntent(version=version)})
+
+
+def test_a_simulation_compares_policies_on_the_jobs_own_history() -> None:
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        await lasts(autoscaler, 2 * DAY_S)
+        before = region.record.spec.tasks
+        eager = a_policy(minimum=4, maximum=200, target=0.8)
+        found = await autoscaler.simulation("web", eager)
+        assert found.days == pytest.approx(2.0, abs=0.1)
+        assert found.other.mean_size < found.own.mean_size < found.fixed.mean_size
+        assert found.fixed.missing == 0
+        assert found.own.missing < found.other.missing
+        assert region.record.spec.tasks == before
+        with pytest.raises(NotFound, match="job 'nope' is not autoscaled"):
+            await autoscaler.simulation("nope", eager)
+
+    course(body)

@@ -1,0 +1,190 @@
+"""What size a job should have, and the reason that is given for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from control_plane.api.autoscale import Headroom, LoadSignal, ScheduledBounds, SpeedLimit, Weekday
+from control_plane.api.sizings import Forecast, Recommendation
+from control_plane.autoscaler.core.recommendation import (
+    SETTLE_S,
+    STALE_S,
+    JobSizing,
+    horizon_s,
+    recommend,
+)
+from control_plane.autoscaler.core.sizing import bounds_at, needed, surviving, tasks_for
+from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, seen
+
+FREE = {"up": SpeedLimit(share=100, per_s=60), "down": SpeedLimit(share=100, per_s=60)}
+
+
+def of(load: float | None, tasks: int = 10, policy: Any = None, **changes: Any) -> Recommendation:
+    observed = seen(load, tasks, **changes)
+    counted = load if load is not None and math.isfinite(load) else None
+    return recommend(policy or a_policy(**FREE), observed, counted, None, ())
+
+
+def test_sizes_are_rounded_up_but_not_for_a_millionth() -> None:
+    assert [tasks_for(load, 1.0) for load in (0.0, 0.1, 4.0, 4.0000001, 4.01)] == [0, 1, 4, 4, 5]
+
+
+def test_the_size_carries_the_load_at_the_target_as1() -> None:
+    found = of(12.5)  # at 50 % of 2 cores a task
+    assert found.tasks == 13
+    assert "load 12.5 cores" in found.reason
+    assert "at 1 cores a task; 13 tasks needed" in found.reason
+
+
+def test_the_larger_of_load_and_forecast_counts() -> None:
+    ahead = Forecast(load=30.0, expected=28.0, horizon_s=420.0)
+    found = recommend(a_policy(**FREE), seen(12.0), 12.0, ahead, ())
+    assert found.tasks == 30
+    assert "at most 30 cores within 420 s" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("survivors", "msbs", "tasks"), [(10, 6, 12), (10, 2, 20), (9, 4, 12), (1, 3, 2), (5, 1, 5)]
+)
+def test_enough_tasks_survive_the_loss_of_an_msb(survivors: int, msbs: int, tasks: int) -> None:
+    assert surviving(survivors, msbs) == tasks
+
+
+def test_headroom_is_what_the_loss_of_an_msb_needs() -> None:
+    policy = a_policy(headroom=Headroom.MSB, **FREE)
+    assert needed(policy, 10.0, 2.0, msbs=6).tasks == 12
+    found = of(10.0, policy=policy, msbs=6)
+    assert found.tasks == 12
+    assert "more for the loss of 1 of 6 MSBs" in found.reason
+
+
+def test_a_ceiling_above_the_target_takes_fewer_tasks_for_a_loss() -> None:
+    policy = a_policy(headroom=Headroom.MSB, ceiling=0.6, target=0.5)
+    assert needed(policy, 60.0, 2.0, msbs=6).tasks == 60  # the target already leaves room
+
+
+def test_bounds_are_kept_and_named() -> None:
+    assert of(1000.0).tasks == 100
+    assert of(0.0).tasks == 2
+    assert "bounds are 2 to 100" in of(0.0).reason
+
+
+def test_a_schedule_raises_the_minimum_at_its_time() -> None:
+    entry = ScheduledBounds(days=[Weekday.FRI], start="11:00", end="13:00", minimum=40)
+    policy = a_policy(schedule=[entry], **FREE)
+    assert of(5.0, policy=policy).tasks == 40
+    assert "(11:00 to 13:00 UTC)" in of(5.0, policy=policy).reason
+    assert bounds_at(policy, NOON + 86_400)[:2] == (2, 100)
+
+
+def test_a_schedule_goes_on_over_midnight() -> None:
+    entry = ScheduledBounds(days=[Weekday.FRI], start="22:00", end="02:00", maximum=5)
+    policy = a_policy(schedule=[entry])
+    friday = NOON - 43_200
+    assert [bounds_at(policy, friday + h * 3600)[1] for h in (1, 21, 22, 25, 26)] == [
+        *(100, 100, 5, 5, 100)
+    ]
+
+
+def test_a_minimum_of_the_schedule_wins_over_its_maximum() -> None:
+    schedule = [
+        ScheduledBounds(start="00:00", end="23:59", minimum=20),
+        ScheduledBounds(start="00:00", end="23:59", maximum=5),
+    ]
+    assert bounds_at(a_policy(schedule=schedule), NOON)[:2] == (20, 20)
+
+
+@pytest.mark.parametrize("load", [None, math.nan, math.inf, -3.0])
+def test_without_a_load_the_size_is_held_and_says_so(load: float | None) -> None:
+    found = of(load, tasks=30)
+    assert found.tasks == 30
+    assert found.held in found.reason
+    assert found.reason.startswith("kept at 30: the load is")
+
+
+def test_a_stale_measurement_is_none() -> None:
+    sizing = JobSizing()
+    late = seen(1.0, 30, measured_at=NOON - STALE_S - 1)
+    assert sizing.advance(a_policy(**FREE), late).reason == (
+        "kept at 30: the last measurement is 181 s old"
+    )
+
+
+def test_nothing_is_taken_while_an_update_goes_on() -> None:
+    found = of(5.0, tasks=30, pushing="an update to version 4 goes on")
+    assert found.tasks == 30
+    assert found.reason.endswith("kept at 30: not reduced: an update to version 4 goes on")
+    assert of(50.0, tasks=30, pushing="an update to version 4 failed").tasks == 50
+
+
+def test_nothing_is_taken_by_a_scheduled_maximum_during_an_update() -> None:
+    entry = ScheduledBounds(start="00:00", end="23:59", maximum=5)
+    policy = a_policy(schedule=[entry], **FREE)
+    assert of(5.0, tasks=30, policy=policy, pushing="an update goes on").tasks == 30
+    assert of(5.0, tasks=30, policy=policy).tasks == 5
+
+
+def test_nothing_is_taken_while_tasks_are_not_healthy() -> None:
+    assert of(5.0, tasks=30, healthy=28).held == "not reduced: 28 of 30 tasks are healthy"
+
+
+def test_a_slightly_larger_size_is_kept() -> None:
+    assert of(29.0, tasks=30).tasks == 30
+    assert of(28.0, tasks=30).tasks == 28
+
+
+def test_speed_limits_hold_and_are_named() -> None:
+    found = of(80.0, policy=a_policy())
+    assert found.tasks == 20
+    assert "speed limit of 100% in 300 s: 20 now" in found.reason
+    assert of(10.0, tasks=50, policy=a_policy()).tasks == 45
+
+
+def test_a_minimum_wins_over_the_speed_limit() -> None:
+    assert of(10.0, tasks=1, policy=a_policy(minimum=30)).tasks == 30
+
+
+def test_a_mad_forecast_is_held_by_the_limits() -> None:
+    for load in (1e30, math.inf, math.nan):
+        mad = Forecast(load=load, expected=load)
+        assert recommend(a_policy(), seen(10.0), 10.0, mad, ()).tasks <= 20
+
+
+def test_cpu_spikes_of_an_update_are_not_load_as10() -> None:
+    policy, sizing = a_policy(**FREE), JobSizing()
+    for minute in range(30):
+        sizing.advance(policy, seen(10.0, at=NOON + 60 * minute))
+    at = NOON + 1800
+    spike = sizing.advance(policy, seen(40.0, at=at, pushing="an update goes on"))
+    after = sizing.advance(policy, seen(40.0, at=at + SETTLE_S - 1))
+    assert spike.tasks <= 13
+    assert after.tasks <= 13
+    assert sizing.history.mean(int(at // 300)) is None
+    assert sizing.advance(policy, seen(40.0, at=at + SETTLE_S)).tasks >= 40
+
+
+def test_requests_are_load_during_an_update_too() -> None:
+    policy = a_policy(**FREE, signal=LoadSignal.QUERY, query="q")
+    pushed = seen(40.0, pushing="an update goes on")
+    assert JobSizing().advance(policy, pushed).tasks >= 40
+
+
+def test_the_horizon_is_the_slowest_of_the_last_starts() -> None:
+    policy, sizing = a_policy(), JobSizing()
+    assert horizon_s(policy, sizing.state.starts) == 420.0
+    sizing.advance(policy, seen(10.0, 10))
+    sizing.advance(policy, seen(10.0, 20, at=NOON + 60, healthy=10))
+    sizing.advance(policy, seen(10.0, 20, at=NOON + 600, healthy=19))
+    sizing.advance(policy, seen(10.0, 20, at=NOON + 660))
+    assert sizing.state.starts == (600.0,)
+    assert horizon_s(policy, sizing.state.starts) == 720.0
+    assert horizon_s(a_policy(horizon_s=90.0), sizing.state.starts) == 90.0
+
+
+def test_the_first_evaluations_forecast_from_the_present_load() -> None:
+    found = JobSizing().advance(a_policy(**FREE), seen(10.0))
+    assert found.forecast is not None
+    assert found.forecast.by == {"last": 0.5, "mean": 0.5}

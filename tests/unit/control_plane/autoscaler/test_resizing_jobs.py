@@ -1,0 +1,121 @@
+"""The size of an autoscaled job, in the assembled control plane: who sets it, and who does not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from msgspec.structs import replace
+from world import World, a_job, scenario
+
+from agent.api import Limits
+from control_plane.api.autoscale import AutoscaleMode
+from control_plane.api.intent_wishes import SizeWish
+from control_plane.api.updates import UpdatePolicy
+from control_plane.autoscaler.sizes import size_wish
+from tests.unit.control_plane.autoscaler.sizing_builders import a_policy
+from wire.errors import Conflict
+
+APPLY = a_policy(minimum=2, maximum=9)
+SCALER, OWNER = "user:scaler", "user:ada"
+
+
+async def resize(w: World, tasks: int) -> None:
+    """Write a size as the autoscaler does: on top of the one that it saw."""
+    status = await w.cp.get_job("web")
+    await w.cp.intents.size("web", size_wish(status, tasks, "load 9 cores"), SCALER)
+
+
+async def size(w: World) -> int:
+    return (await w.cp.get_job("web")).record.spec.tasks
+
+
+@scenario()
+async def test_a_size_changes_the_size_and_nothing_else(w: World):
+    """AS8."""
+    await w.deployed(a_job(3, autoscale=APPLY))
+    before = (await w.cp.get_job("web")).record
+    await resize(w, 5)
+    await w.stable()
+    after = (await w.cp.get_job("web")).record
+    assert (await w.endpoints_count(5), after.version) == (True, before.version)
+    assert replace(after.spec, tasks=3) == before.spec
+
+
+@scenario()
+async def test_the_owners_file_does_not_undo_the_size_of_the_autoscaler(w: World):
+    """The trap that users of Kubernetes know: `replicas` of a manifest undoes its autoscaler."""
+    await w.deployed(a_job(3, autoscale=APPLY))
+    await resize(w, 6)
+    status = await w.cp.apply_job(a_job(3, autoscale=APPLY, command=["/bin/other"]), writer=OWNER)
+    assert (status.record.spec.tasks, status.record.version) == (6, 2)
+    plan = await w.cp.job_planner.plan(a_job(3, autoscale=APPLY, command=["/bin/third"]))
+    assert plan.wanted == 6
+    await w.cp.rollback_job("web", OWNER)
+    assert await size(w) == 6
+    await resize(w, 7)
+    assert await size(w) == 7
+
+
+@scenario()
+async def test_new_bounds_count_at_once(w: World):
+    await w.deployed(a_job(3, autoscale=APPLY))
+    await w.cp.apply_job(a_job(3, autoscale=a_policy(minimum=4, maximum=9)), writer=OWNER)
+    assert await size(w) == 4
+    await w.cp.apply_job(a_job(9, autoscale=a_policy(minimum=2, maximum=3)), writer=OWNER)
+    assert await size(w) == 3
+
+
+@scenario()
+async def test_the_file_counts_where_the_autoscaler_does_not_apply(w: World):
+    await w.deployed(a_job(3, autoscale=APPLY))
+    await resize(w, 6)
+    await w.cp.apply_job(a_job(4, autoscale=a_policy(mode=AutoscaleMode.RECOMMEND)), writer=OWNER)
+    assert await size(w) == 4
+    await w.cp.apply_job(a_job(5, autoscale=APPLY), writer=OWNER)  # its owner has just said so
+    assert await size(w) == 5
+    await w.cp.apply_job(a_job(3), writer=OWNER)
+    assert await size(w) == 3
+
+
+@scenario()
+async def test_a_size_of_a_person_stays_until_the_file_is_applied_again(w: World):
+    """FE11, JC15: one writer at a time."""
+    await w.deployed(a_job(3, autoscale=APPLY))
+    await resize(w, 6)
+    await w.cp.intents.size("web", SizeWish(tasks=8, take_over=True), OWNER)
+    with pytest.raises(Conflict, match="user:ada is its writer"):
+        await resize(w, 5)
+    assert await size(w) == 8
+    await w.cp.apply_job(a_job(3, autoscale=APPLY), writer=OWNER)
+    assert await size(w) == 8
+    await resize(w, 5)
+    assert await size(w) == 5
+
+
+@scenario()
+async def test_a_size_on_top_of_what_was_not_seen_is_refused(w: World):
+    await w.deployed(a_job(3, autoscale=APPLY))
+    stale = size_wish(await w.cp.get_job("web"), 5, "late")
+    await resize(w, 4)
+    with pytest.raises(Conflict, match="was to be replaced"):
+        await w.cp.intents.size("web", stale, SCALER)
+    await w.cp.stop_job("web")
+    with pytest.raises(Conflict, match="is being stopped"):
+        await resize(w, 5)
+
+
+@scenario()
+async def test_a_size_beyond_the_room_of_the_entitlement_stops_no_release(w: World):
+    """AS5."""
+    memory = next(iter(w.region.machines.values())).facts().memory_bytes
+    update = UpdatePolicy(max_unavailable=3)  # two wait for room, and count
+    limits = Limits(memory_max_bytes=int(0.6 * memory))
+    whole = {"limits": limits, "autoscale": APPLY, "update": update}
+    await w.deployed(a_job(3, **whole))
+    await resize(w, 5)  # there are three machines
+    status = await w.cp.apply_job(a_job(3, command=["/bin/other"], **whole), writer=OWNER)
+    assert (status.record.spec.tasks, status.record.version) == (5, 2)
+    await w.until(lambda: {t.version for t in w.cp._jobs.get("web").tasks[:3]} == {2})

@@ -1,0 +1,217 @@
+"""Load on jobs of a simulated region, and the autoscaler as a client that follows it.
+
+The load of a job is spread evenly over its healthy copies, and uses CPU there. The autoscaler is
+the production one: it lives and dies with a life of the control plane, and its store outlives both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.api import Health
+from agent.usage import TaskUsage
+from control_plane.api.autoscale import Autoscale, LoadSignal
+from control_plane.api.inventory import MachineScope
+from control_plane.api.jobs import Jobs, JobStatus
+from control_plane.api.machines import Machines
+from control_plane.api.tasks import TaskDescription
+from control_plane.autoscaler.service import Autoscaler
+from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
+from control_plane.autoscaler.sizes import size_wish
+from control_plane.runtime.runtime import SteppedRuntime
+from control_plane.store.memory import MemoryStore
+from vm_lab.region.machine import Copy, Machine
+from vm_lab.region.plane import Life
+from wire.errors import TwineError, Unreachable
+
+if TYPE_CHECKING:
+    from vm_lab.region.seed import SimulatedRegion
+
+STEP_S = 30.0
+"""CPU time is added up so often."""
+EVERY_S = 120.0
+"""From one evaluation of the autoscaler to the next: half of what production does."""
+Load = Callable[[float], float]
+"""Cores that a job needs, by the time of the region."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """How an autoscaled job stood at a time."""
+
+    at: float
+    load: float
+    recommended: int
+    """What the load needs, before limits."""
+    wanted: int
+    serving: int
+    """Copies that are healthy."""
+    cpu: float
+    """Share of their CPUs that the serving copies use."""
+    machines: int
+    """Machines with a copy."""
+    old: int
+    """Copies that do not run the newest image yet."""
+
+
+class LoadedJobs:
+    """Loads of jobs, what their copies use, and the autoscaler that follows them."""
+
+    def __init__(
+        self, region: SimulatedRegion, policies: dict[str, Autoscale], loads: dict[str, Load]
+    ) -> None:
+        """Begin when the region does; `policies` are put into the jobs' files."""
+        self._region, self.policies, self._loads = region, policies, loads
+        self._cpu_s: dict[tuple[str, int], float] = defaultdict(float)
+        """By task and invocation."""
+        self._store = MemoryStore()
+        self.autoscaler: Autoscaler | None = None
+        self.samples: list[LoadSample] = []
+        self.resizes: list[tuple[float, str, int, int]] = []
+        """Time, job, size before and after."""
+        region.network.usage, region.policies = self.usage, policies
+        region.plane.started.append(self._begin)
+        region.timeline.after(STEP_S, self._step)
+
+    # -- load
+
+    def serving(self, job: str) -> list[Copy]:
+        """Return the copies of a job that serve."""
+        copies = (c for m in self._region.machines.values() if m.on for c in m.copies.values())
+        mine = (copy for copy in copies if copy.task_id.rpartition("-")[0] == job)
+        return [copy for copy in mine if copy.alive and copy.health is Health.HEALTHY]
+
+    def _step(self) -> None:
+        now = self._region.timeline.now
+        for job, load in self._loads.items():
+            copies = self.serving(job)
+            used = 0.0
+            for copy in copies:
+                most = copy.spec.limits.cpu_max_cores or 1.0
+                cores = min(most, load(now) / len(copies))
+                used += cores / most
+                self._cpu_s[copy.task_id, copy.invocation] += cores * STEP_S
+            cpu = used / len(copies) if copies else 0.0
+            self._sample(job, load(now), copies, cpu)
+            owner = self._region.applications.of.get(job)
+            if owner is not None:
+                owner.load = cpu
+        self._region.timeline.after(STEP_S, self._step)
+
+    def _sample(self, job: str, load: float, copies: Sequence[Copy], cpu: float) -> None:
+        owned, scaler = self._region.clients.jobs.get(job), self.autoscaler
+        if owned is None or owned.granted is None or scaler is None:
+            return
+        view = next((v for v in scaler.views().sizings if v.job == job), None)
+        found = view.recommendation if view is not None else None
+        machines = self._region.machines.values()
+        holding = sum(1 for m in machines if any(c.alive for c in m.copies.values()))
+        self.samples.append(
+            LoadSample(
+                at=self._region.timeline.now,
+                load=load,
+                recommended=found.wanted if found is not None else 0,
+                wanted=owned.granted.tasks,
+                serving=len(copies),
+                cpu=cpu,
+                machines=holding,
+                old=sum(1 for c in copies if c.runs != owned.granted.image),
+            )
+        )
+
+    def usage(self, machine: Machine) -> list[TaskUsage]:
+        """Return what the tasks of a machine use."""
+        return [
+            TaskUsage(task_id=c.task_id, cpu_s=self._cpu_s[c.task_id, c.invocation])
+            for c in machine.copies.values()
+            if c.alive
+        ]
+
+    # -- the autoscaler
+
+    def _begin(self, life: Life) -> None:
+        life.loop.create_task(self._run(life))
+
+    async def _run(self, life: Life) -> None:
+        runtime = SteppedRuntime(self._region.plane.wall, life.number)
+        front_end = _FrontEnd(self, life)
+        usage = TaskUsageSource(runtime, front_end.describe_task)
+        sources: dict[LoadSignal, LoadSource] = {LoadSignal.CPU: usage}
+        if self._store.failure() == "" and life.number > 1:
+            await self._store.__aexit__(None, None, None)
+        async with self._store:
+            self.autoscaler = Autoscaler(
+                runtime, front_end, self._store, sources, front_end, EVERY_S
+            )
+            await self.autoscaler.run()
+
+    async def resize(self, life: Life, status: JobStatus, tasks: int, reason: str) -> str:
+        """Resize a job as its owner's friend; the checker judges by what owners were granted."""
+        name, was = status.record.name, status.record.spec.tasks
+        owned = self._region.clients.jobs[name]
+        asked, granted = owned.asked, owned.granted
+        if asked is None or granted is None or life.control_plane is None:
+            return "the job stops"
+        owned.asked = replace(asked, tasks=min(was, tasks))
+        owned.most = max(owned.most, tasks)
+        try:
+            wish = size_wish(status, tasks, reason)
+            await life.control_plane.intents.size(name, wish, "autoscaler")
+        except TwineError as e:
+            owned.asked = asked
+            return str(e)
+        self.resizes.append((self._region.timeline.now, name, was, tasks))
+        self.observe(status, tasks)
+        return ""
+
+    def release(self, job: str, digest: str, tasks: int) -> None:
+        """Let the owner apply the job's file with a new image: its `tasks` never changed."""
+        asked = self._region.clients.jobs[job].asked
+        if asked is not None:
+            self._region.plane.images.add(digest)
+            self._region.setting.known_images.add(digest)
+            self._region.clients.apply_job(replace(asked, image=digest, tasks=tasks))
+
+    def observe(self, status: JobStatus, tasks: int) -> None:
+        """Note the size that a job has now, also if the answer to its resize was lost."""
+        owned = self._region.clients.jobs.get(status.record.name)
+        if owned is None or owned.asked is None or owned.granted is None:
+            return
+        if (owned.asked.tasks, owned.granted.tasks) != (tasks, tasks):
+            owned.asked = replace(owned.asked, tasks=tasks)
+            owned.granted = replace(owned.granted, tasks=tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class _FrontEnd:
+    """The front end as the autoscaler calls it in one life of the control plane."""
+
+    jobs: LoadedJobs
+    life: Life
+
+    async def list_jobs(self) -> Jobs:
+        if self.life.control_plane is None:
+            raise Unreachable("the control plane does not serve")
+        found = await self.life.control_plane.list_jobs()
+        for status in found.jobs:
+            if status.record.name in self.jobs.policies:
+                self.jobs.observe(status, status.record.spec.tasks)
+        return found
+
+    async def list_machines(self, scope: MachineScope | None = None) -> Machines:
+        if self.life.control_plane is None:
+            raise Unreachable("the control plane does not serve")
+        return await self.life.control_plane.inventory.page(scope or MachineScope(), "", 10_000)
+
+    async def describe_task(self, job: str, index: int) -> TaskDescription:
+        if self.life.control_plane is None:
+            raise Unreachable("the control plane does not serve")
+        return await self.life.control_plane.task_desk.describe(job, index)
+
+    async def write(self, status: JobStatus, tasks: int, reason: str) -> str:
+        return await self.jobs.resize(self.life, status, tasks, reason)
