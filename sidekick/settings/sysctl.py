@@ -90,10 +90,13 @@ REFUSED = (
 LEADS = {
     PREFIX + "net.ipv4.tcp_congestion_control": (
         PREFIX + "net.ipv4.tcp_allowed_congestion_control",
-    )
+        *(f"modules.tcp_{name}" for name in ("bbr", "dctcp", "htcp", "vegas", "westwood")),
+    ),
+    PREFIX + "net.core.default_qdisc": ("modules.sch_fq", "modules.sch_cake"),
 }
 """What the kernel changes along: the default algorithm is allowed to every user from then on
-(net/ipv4/tcp_cong.c), and stays so when another one becomes the default."""
+(net/ipv4/tcp_cong.c), and stays so when another one becomes the default. A module is loaded when
+it is named, and stays."""
 
 
 def path_of(setting: str) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fake_host import FakeHost, a_target
+from recorded import RecordedHost
 
+from sidekick.cli import main
 from sidekick.report import Outcome, ProfileState, exit_code
 from sidekick.state import Target
 from sidekick.status import status, verify
@@ -73,3 +77,29 @@ def test_bug_sk36_a_wanted_value_that_is_refused_still_undoes_everything(fake: F
     assert (report.state, report.rolled_back) == (ProfileState.DEGRADED, True)
     assert fake.fs.read("/proc/sys/vm/swappiness") == "60"
     assert fake.state.load().left == {}
+
+
+SCHEDULED = "description = 'x'\n[block.rotating]\nscheduler = 'mq-deadline'\n"
+
+
+def test_bug_sk29_a_module_that_a_value_loaded_goes_with_the_value(tmp_path: Path) -> None:
+    # BUG-SK29
+    fake = RecordedHost(tmp_path / "host", "vm")
+    (tmp_path / "x.toml").write_text(SCHEDULED)
+    fake.fs.path("/sys/block/vda/queue/scheduler").write_text("[none] mq-deadline\n")
+    listing = fake.fs.path(f"/lib/modules/{fake.host().hardware.kernel}/modules.dep")
+    listing.parent.mkdir(parents=True, exist_ok=True)
+    listing.write_text("kernel/block/mq-deadline.ko.xz:\n")
+
+    def sidekick(*words: str) -> int:
+        options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={tmp_path}"]
+        return main([*options, *words], make_host=lambda _: fake.host())
+
+    assert sidekick("apply-profile", "x") == 0
+    loaded = fake.fs.path("/sys/module/mq_deadline/initstate")
+    loaded.parent.mkdir(parents=True)  # as the kernel does at the write
+    loaded.write_text("live\n")
+    assert sidekick("verify") == 0
+    assert sidekick("plan", "x") == 0
+    assert sidekick("rollback") == 0
+    assert ["/sbin/modprobe", "-r", "mq_deadline"] in fake.processes.ran
