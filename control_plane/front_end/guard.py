@@ -26,7 +26,7 @@ from wire.server import Call
 
 NAMED = frozenset(("job", "task", "entitlement"))
 """Parameters of paths that say whose it is."""
-TAMES = frozenset(("stop_job", "pause_job"))
+TAMES = frozenset(("stop_job", "pause_job", "put_hold"))
 """What anybody who owns a job may do to it, even if its tasks have no sandbox."""
 
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from agent.api import JoinRequest, Relaxation
 from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.intent_wishes import HoldWish, PushWish, SizeWish
 from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import TokenRequest
@@ -195,6 +196,9 @@ def test_tasks_without_a_sandbox_are_for_who_was_granted_that_and_each_use_is_in
     with pytest.raises(Forbidden, match="ann is no operator"):
         call(region, "ann", "grant_host_admin", admin="user:ann")
     call(region, "ann", "apply_job", plain, job="j")
+    for who in ("ann", "root"):
+        with pytest.raises(Forbidden, match=f"`raw`.*{who} is no host admin"):
+            call(region, who, "put_push", PushWish(spec=raw), job="j")
     call(region, "root", "grant_host_admin", admin="user:ann")
     assert call(region, "ann", "get_myself").host_admin
     call(region, "ann", "apply_job", raw, job="j")
@@ -202,7 +206,10 @@ def test_tasks_without_a_sandbox_are_for_who_was_granted_that_and_each_use_is_in
     for action in ("restart_job", "resume_job", "rollback_job"):
         with pytest.raises(Forbidden, match="no host admin"):
             call(region, "ann", action, job="j")
+    with pytest.raises(Forbidden, match="no host admin"):
+        call(region, "ann", "put_size", SizeWish(tasks=2), job="j")
     call(region, "ann", "pause_job", job="j")
+    call(region, "ann", "put_hold", HoldWish(lasts_s=60), job="j")
     call(region, "ann", "apply_job", plain, job="j")
 
     told = [(e.caller, e.action, e.object, e.outcome) for e in entries(region)]
@@ -214,7 +221,7 @@ def test_tasks_without_a_sandbox_are_for_who_was_granted_that_and_each_use_is_in
     ]
     refused = [e for e in entries(region) if e.outcome is Outcome.REFUSED]
     assert {e.caller for e in refused} == {"user:ann", "user:root"}
-    assert sum("no host admin" in e.reason for e in refused) == 5
+    assert sum("no host admin" in e.reason for e in refused) == 8
 
 
 def test_hosts_that_are_let_in_are_in_the_log_and_strangers_cannot_fill_it(region: Region) -> None:
