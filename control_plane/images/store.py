@@ -56,12 +56,15 @@ class ImageStore:
         """
         self._names = ImageNames(folder)
         self._owner_max_bytes = owner_max_bytes
-        self._arriving = Counter[str]()
-        """Owner → bytes of streams that are on their way in."""
+        self._arriving: dict[Path, tuple[str, int]] = {}
+        """File of a stream on its way in → whose it is, and how many bytes are there."""
+        self._used: Counter[str] | None = None
+        """Owner → bytes of images that are here; counted when somebody asks first."""
         self._folder = folder
         self._incoming = folder / "incoming"
         self._clock = clock
         self._max_bytes = max_bytes
+        self._counting = asyncio.Lock()
         self._signing = asyncio.Lock()
         """Of two who sign an image at once neither takes the other's word away."""
         shutil.rmtree(self._incoming, ignore_errors=True)
@@ -85,7 +88,9 @@ class ImageStore:
             return known
         temporary = self._incoming / secrets.token_hex(8)
         try:
-            size = await self._receive(digest, temporary, self._within_share(stream, owner))
+            size = await self._receive(
+                digest, temporary, self._within_share(stream, owner, temporary)
+            )
             info = ImageInfo(
                 digest=digest,
                 format=format_,
@@ -94,12 +99,15 @@ class ImageStore:
                 owner=owner,
             )
             await asyncio.to_thread(self._publish, info, temporary)
+            if self._used is not None:
+                self._used[owner] += size
         except OSError as e:
             raise HostError(
                 f"cannot store image {digest}: {e.strerror}",
                 hint=f"look at the free space of {self._folder} on the control plane",
             ) from e
         finally:
+            self._arriving.pop(temporary, None)
             temporary.unlink(missing_ok=True)
         log.info("image stored", extra={"image": digest, "bytes": size})
         return info
@@ -125,7 +133,8 @@ class ImageStore:
 
         Raises `NotFound`, or `Conflict` with the names.
         """
-        if await self.find(digest) is None:
+        known = await self.find(digest)
+        if known is None:
             raise NotFound(f"there is no image {digest}", hint="twinectl image list")
         if jobs := users(digest):
             named = ", ".join(jobs[:_NAMED])
@@ -138,6 +147,8 @@ class ImageStore:
             await asyncio.to_thread(self._delete, digest)
         except OSError as e:
             raise HostError(f"cannot remove image {digest}: {e.strerror}") from e
+        if self._used is not None:
+            self._used[known.owner] -= known.stream_bytes
         log.info("image removed", extra={"image": digest})
 
     async def sign(self, digest: str, signature: ImageSignature) -> ImageInfo:
@@ -198,28 +209,39 @@ class ImageStore:
         log.info("image named", extra={"image": digest, "as": name, "by": by})
         return found
 
-    async def _within_share(self, stream: AsyncIterator[bytes], owner: str) -> AsyncIterator[bytes]:
-        """Pass a stream on for as long as its owner's images fit into one share (BUG-HT27)."""
+    async def _within_share(
+        self, stream: AsyncIterator[bytes], owner: str, path: Path
+    ) -> AsyncIterator[bytes]:
+        """Pass a stream on for as long as its owner's images fit into one share (BUG-HT27).
+
+        It counts as on its way until it is an image, so that of two at once one is refused.
+        """
         most = self._owner_max_bytes
         if most is None or not owner:
             async for chunk in stream:
                 yield chunk
             return
-        there = await asyncio.to_thread(self._read_all)
-        used, size = sum(i.stream_bytes for i in there if i.owner == owner), 0
-        try:
-            async for chunk in stream:
-                size += len(chunk)
-                self._arriving[owner] += len(chunk)
-                if used + self._arriving[owner] > most:
-                    raise TooLarge(
-                        f"the images of {owner} would take more than their share of {most} bytes:"
-                        f" {used} are there, {self._arriving[owner]} on their way",
-                        hint="twinectl image list, and image remove those that no job runs",
-                    )
-                yield chunk
-        finally:
-            self._arriving[owner] -= size
+        used, size = await self._usage(), 0
+        async for chunk in stream:
+            size += len(chunk)
+            self._arriving[path] = owner, size
+            coming = sum(count for who, count in self._arriving.values() if who == owner)
+            if used[owner] + coming > most:
+                raise TooLarge(
+                    f"the images of {owner} would take more than their share of {most} bytes:"
+                    f" {used[owner]} are there, {coming} on their way",
+                    hint="twinectl image list; an operator removes those that no job runs",
+                )
+            yield chunk
+
+    async def _usage(self) -> Counter[str]:
+        async with self._counting:
+            if self._used is None:
+                found = Counter[str]()
+                for info in await asyncio.to_thread(self._read_all):
+                    found[info.owner] += info.stream_bytes
+                self._used = found
+            return self._used
 
     async def _receive(self, digest: str, path: Path, stream: AsyncIterator[bytes]) -> int:
         """Write the stream to a file and return its size; raise unless it has the digest."""
