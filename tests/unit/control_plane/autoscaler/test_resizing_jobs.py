@@ -28,7 +28,8 @@ async def size(w: World) -> int:
 
 
 @scenario()
-async def test_a_resize_changes_the_size_and_nothing_else_as8(w: World):
+async def test_a_resize_changes_the_size_and_nothing_else(w: World):
+    """AS8."""
     await w.deployed(a_job(3, autoscale=APPLY))
     before = (await w.cp.get_job("web")).record
     await w.cp.resize_job("web", wish(5, 3))
@@ -91,7 +92,8 @@ async def test_a_resize_of_what_was_not_seen_is_refused(w: World):
 
 
 @scenario()
-async def test_a_size_beyond_the_room_of_the_entitlement_stops_no_release_as5(w: World):
+async def test_a_size_beyond_the_room_of_the_entitlement_stops_no_release(w: World):
+    """AS5."""
     memory = next(iter(w.region.machines.values())).facts().memory_bytes
     update = UpdatePolicy(max_unavailable=3)  # two wait for room, and count
     limits = Limits(memory_max_bytes=int(0.6 * memory))
