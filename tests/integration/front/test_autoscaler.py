@@ -234,9 +234,10 @@ def ctl(region: Region, answers: Path, *arguments: str) -> Result:
     return CliRunner().invoke(main, arguments, env=env)
 
 
-def test_a_job_grows_with_its_active_users_and_twinectl_says_why_as2_as8(
+def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
     region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
 ) -> None:
+    """AS2, AS8."""
     exporter.text = "active_users 710\n"
     until(lambda: measured(prometheus, POLICY.query).load == 710.0)
     region.control_plane.jobs["web"] = SPEC

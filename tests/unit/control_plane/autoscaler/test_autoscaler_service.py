@@ -73,7 +73,9 @@ def course(
     run(main())
 
 
-def test_the_size_follows_two_days_of_load_and_no_minute_is_short_as1_as4() -> None:
+def test_the_size_follows_two_days_of_load_and_no_minute_is_short() -> None:
+    """AS1, AS4."""
+
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         short: list[float] = []
 

@@ -37,7 +37,8 @@ def test_without_history_the_last_load_is_all_there_is() -> None:
     assert (trend, days, weeks) == (None, None, None)
 
 
-def test_a_rise_is_seen_ahead_from_former_days_as2() -> None:
+def test_a_rise_is_seen_ahead_from_former_days() -> None:
+    """AS2."""
     history, state = learned(diurnal, 14 + 0.25, slots=12)
     found = forecast(history, state, 12)
     assert found is not None

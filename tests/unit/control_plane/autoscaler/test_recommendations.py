@@ -32,7 +32,8 @@ def test_sizes_are_rounded_up_but_not_for_a_millionth() -> None:
     assert [tasks_for(load, 1.0) for load in (0.0, 0.1, 4.0, 4.0000001, 4.01)] == [0, 1, 4, 4, 5]
 
 
-def test_the_size_carries_the_load_at_the_target_as1() -> None:
+def test_the_size_carries_the_load_at_the_target() -> None:
+    """AS1."""
     found = of(12.5)  # at 50 % of 2 cores a task
     assert found.tasks == 13
     assert "load 12.5 cores" in found.reason
@@ -153,7 +154,8 @@ def test_a_mad_forecast_is_held_by_the_limits() -> None:
         assert recommend(a_policy(), seen(10.0), 10.0, mad, ()).tasks <= 20
 
 
-def test_cpu_spikes_of_an_update_are_not_load_as10() -> None:
+def test_cpu_spikes_of_an_update_are_not_load() -> None:
+    """AS10."""
     policy, sizing = a_policy(**FREE), JobSizing()
     for minute in range(30):
         sizing.advance(policy, seen(10.0, at=NOON + 60 * minute))
