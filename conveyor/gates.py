@@ -80,7 +80,8 @@ async def _query(gate: QueryGate, prometheus: str, seen: Sequence[JobProgress]) 
     query = gate.promql.replace("$tasks", tasks)
     found = await _ask(prometheus, "query", {"query": query})
     if found.resultType == "scalar":
-        return judge.of_query(gate, {"scalar": _number(found.result[1])})
+        _, text = msgspec.convert(found.result, tuple[float, str])
+        return judge.of_query(gate, {"scalar": _number(text)})
     results = msgspec.convert(found.result, list[_Result], strict=False)
     series = {_named(r.metric): _number(r.value[1]) for r in results if r.value is not None}
     return judge.of_query(gate, series)

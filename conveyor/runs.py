@@ -137,7 +137,7 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
     frozen: tuple[str, ...] = ()
     """Jobs whose updates this service paused."""
     last_image: str = ""
-    """Newest image that started a run; the trigger does not start it again."""
+    """Newest image that the trigger saw; it starts a run only when another one is the newest."""
     looked: float | None = None
     """When the schedule was looked at last, in seconds since 1970."""
     next_run: int = 1
@@ -191,7 +191,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     updating: bool = False
     """An update is under way."""
     settled: bool = False
-    """Every task runs what is wanted and is healthy, and the update is over."""
+    """The update is over, and no more tasks are missing than the job's `max_unavailable`."""
     halted: str = ""
     """Why the scheduler halted the update; empty: it did not."""
     frozen: bool = False

@@ -38,7 +38,7 @@ T = TypeVar("T")
 ROUND_S = 2.0
 """Between two looks at the jobs of a pipeline that has a run."""
 IDLE_S = 10.0
-"""Between two looks at the image store of a pipeline that has none."""
+"""Between two looks at the image store."""
 _BACK_OFF_MAX_S = 30.0
 _NOTIFY_S = 60.0
 _NOTIFY_FOR_S = 86_400.0
@@ -68,6 +68,8 @@ class DeliveryService:
         self._refused: dict[str, str] = {}
         """Job → why its last change was refused."""
         self._told_at: dict[int, float] = {}
+        self._looked: dict[str, float] = {}
+        """Pipeline → when the image store was looked at last."""
         self._loops: dict[str, asyncio.Task[None]] = {}
 
     async def load(self) -> None:
@@ -142,14 +144,16 @@ class DeliveryService:
     async def _triggered(self, known: KnownPipeline) -> KnownPipeline:
         trigger, name = known.record.spec.trigger, known.record.spec.name
         self._trouble.pop(name, None)
-        if not trigger.image:
+        now, looked = self._runtime.date(), self._looked.get(name, float("-inf"))
+        if not trigger.image or 0 <= now - looked < IDLE_S:
             return known
+        self._looked[name] = now
         try:
             newest = await self._writer.newest_image(trigger.image)
         except TwineError as e:
             self._trouble[name] = f"cannot see the image store: {e}"
             return known
-        changed, ended = commands.triggered(known.record, newest, self._runtime.date())
+        changed, ended = commands.triggered(known.record, newest, now)
         return await self._write(known, changed, ended)
 
     async def _look(self, name: str, record: PipelineRecord) -> dict[str, JobProgress]:

@@ -64,27 +64,32 @@ def started(
     if record.waiting is not None:
         by = f"run {run.number} has a newer image"
         gone = (ended(record.waiting, RunState.SUPERSEDED, by, now),)
-    return replace(record, waiting=run, next_run=record.next_run + 1, last_image=image), gone
+    return replace(record, waiting=run, next_run=record.next_run + 1), gone
 
 
 def triggered(
     record: PipelineRecord, newest: str, now: float
 ) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
-    """Return the record after a look at the newest image of the trigger's name; empty: none."""
+    """Return the record after a look at the newest image of the trigger's name; empty: none.
+
+    An image starts a run when it becomes the newest, once. It does not supersede a run that waits
+    and was started by hand: the next look comes after that has begun.
+    """
     trigger = record.spec.trigger
+    if record.waiting is not None and record.waiting.trigger == "hand":
+        return record, ()
     kind = "image"
     if trigger.schedule:
         last = schedule.last_start(trigger.schedule, trigger.zone, now)
         if last is None or (record.looked is not None and last <= record.looked):
             return record, ()
         record, kind = replace(record, looked=now), "schedule"
-    is_known = newest == record.last_image or newest in (
-        run.image for run in (record.active, record.waiting) if run is not None
-    )
-    is_everywhere = record.spec.jobs and all(
-        record.good.get(job) == newest for job in record.spec.jobs
-    )
-    if not newest or is_known or is_everywhere:
+    if not newest or newest == record.last_image:
+        return record, ()
+    record = replace(record, last_image=newest)
+    under_way = [run.image for run in (record.active, record.waiting) if run is not None]
+    is_everywhere = all(record.good.get(job) == newest for job in record.spec.jobs)
+    if newest in under_way or is_everywhere:
         return record, ()
     return started(record, newest, kind, WHO, f"newest {trigger.image}", now)
 

@@ -232,14 +232,17 @@ def _judged(
         return _wait(record, f"{step.name}: {_counts(step, jobs)}", measure=found.due)
     if found.waits:
         return _wait(record, f"{step.name}: {found.waits}", measure=found.due)
-    return _next(record, run, now)
+    return _next(record, run, now, found.due)
 
 
-def _next(record: PipelineRecord, run: PipelineRun, now: float) -> DeliveryDecision:
+def _next(
+    record: PipelineRecord, run: PipelineRun, now: float, due: tuple[str, ...] = ()
+) -> DeliveryDecision:
+    """Return the next step, or that windows and holds keep it back: gates are measured on."""
     plan, number = steps(run.spec), run.step + 1
     is_last = number >= len(plan)
     if not is_last and (why := schedule.held_back(run.spec, now)):
-        return _wait(record, f"{plan[number].name} {why}")
+        return _wait(record, f"{plan[number].name} {why}", measure=due)
     ended = replace(run.steps[-1], ended=now)
     word = "skipped" if run.skip == run.step else "passed"
     run = replace(run, step=number, steps=(*run.steps[:-1], ended), verdicts={}, skip=None)

@@ -54,7 +54,7 @@ def judged(run: PipelineRun, stage: PipelineStage, now: float) -> StageJudgement
     if left:
         word = "approval" if all(gates[name].approval is not None for name in left) else "gate"
         return StageJudgement(waits=f"waits for {word} {', '.join(left)}", due=due)
-    return StageJudgement()
+    return StageJudgement(due=due)
 
 
 def noted(run: PipelineRun, verdict: GateVerdict) -> PipelineRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.api import Health, TaskState
-from control_plane.api.jobs import JobPhase, JobRecord, JobStatus, TaskRecord, spec_of, task_id
+from control_plane.api.jobs import JobRecord, JobStatus, TaskPhase, TaskRecord, spec_of, task_id
 from conveyor.runs import JobProgress
 
 _TROUBLE = (TaskState.BACKOFF, TaskState.FAILED)
@@ -18,8 +18,10 @@ def progress(status: JobStatus, image: str) -> JobProgress:
     stable = [task for task in record.tasks if spec_of(record, task).image != image]
     is_current = rollout is not None and rollout.version == record.version
     updating = (is_current and rollout is not None and not rollout.done) or any(
-        task.version != record.version for task in record.tasks
+        task.version != record.version and task.phase is not TaskPhase.LOST for task in record.tasks
     )
+    missing = status.wanted - status.healthy
+    serves = status.healthy > 0 or status.wanted == 0
     halted = rollout.reason if is_current and rollout is not None and rollout.halted else ""
     return JobProgress(
         job=record.name,
@@ -31,7 +33,7 @@ def progress(status: JobStatus, image: str) -> JobProgress:
         healthy=status.healthy,
         restarts=sum(task.restarts for task in new),
         updating=updating,
-        settled=status.phase is JobPhase.STABLE and not updating,
+        settled=not updating and serves and missing <= record.spec.update.max_unavailable,
         halted=halted,
         frozen=record.paused,
         update=record.spec.update,

@@ -96,8 +96,8 @@ async def pushed(client: ControlPlaneClient, version: int) -> str:
 
 
 @asynccontextmanager
-async def exporter(client: ControlPlaneClient, bad: set[str]) -> AsyncIterator[int]:
-    """Serve metrics of each task of `web`: errors and latency of those whose image is bad."""
+async def exporter(client: ControlPlaneClient, bad: set[str], slow: set[str]) -> AsyncIterator[int]:
+    """Serve metrics of each task of `web`: those of bad images have errors, slow ones latency."""
 
     async def metrics(_: web.Request) -> web.Response:
         record = (await client.get_job("web")).record
@@ -105,11 +105,12 @@ async def exporter(client: ControlPlaneClient, bad: set[str]) -> AsyncIterator[i
         for task in record.tasks:
             if not task.listed:
                 continue
-            is_bad = spec_of(record, task).image in bad
+            image = spec_of(record, task).image
+            is_bad, base_s = image in bad, 0.2 if image in slow else 0.1
             name = task_id("web", task.index)
             noise = 0.01 * math.sin(7 * task.index + asyncio.get_running_loop().time())
             lines.append(f'app_error_ratio{{task="{name}"}} {0.3 if is_bad else 0.01 + noise / 2}')
-            lines.append(f'app_latency_seconds{{task="{name}"}} {0.1 + noise}')
+            lines.append(f'app_latency_seconds{{task="{name}"}} {base_s + noise}')
         return web.Response(text="\n".join(lines) + "\n")
 
     app = web.Application()
@@ -177,7 +178,7 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
     async with fleet(6) as region:
         client = region.client
         await region.entitle()
-        one, two, three = [await pushed(client, version) for version in (1, 2, 3)]
+        one, two, three, four = [await pushed(client, v) for v in (1, 2, 3, 4)]
         spec = JobSpec(
             name="web",
             entitlement="front",
@@ -196,7 +197,7 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
         )
         service = f"unix:{config.socket}"
         async with (
-            exporter(client, {three}) as port,
+            exporter(client, {three}, {four}) as port,
             prometheus(tmp_path, port) as metrics,
             ConveyorClient(service) as delivery,
         ):
@@ -237,6 +238,14 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
                 assert most_bad == 1
                 status = await client.get_job("web")
                 assert (_new(status, two), status.record.spec.update) == (10, spec.update)
+
+                await ctl(service, region.endpoint, "start", "web", "--image", four)
+                view = await _ended(delivery, 3)
+                assert view.last is not None
+                assert view.last.state == "rolled-back"
+                assert "gate latency: worse beyond 10%" in view.last.reason
+                assert [s.name for s in view.last.steps] == ["canary 1", "rollback"]
+                assert _new(await client.get_job("web"), two) == 10
                 said = await ctl(service, region.endpoint, "history", "web")
                 print(said)
                 assert "0.3" in said

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from conveyor import records
 from conveyor.api import ControlRequest, ControlVerb, StartRequest
 from conveyor.core.judge import Measured
 from conveyor.runs import GateOutcome, RunState
 from tests.unit.conveyor.delivery_model import NO_DATA, OWNERS, ModelJob, World, a_pipeline, digest
-from wire.errors import Busy, Conflict, Forbidden, InvalidInput
+from wire.errors import Busy, Conflict, Forbidden, InvalidInput, Unreachable
 
 
 def control(verb: str, reason: str = "because", gate: str = "") -> ControlRequest:
@@ -373,3 +374,65 @@ async def test_the_loop_of_the_service_carries_a_run_to_its_end():
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert world.plane.jobs["web"].tasks == [digest(2)] * 10
+
+
+async def test_gates_are_measured_while_a_window_keeps_the_next_stage_back():
+    world = World(a_pipeline(windows={"during": ["mon-fri 06:00-07:02"]}))
+    world.now = 1_799_996_400.0  # Friday 2027-01-15, 07:00 UTC
+    await world.begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(60)
+    run = await world.run()
+    assert (run.step, "outside of its windows" in run.waits) == (1, True)
+    assert world.now - run.verdicts["errors"].at < 60
+    world.meter.bad = {digest(2)}
+    await world.until("rolled-back")
+
+
+async def test_a_notification_is_sent_again_until_its_hook_answers():
+    world = await World(a_pipeline(on_failure={"notify": ["http://hook.example/x"]})).begin()
+    answered = world._send
+    refused = 0
+
+    async def refuses(url: str, message: object) -> None:
+        nonlocal refused
+        refused += 1
+        raise Unreachable("no answer")
+
+    world.service._send = refuses
+    world.plane.images["web"] = digest(2)
+    world.meter.bad = {digest(2)}
+    await world.until("rolled-back")
+    await world.rounds(20)
+    assert 2 <= refused <= 5, "once a minute"
+    world.restart()
+    await world.service.load()
+    world.service._send = answered
+    await world.rounds(20)
+    assert len(world.sent) == 1
+
+
+async def test_a_pipeline_with_a_run_is_not_removed_and_one_without_is_with_its_history():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(5)
+    with pytest.raises(Conflict, match="it has a run"):
+        await world.service.remove("web")
+    await world.until("done")
+    await world.service.remove("web")
+    assert (await world.store.list_prefix("")).entries == ()
+
+
+async def test_old_runs_are_dropped_with_their_verdicts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(records, "RUNS_KEPT", 2)
+    world = await World().begin()
+    for number in range(2, 7):
+        world.plane.images["web"] = digest(number)
+        await world.until("done", most=100)
+        while (await world.service.view("web")).last.image != digest(number):
+            await world.rounds(1)
+    history = await world.service.history("web", 100, None)
+    assert [run.number for run in history.runs] == [5, 4]
+    assert len((await world.store.list_prefix("verdicts/")).entries) == sum(
+        run.measured for run in history.runs
+    )

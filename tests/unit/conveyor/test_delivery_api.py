@@ -1,0 +1,285 @@
+"""The service's API over its socket and TLS, its gates over HTTP, its command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from control_plane.cli import main as twinectl
+from control_plane.identity.authority import Authority, Subject, open_authority
+from control_plane.store.sqlite import SqliteStore
+from conveyor import cli, gates
+from conveyor.api import ControlRequest, ControlVerb, PipelineGate
+from conveyor.client import ConveyorClient
+from conveyor.config import ConveyorConfig, load, open_store
+from conveyor.gates import GateMeter
+from conveyor.routes import IDENTITY, READS, ROUTES, WRITES
+from conveyor.runs import GateOutcome, JobProgress
+from conveyor.server import DeliveryAccess, serving
+from tests.unit.conveyor.delivery_model import World, a_pipeline, digest
+from wire import tls
+from wire.errors import ConfigError, Forbidden, NotFound, Unreachable
+
+PAUSE = ControlRequest(verb=ControlVerb.PAUSE)
+
+
+def test_every_row_says_who_may_call_it_and_only_writers_change():
+    for route in ROUTES:
+        assert route.needs == (WRITES if route.is_change else READS), route.name
+
+
+@asynccontextmanager
+async def served(world: World, folder: Path, authority: Authority) -> AsyncIterator[str]:
+    """Serve on a socket in the folder and over TLS; yields the URL."""
+    subject = Subject("controller", "conveyor", ("127.0.0.1",))
+    context = tls.server_context(authority.credential(subject, ""), require_client=True)
+    access = DeliveryAccess(frozenset({"ann"}))
+    port = await _free_port()
+    async with serving(world.service, access, folder / "c.sock", ("127.0.0.1", port, context)):
+        yield f"https://127.0.0.1:{port}"
+
+
+async def _free_port() -> int:
+    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    return int(port)
+
+
+async def test_users_read_writers_change_and_nobody_else_gets_in(tmp_path: Path):
+    authority = open_authority(tmp_path / "a.pem", "twine")
+    foreign = open_authority(tmp_path / "b.pem", "twine")
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(5)
+
+    def client(url: str, role: str, name: str, of: Authority = authority) -> ConveyorClient:
+        held = of.credential(Subject(role, name), "")
+        held = msgspec.structs.replace(held, ca_pem=authority.ca_pem)
+        return ConveyorClient(url, tls.client_context(held, IDENTITY))
+
+    async with served(world, tmp_path, authority) as url:
+        async with client(url, "user", "bob") as bob:
+            assert (await bob.get_pipeline("web")).record.active is not None
+            for refused in (
+                bob.control_run("web", PAUSE),
+                bob.apply_pipeline(a_pipeline()),
+                bob.remove_pipeline("web"),
+            ):
+                with pytest.raises(Forbidden, match="may not change pipelines"):
+                    await refused
+        for role in ("host", "component", "controller"):
+            async with client(url, role, "ann") as other:
+                with pytest.raises(Forbidden, match="is no user"):
+                    await other.get_pipeline("web")
+        async with client(url, "user", "ann", foreign) as stranger:
+            with pytest.raises(Unreachable):
+                await stranger.get_pipeline("web")
+        async with client(url, "user", "ann") as ann:
+            view = await ann.control_run("web", PAUSE)
+    assert view.record.active is not None
+    assert view.record.active.log[-1].who == "spiffe://twine/user/ann"
+
+
+async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
+    authority = open_authority(tmp_path / "a.pem", "twine")
+    world = await World().begin()
+    file = tmp_path / "web.json"
+    file.write_bytes(msgspec.json.encode(a_pipeline()))
+
+    async def ctl(*words: str) -> tuple[int, str]:
+        service = f"unix:{tmp_path / 'c.sock'}"
+        arguments = ["pipeline", "--service", service, *words]
+        result = await asyncio.to_thread(CliRunner().invoke, twinectl, arguments)
+        return result.exit_code, result.output
+
+    async with served(world, tmp_path, authority):
+        assert (await ctl("plan", str(file)))[0] == 0, "nothing changes"
+        assert await ctl("apply", str(file)) == (0, "pipeline web: idle\n")
+        assert (await ctl("status", "missing"))[0] == 3
+        await world.rounds(1)
+        code, said = await ctl("pause", "web")
+        assert (code, "it has no run" in said) == (5, True)
+        code, said = await ctl("start", "web", "--image", "latest")
+        assert (code, "--image" in said) == (64, True)
+        code, said = await ctl("start", "web", "--image", digest(2), "--reason", "try")
+        assert (code, "run 2 of image" in said) == (0, True)
+        await world.rounds(5)
+        code, said = await ctl("status", "web")
+        assert "[>] canary 1" in said
+        assert "[ ] 50 %" in said
+        assert (await ctl("skip", "web"))[0] == 64
+        assert (await ctl("pause", "web", "--reason", "lunch"))[0] == 0
+        assert (await ctl("resume", "web"))[0] == 0
+        await world.until("done")
+        code, said = await ctl("history", "web")
+        assert "local: pauses: lunch" in said
+        assert "OUTCOME" in said
+        code, said = await ctl("history", "web", "-o", "json")
+        assert json.loads(said)["runs"][0]["state"] == "done"
+        code, said = await ctl("list")
+        assert "done" in said
+        assert (await ctl("remove", "web"))[0] == 64
+        assert (await ctl("remove", "web", "--yes"))[0] == 0
+
+
+# -- gates
+
+
+@asynccontextmanager
+async def answering(answer: Any, status: int = 200) -> AsyncIterator[str]:
+    """Serve one answer to every request."""
+
+    async def handler(request: web.Request) -> web.Response:
+        found = answer(request) if callable(answer) else answer
+        text = found if isinstance(found, str) else json.dumps(found)
+        return web.Response(text=text, status=status, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = await _free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def a_gate(**kind: Any) -> PipelineGate:
+    return msgspec.convert(kind, PipelineGate)
+
+
+SEEN = [
+    JobProgress(job="web", size=3, new=1, new_tasks=("web-0",), stable_tasks=("web-1", "web-2"))
+]
+QUERY = a_gate(query={"promql": 'errors{task=~"$tasks"}', "at_most": 1})
+
+
+async def measured(gate: PipelineGate, url: str) -> Any:
+    return await GateMeter().measure(gate, url, SEEN, 0, 0.0, 1000.0)
+
+
+async def test_a_query_asks_for_the_new_tasks_and_reads_every_series():
+    asked = []
+
+    def answer(request: web.Request) -> object:
+        asked.append(request.query["query"])
+        result = [{"metric": {"task": "web-0"}, "value": [1, "0.5"]}]
+        return {"status": "success", "data": {"resultType": "vector", "result": result}}
+
+    async with answering(answer) as url:
+        found = await measured(QUERY, url)
+    assert asked == ['errors{task=~"web-0"}']
+    assert (found.outcome, found.numbers["max"]) == (GateOutcome.PASS, 0.5)
+
+
+async def test_a_comparison_asks_for_both_sides():
+    def answer(request: web.Request) -> object:
+        slow = 2.0 if "web-0" in request.query["query"] else 1.0
+        values = [[n, str(slow + n / 100)] for n in range(20)]
+        result = [{"metric": {}, "values": values}]
+        return {"status": "success", "data": {"resultType": "matrix", "result": result}}
+
+    async with answering(answer) as url:
+        found = await measured(a_gate(compare={"promql": 'l{task=~"$tasks"}'}), url)
+    assert found.outcome is GateOutcome.FAIL
+    assert found.numbers["new_median"] > found.numbers["stable_median"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ({"status": "error", "error": "parse error"}, 400),
+        ("<html>", 502),
+        ({"status": "success", "data": {"resultType": "vector", "result": []}}, 200),
+        ({"status": "success", "data": {"resultType": "vector", "result": [{"value": 3}]}}, 200),
+        ({"status": "success", "data": {"resultType": "scalar", "result": []}}, 200),
+        ({"status": "success", "data": {"resultType": "scalar", "result": [1, "NaN"]}}, 200),
+    ],
+)
+async def test_whatever_else_prometheus_answers_is_no_data(answer: object, status: int):
+    async with answering(answer, status) as url:
+        found = await measured(QUERY, url)
+    assert found.outcome is GateOutcome.NO_DATA
+    assert found.reason
+
+
+async def test_a_server_that_is_away_is_no_data():
+    port = await _free_port()
+    found = await measured(QUERY, f"http://127.0.0.1:{port}")
+    assert found.outcome is GateOutcome.NO_DATA
+    found = await measured(a_gate(http={"url": f"http://127.0.0.1:{port}/"}), "")
+    assert found.outcome is GateOutcome.NO_DATA
+
+
+async def test_an_http_check_wants_its_status_and_text():
+    async with answering("all fine") as url:
+        passes = await measured(a_gate(http={"url": url, "contains": "fine"}), "")
+        fails = await measured(a_gate(http={"url": url, "contains": "great"}), "")
+        other = await measured(a_gate(http={"url": url, "status": 204}), "")
+    assert [f.outcome.value for f in (passes, fails, other)] == ["pass", "fail", "fail"]
+    assert other.reason == "answered 200, not 204"
+
+
+async def test_a_hook_that_refuses_is_told_as_unreachable():
+    async with answering("no", 500) as url:
+        with pytest.raises(Unreachable, match="answered 500"):
+            await gates.notify(url, {"run": 1})
+    async with answering("yes") as url:
+        await gates.notify(url, {"run": 1})
+
+
+# -- the program
+
+
+async def test_a_second_instance_stands_by_until_the_first_has_ended(tmp_path: Path):
+    config = ConveyorConfig(state=str(tmp_path))
+    stopping = asyncio.Event()
+    first = open_store(config)
+    assert isinstance(first, SqliteStore)
+    await first.__aenter__()
+    second = open_store(config)
+    waiting = asyncio.ensure_future(cli._opened(second, stopping))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await first.__aexit__(None, None, None)
+    assert await waiting
+    third = asyncio.ensure_future(cli._opened(open_store(config), stopping))
+    stopping.set()
+    assert not await third
+    await second.__aexit__(None, None, None)
+
+
+def test_a_configuration_is_told_all_its_errors(tmp_path: Path):
+    file = tmp_path / "c.toml"
+    file.write_text('state = ""\nwriter = ["ann"]\nlisten = 1\n')
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert {e.field for e in caught.value.errors} == {"state", "writer", "listen"}
+    file.write_text('listen = "0.0.0.0:7460"\n')
+    with pytest.raises(ConfigError, match="server_credential is missing"):
+        load(file)
+    assert load(None) == ConveyorConfig()
+
+
+async def test_what_is_not_there_is_not_found():
+    world = await World().begin()
+    for work in (
+        world.service.view("missing"),
+        world.service.history("web", 10, 7),
+        world.service.control("missing", PAUSE, "user/ann"),
+    ):
+        with pytest.raises(NotFound):
+            await work
