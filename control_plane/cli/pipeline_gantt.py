@@ -110,10 +110,10 @@ def _section(labels: Sequence[str], one: Chart, top: int) -> str:
         label = labels[row.task or 0] if labels else f"task {row.task}"
         lines.append(f'<text x="4" y="{y + 11}">{escape(label[:24])}</text>')
         for bar in row.bars:
-            x, width = _LEFT + _WIDTH * bar.left / 100, _WIDTH * bar.width / 100
+            x, width = _LEFT + _WIDTH * bar.left / 100, max(3.0, _WIDTH * bar.width / 100)
             colour = _COLOURS.get(bar.outcome, "#1565c0")
             lines.append(
                 f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="14" rx="2"'
-                f' fill="{colour}" stroke="white"><title>{escape(bar.title)}</title></rect>'
+                f' fill="{colour}"><title>{escape(bar.title)}</title></rect>'
             )
     return "\n".join(lines)

@@ -436,3 +436,28 @@ async def test_old_runs_are_dropped_with_their_verdicts(monkeypatch: pytest.Monk
     assert len((await world.store.list_prefix("verdicts/")).entries) == sum(
         run.measured for run in history.runs
     )
+
+
+async def test_a_push_that_was_not_seen_when_its_run_was_aborted_is_paused_all_the_same():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    while not world.plane.calls:
+        await world.rounds(1)
+    assert (await world.run()).pushed == ()
+    await world.service.control("web", control("abort"), "user/ann")
+    await world.until("aborted")
+    assert world.plane.jobs["web"].paused
+
+
+async def test_a_run_that_waits_for_another_update_of_its_job_begins_after_it():
+    world = await World().begin()
+    job = world.plane.jobs["web"]
+    job.want(digest(9))
+    job.update = replace(OWNERS, canary=None)
+    world.plane.images["web"] = digest(2)
+    await world.rounds(3)
+    waiting = (await world.service.view("web")).record.waiting
+    assert waiting is not None
+    assert waiting.waits == "another update of job web is under way"
+    run = await world.until("done")
+    assert run.back == {"web": digest(9)}
