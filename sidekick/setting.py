@@ -111,6 +111,9 @@ class Setting:
     """Whether its values bound or change each other: the order of its writes is searched, and a
     value that a later write changed is written again."""
 
+    is_restored_by_boot: ClassVar[bool] = False
+    """Whether an original that the kernel does not take back may be left to the next boot."""
+
     # what a profile says
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:

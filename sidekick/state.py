@@ -212,6 +212,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     applied: Target | None = None
     originals: dict[str, str | None] = {}
     """What every setting was before the first profile that claimed it."""
+    left: dict[str, str] = {}
+    """Originals that the kernel did not take back: the next boot brings them."""
     boot: tuple[OwnedGroup, ...] = ()
     """What of the boot line is ours: staged, in force, or still to be taken off."""
     failure: Failure | None = None

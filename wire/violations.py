@@ -78,7 +78,8 @@ class _Search:
         if kind.__struct_config__.forbid_unknown_fields:
             for key in value:
                 if key not in fields:
-                    reason = self._unknown(str(key), fields)
+                    moved = getattr(kind, "MOVED", {}).get(key)
+                    reason = moved or self._unknown(str(key), fields)
                     yield FieldError(field=_join(where, key), reason=reason)
         for name, field in fields.items():
             if name in value:

@@ -90,10 +90,13 @@ REFUSED = (
 LEADS = {
     PREFIX + "net.ipv4.tcp_congestion_control": (
         PREFIX + "net.ipv4.tcp_allowed_congestion_control",
-    )
+        *(f"modules.tcp_{name}" for name in ("bbr", "dctcp", "htcp", "vegas", "westwood")),
+    ),
+    PREFIX + "net.core.default_qdisc": ("modules.sch_fq", "modules.sch_cake"),
 }
 """What the kernel changes along: the default algorithm is allowed to every user from then on
-(net/ipv4/tcp_cong.c), and stays so when another one becomes the default."""
+(net/ipv4/tcp_cong.c), and stays so when another one becomes the default. A module is loaded when
+it is named, and stays."""
 
 
 def path_of(setting: str) -> str:
@@ -158,6 +161,7 @@ class SysctlSetting(Setting):
     kind = "sysctl"
     section = Section
     interdependent = True
+    is_restored_by_boot = True
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         """Return the values of both; the child's name of a limit replaces the parent's other."""
