@@ -50,6 +50,13 @@ from control_plane.api.maintenance import (
 from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
+from control_plane.api.rebalancing import (
+    MoveExplanation,
+    PauseWish,
+    RebalanceHistory,
+    RebalancePlan,
+    RebalanceStatus,
+)
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.tasks import TaskDescription
@@ -61,6 +68,7 @@ from wire.routes import Route
 _T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 PUSH_TIMEOUT_S = 3600.0
+PLAN_TIMEOUT_S = 300.0
 _CHUNK = 1 << 18
 
 
@@ -302,6 +310,32 @@ class ControlPlaneClient(PeopleClient):
         """Have a task of a job run elsewhere."""
         answer = await self.call(_ROUTE["move_task"], wish, job=name, index=str(index))
         return _as(TaskStory, answer)
+
+    async def rebalance_status(self) -> RebalanceStatus:
+        """Return what the ReBalancer does, and its plan."""
+        return _as(RebalanceStatus, await self.call(_ROUTE["rebalance_status"]))
+
+    async def plan_rebalance(self) -> RebalancePlan:
+        """Return what the ReBalancer would move now; a large region takes a minute."""
+        answer = await self.call(_ROUTE["plan_rebalance"], timeout_s=PLAN_TIMEOUT_S)
+        return _as(RebalancePlan, answer)
+
+    async def rebalance_history(self) -> RebalanceHistory:
+        """Return the ReBalancer's moves that ended."""
+        return _as(RebalanceHistory, await self.call(_ROUTE["rebalance_history"]))
+
+    async def explain_rebalance(self, move: str) -> MoveExplanation:
+        """Return why a task is moved, and how far that is."""
+        answer = await self.call(_ROUTE["explain_rebalance"], move=move)
+        return _as(MoveExplanation, answer)
+
+    async def pause_rebalance(self, wish: PauseWish) -> RebalanceStatus:
+        """Have the ReBalancer begin no more moves."""
+        return _as(RebalanceStatus, await self.call(_ROUTE["pause_rebalance"], wish))
+
+    async def resume_rebalance(self) -> RebalanceStatus:
+        """Let the ReBalancer go on."""
+        return _as(RebalanceStatus, await self.call(_ROUTE["resume_rebalance"]))
 
     async def propose_profile(
         self, entitlement: str, wish: ProfileWish, *, dry_run: bool = False

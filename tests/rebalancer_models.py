@@ -10,10 +10,10 @@ from control_plane.rebalancer.core.model import (
     FLOAT,
     INT,
     BinRule,
+    PlanStep,
     RegionModel,
-    Step,
+    TaskColumns,
     TaskKind,
-    Tasks,
     Weights,
     packed,
     unpacked,
@@ -142,10 +142,10 @@ def columns(
     loads: list[tuple[float, float, float]],
     prices: list[float],
     can_move: list[bool],
-) -> Tasks:
+) -> TaskColumns:
     """Return tasks, each as its job, index, kind and machine, as columns."""
     job, index, kind, machine = (packed(INT, [t[i] for t in tasks]) for i in range(4))
-    return Tasks(
+    return TaskColumns(
         job=job,
         index=index,
         kind=kind,
@@ -175,11 +175,11 @@ class Replay:
         }
         self.number = {name: m for m, name in enumerate(model.machines)}
 
-    def carry_out(self, steps: list[Step]) -> list[str]:
+    def carry_out(self, steps: list[PlanStep]) -> list[str]:
         """Carry out steps in this order; return what was broken on the way."""
         return [wrong for step in steps for wrong in self._one(step)]
 
-    def _one(self, step: Step) -> list[str]:
+    def _one(self, step: PlanStep) -> list[str]:
         model, wrong = self.model, []
         task, to = self.task_of[step.job, step.task], self.number[step.to_machine]
         at, kind = self.where[task], model.kinds[self.kind[task]]

@@ -20,9 +20,9 @@ import highspy
 import numpy as np
 
 from control_plane.rebalancer.core.model import (
-    Answer,
     Effort,
     RegionModel,
+    SolverAnswer,
     Weights,
     total,
 )
@@ -40,14 +40,14 @@ def instance(machines: int, tasks: int, pools: int = 1) -> RegionModel:
     return a_model(1, machines, tasks, pools=pools, pinned=False, weights=CHEAP, price_per_gib=0.0)
 
 
-def ours(model: RegionModel, seconds: float) -> tuple[Answer, float]:
+def ours(model: RegionModel, seconds: float) -> tuple[SolverAnswer, float]:
     """Return the answer, and the seconds of computing that it took."""
     began = time.process_time()
     answer = solve(model, Effort(seconds=seconds, moves=10**9), time.process_time)
     return answer, time.process_time() - began
 
 
-def figures_of(answer: Answer, took_s: float) -> Figures:
+def figures_of(answer: SolverAnswer, took_s: float) -> Figures:
     """Return what is said of one answer."""
     before, after = total(answer.scores, after=False), total(answer.scores, after=True)
     bound = answer.bound or 0.0

@@ -63,7 +63,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     """Price of a free machine that the entitlement takes for the plan."""
 
 
-class Tasks(msgspec.Struct, frozen=True, kw_only=True):
+class TaskColumns(msgspec.Struct, frozen=True, kw_only=True):
     """All tasks, in columns of packed numbers (`packed`): there may be a million."""
 
     job: bytes = b""
@@ -120,7 +120,7 @@ class RegionModel(msgspec.Struct, frozen=True, kw_only=True):
     rules: list[list[BinRule]] = []
     """By job."""
     kinds: list[TaskKind] = []
-    tasks: Tasks = Tasks()
+    tasks: TaskColumns = TaskColumns()
     measured: int = 0
     """Tasks whose load was measured."""
 
@@ -145,7 +145,7 @@ class GoalScore(msgspec.Struct, frozen=True, kw_only=True):
     after: float
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class PlanStep(msgspec.Struct, frozen=True, kw_only=True):
     """One move of a plan."""
 
     job: str
@@ -161,15 +161,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What is relieved: `cpu of m1: 93 % -> 81 %`."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class SolverAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A plan and what it is worth."""
 
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     scores: list[GoalScore] = []
     price: float = 0.0
     hot_before: int = 0
     """Machines above `Weights.hot_from` in some dimension."""
     hot_after: int = 0
+    limits: dict[str, list[float]] = {}
+    """By pool: the use of each dimension above which a machine costs."""
     bound: float | None = None
     """No plan whatever brings the sum of the goals below this; None: not computed."""
     took_s: float = 0.0

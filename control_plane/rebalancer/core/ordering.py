@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from control_plane.rebalancer.core.model import DIMENSIONS, Step
+from control_plane.rebalancer.core.model import DIMENSIONS, PlanStep
 from control_plane.rebalancer.core.state import Ints, State
 
 
@@ -91,13 +91,13 @@ class Wave:
         )
 
 
-def ordered(state: State, moves: list[tuple[int, int]]) -> list[Step]:
+def ordered(state: State, moves: list[tuple[int, int]]) -> list[PlanStep]:
     """Carry out moves on `state`, wave by wave, and return the steps.
 
     `state` is as the region is now. The order of `moves` is one that is possible one by one; what
     shares a machine or a job with others keeps its place among them, so it stays possible.
     """
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     wave = 0
     while moves:
         found = Wave(state)
@@ -108,17 +108,17 @@ def ordered(state: State, moves: list[tuple[int, int]]) -> list[Step]:
     return steps
 
 
-def _step(state: State, task: int, to: int, wave: int) -> Step:
+def _step(state: State, task: int, to: int, wave: int) -> PlanStep:
     """Carry out one move and say what it gains."""
     model, at = state.model, int(state.where[task])
     pair = np.array([at, to])
     before = float(state.cost[pair].sum())
     opening = model.weights.open if state.is_free[to] and not state.on[to] else 0.0
-    was = state.used[at] * state.per_size[at]
+    was, parts = state.used[at] * state.per_size[at], state.parts(pair[:1], state.used[at])[0]
     state.move(task, to)
-    now = state.used[at] * state.per_size[at]
-    most = int(np.argmax((was - now) * (was > state.limit[at])))
-    return Step(
+    now, less = state.used[at] * state.per_size[at], state.parts(pair[:1], state.used[at])[0]
+    most = int(np.argmax(parts - less))
+    return PlanStep(
         job=model.jobs[state.job[task]],
         task=int(state.index[task]),
         from_machine=model.machines[at],

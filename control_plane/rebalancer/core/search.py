@@ -30,7 +30,7 @@ Going = Callable[[], bool]
 """Whether the search may go on."""
 
 
-class Search:
+class LocalSearch:
     """One search from where tasks are now."""
 
     def __init__(self, state: State, seed: int, most_moves: int) -> None:

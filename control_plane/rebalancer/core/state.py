@@ -47,10 +47,10 @@ class State:
         self.admits: Flags = (
             np.array(
                 [np.frombuffer(each, np.uint8) for each in model.admissions], np.bool_
-            ).reshape(-1, machines)
+            ).reshape(len(model.admissions), machines)
             & self.is_open
         )
-        self.bins: Ints = np.array(model.bins, np.int64).reshape(-1, machines)
+        self.bins: Ints = np.array(model.bins, np.int64).reshape(len(model.bins), machines)
         with np.errstate(divide="ignore"):
             self.per_size: Floats = np.where(self.sizes > 0, 1.0 / self.sizes, 0.0)
         self.used = np.zeros((machines, wide))
@@ -79,14 +79,18 @@ class State:
 
     def costs(self, machines: Ints, used: Floats) -> Floats:
         """Return what each machine costs while so much of it is used; the last axis is reduced."""
+        return np.asarray(self.parts(machines, used).sum(axis=-1))
+
+    def parts(self, machines: Ints, used: Floats) -> Floats:
+        """Return the same by dimension."""
         weights = self.model.weights
         shares = used * self.per_size[machines]
         over = np.maximum(shares - self.limit[machines], 0.0)
         hot = np.maximum(shares - weights.hot_from, 0.0)
-        return np.asarray((weights.balance * over + weights.hot * hot).sum(axis=-1))
+        return np.asarray(weights.balance * over + weights.hot * hot)
 
     def goals(self) -> dict[str, float]:
-        """Return what each goal is now, counted anew from where the tasks are."""
+        """Return what each goal is now, counted again from where the tasks are."""
         weights, used = self.model.weights, np.zeros_like(self.used)
         np.add.at(used, self.where, self.load)
         shares = used * self.per_size

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from control_plane.rebalancer.core.model import (
-    Answer,
     BinRule,
     Effort,
     RegionModel,
+    SolverAnswer,
     TaskKind,
     Weights,
     total,
@@ -64,7 +64,7 @@ def a_region(
     return replace(model, **changes)
 
 
-def solved(model: RegionModel, moves: int = 100) -> Answer:
+def solved(model: RegionModel, moves: int = 100) -> SolverAnswer:
     return solve(model, Effort(steps=500, moves=moves), clock=lambda: 0.0)
 
 

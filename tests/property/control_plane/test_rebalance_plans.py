@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from control_plane.rebalancer.core.model import Answer, Effort, RegionModel, Weights, total
+from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer, Weights, total
 from control_plane.rebalancer.core.solving import solve
 from tests.rebalancer_models import Replay, a_model
 
@@ -31,7 +31,7 @@ def models(draw: st.DrawFn) -> RegionModel:
     )
 
 
-def solved(model: RegionModel, seed: int = 1, moves: int = 10_000) -> Answer:
+def solved(model: RegionModel, seed: int = 1, moves: int = 10_000) -> SolverAnswer:
     return solve(model, Effort(steps=400, seed=seed, moves=moves), clock=lambda: 0.0)
 
 
