@@ -24,6 +24,8 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
+from control_plane.api.intent_wishes import IntentWish, JobIntents
+from control_plane.api.intents import Dimension
 from control_plane.api.inventory import (
     BrokerMachines,
     BrokerViews,
@@ -50,29 +52,22 @@ from control_plane.api.maintenance import (
 from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
-from control_plane.api.rebalancing import (
-    MoveExplanation,
-    PauseWish,
-    RebalanceHistory,
-    RebalancePlan,
-    RebalanceStatus,
-)
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.tasks import TaskDescription
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.people_client import PeopleClient
+from control_plane.rebalance_client import RebalanceClient
 from wire.duplex import Duplex
 from wire.routes import Route
 
 _T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 PUSH_TIMEOUT_S = 3600.0
-PLAN_TIMEOUT_S = 300.0
 _CHUNK = 1 << 18
 
 
-class ControlPlaneClient(PeopleClient):
+class ControlPlaneClient(PeopleClient, RebalanceClient):
     """Client of a region's front end, over TLS or its unix socket.
 
     Every method raises what the front end raised, or `Unreachable`.
@@ -116,6 +111,26 @@ class ControlPlaneClient(PeopleClient):
         """Have a job run in another entitlement, by a rolling update."""
         wish = JobMove(entitlement=entitlement)
         return _as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
+
+    async def get_intents(self, job: str) -> JobIntents:
+        """Return what each writer wants of a job, and what it comes to."""
+        return _as(JobIntents, await self.call(_ROUTE["get_intents"], job=job))
+
+    async def put_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
+        """Write one dimension of what is wanted of a job; the wish is that of the dimension."""
+        return _as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
+
+    async def withdraw_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
+        """End a job's canary or hold before its time."""
+        answer = await self.call(
+            _ROUTE["withdraw_intent"],
+            job=job,
+            dimension=dimension.value,
+            reason=wish.reason or None,
+            expect=wish.expect,
+            take_over="true" if wish.take_over else None,
+        )
+        return _as(JobIntents, answer)
 
     async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return what was done to a job's tasks after an event, oldest first."""
@@ -310,32 +325,6 @@ class ControlPlaneClient(PeopleClient):
         """Have a task of a job run elsewhere."""
         answer = await self.call(_ROUTE["move_task"], wish, job=name, index=str(index))
         return _as(TaskStory, answer)
-
-    async def rebalance_status(self) -> RebalanceStatus:
-        """Return what the ReBalancer does, and its plan."""
-        return _as(RebalanceStatus, await self.call(_ROUTE["rebalance_status"]))
-
-    async def plan_rebalance(self) -> RebalancePlan:
-        """Return what the ReBalancer would move now; a large region takes a minute."""
-        answer = await self.call(_ROUTE["plan_rebalance"], timeout_s=PLAN_TIMEOUT_S)
-        return _as(RebalancePlan, answer)
-
-    async def rebalance_history(self) -> RebalanceHistory:
-        """Return the ReBalancer's moves that ended."""
-        return _as(RebalanceHistory, await self.call(_ROUTE["rebalance_history"]))
-
-    async def explain_rebalance(self, move: str) -> MoveExplanation:
-        """Return why a task is moved, and how far that is."""
-        answer = await self.call(_ROUTE["explain_rebalance"], move=move)
-        return _as(MoveExplanation, answer)
-
-    async def pause_rebalance(self, wish: PauseWish) -> RebalanceStatus:
-        """Have the ReBalancer begin no more moves."""
-        return _as(RebalanceStatus, await self.call(_ROUTE["pause_rebalance"], wish))
-
-    async def resume_rebalance(self) -> RebalanceStatus:
-        """Let the ReBalancer go on."""
-        return _as(RebalanceStatus, await self.call(_ROUTE["resume_rebalance"]))
 
     async def propose_profile(
         self, entitlement: str, wish: ProfileWish, *, dry_run: bool = False

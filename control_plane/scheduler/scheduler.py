@@ -36,9 +36,9 @@ from control_plane.scheduler.core.copies import second_copies
 from control_plane.scheduler.core.decide import decide, go_on, settle
 from control_plane.scheduler.core.decision import Decision, Found, Seen
 from control_plane.scheduler.core.operations import waits
-from control_plane.scheduler.core.rebalance_moves import rebalanced
 from control_plane.scheduler.core.reconcile import command_about, commands, next_look
 from control_plane.scheduler.core.rollout import is_quiet, summarize
+from control_plane.scheduler.core.rollout_words import told
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
@@ -150,7 +150,7 @@ class Scheduler:
 
     def update_note(self, record: JobRecord) -> str:
         """Return how a job's update goes, in a sentence; empty: as it should."""
-        return release.told(record, Moment(self._runtime.wall(), self._runtime.now()))
+        return told(record, Moment(self._runtime.wall(), self._runtime.now()))
 
     def second_copies(self, record: JobRecord) -> list[str]:
         """Return which tasks of a job may run twice, each with where."""
@@ -393,7 +393,7 @@ class Scheduler:
                 without_room.add(index)
                 detail = f"the update waits for room: {'; '.join(targets.reasons)}"
                 continue
-            if index in known.keys() | rebalanced(record) and not self.ahead.is_proved(target):
+            if not (made.may_go_unproved(index, known) or self.ahead.is_proved(target)):
                 detail = detail or f"the move to {target.machine} waits for its host profile"
                 self._awaited[target.machine].add(record.name)
                 if target.is_taken and self._group is not None:
