@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
-EXTRAS := host,control,etcd,lab,native,dev
+EXTRAS := host,control,etcd,rebalancer,lab,native,dev
 
 .PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
 

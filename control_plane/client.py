@@ -57,6 +57,7 @@ from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.tasks import TaskDescription
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.people_client import PeopleClient
+from control_plane.rebalance_client import RebalanceClient
 from wire.duplex import Duplex
 from wire.routes import Route
 
@@ -66,7 +67,7 @@ PUSH_TIMEOUT_S = 3600.0
 _CHUNK = 1 << 18
 
 
-class ControlPlaneClient(PeopleClient):
+class ControlPlaneClient(PeopleClient, RebalanceClient):
     """Client of a region's front end, over TLS or its unix socket.
 
     Every method raises what the front end raised, or `Unreachable`.

@@ -37,6 +37,9 @@ from control_plane.portal.portal import Portal
 from control_plane.portal.service import CapacityService, Sources
 from control_plane.profiles.rollouts import ProfileRollouts
 from control_plane.profiles.switcher import Switcher
+from control_plane.rebalancer.ports import Solve
+from control_plane.rebalancer.rebalancer import ReBalancer
+from control_plane.rebalancer.solver import solver_process
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
@@ -50,6 +53,7 @@ from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placement import Placements
+from control_plane.scheduler.rebalance_desk import RebalanceDesk
 from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.scheduler import Scheduler
 from control_plane.scheduler.task_service import TaskService
@@ -77,12 +81,14 @@ class ControlPlane:
         broker_stores: Mapping[str, Store] | None = None,
         call_controller: CallController = nobody,
         boot_id: str = "",
+        solve: Solve | None = None,
     ) -> None:
         """Wire the services together; nothing is read or started yet.
 
         `broker_stores` are the open stores of data centers that have one of their own (RB9),
         `call_controller` makes the calls of jobs' TaskControllers, `boot_id` names this boot of
-        the host: on it the date goes on over restarts of the process.
+        the host: on it the date goes on over restarts of the process. `solve` answers the
+        ReBalancer instead of a process of its own.
         """
         self.clock = runtime.now
         self._store = store
@@ -161,6 +167,11 @@ class ControlPlane:
             used=self._used,
             power=self._allocator.index.power_budgets,
         )
+        self.rebalancer = ReBalancer(
+            *(region, self._jobs, self._allocator, RebalanceDesk(self._jobs, runtime), store),
+            solve or solver_process(settings.rebalance.memory_mib),
+            self._unwell,
+        )
         self.capacity = CapacityService(self._portal, sources, runtime)
         self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
         self.identity_ends: Mapping[str, float] = {}
@@ -189,6 +200,7 @@ class ControlPlane:
         await self._allocator.load()
         await self.maintenance.load()
         await self.profiles.load()
+        await self.rebalancer.load()
         self._loops = Loops(self._runtime)
         self._start(self._loops)
         return self
@@ -237,6 +249,7 @@ class ControlPlane:
         loops.start("allocator", self._allocator.run)
         loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)
         loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
+        loops.start("rebalancer", self.rebalancer.run, Failing.BEGINS_ANEW)
         loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
         loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
 
@@ -417,6 +430,14 @@ class ControlPlane:
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
         told = [self.restored.words(), self._checker.restored.words(), self._checker.brake, alarm]
         return Liveness(ok=True, detail="; ".join(filter(None, told)))
+
+    def _unwell(self) -> str:
+        """Return why no task is to be moved that could stay; empty: the region is well."""
+        held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
+        limits = self.limits.views(self._runtime.now()).limits
+        reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
+        told = (self.restored.words(), self._checker.restored.words(), self._checker.brake)
+        return next(filter(None, (*told, *reasons)), "")
 
     def _used(self, name: str) -> Used:
         machine = self._allocator.index.machines.get(name)

@@ -28,6 +28,8 @@ class LimitName(StrEnum):
     """The health check service declares machines down."""
     PROFILES = "profiles"
     """Machines are brought to another host profile."""
+    REBALANCE = "rebalance"
+    """The ReBalancer has tasks move."""
     DELETES = "deletes"
     """Somebody deletes jobs, entitlements, machines or images."""
 

@@ -17,6 +17,7 @@ from control_plane.api.people import Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.profile_routes import PROFILE_ROUTES
+from control_plane.api.rebalancing_routes import REBALANCING_ROUTES
 from control_plane.api.restored_routes import RESTORED_ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.task_routes import TASK_ROUTES
@@ -180,6 +181,7 @@ ROUTES: tuple[Route, ...] = (
     *HEALTH_ROUTES,
     *MAINTENANCE_ROUTES,
     *LIMIT_ROUTES,
+    *REBALANCING_ROUTES,
     *RESTORED_ROUTES,
     *CAPACITY_ROUTES,
     *PEOPLE_ROUTES,

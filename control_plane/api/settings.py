@@ -31,6 +31,52 @@ class PowerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Weber, Barroso, ISCA 2007), which would leave 1.39; this is more careful."""
 
 
+class RebalanceMode(StrEnum):
+    """What the ReBalancer does by itself. A plan can be asked for in each of them."""
+
+    OFF = "off"
+    RECOMMEND = "recommend"
+    """It plans, and shows what it would do."""
+    APPLY = "apply"
+    """It has tasks move."""
+
+
+class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the ReBalancer improves where tasks are (RE1). Times in seconds."""
+
+    mode: RebalanceMode = RebalanceMode.OFF
+    """A move restarts a task, so nothing moves before somebody has looked at what would."""
+    every_s: Positive = 600.0
+    """Between two plans. Loads of services change over hours; a plan is checked as it is done."""
+    solve_s: Positive = 20.0
+    """For the search, in a process of its own with low priority."""
+    memory_mib: Annotated[int, Meta(ge=256)] = 4096
+    """Address space of that process: a million tasks take about 800 MiB."""
+    rest_s: Positive = 14_400.0
+    """A task that moved stays where it is for this long, so that nothing goes to and fro."""
+    settle_s: Annotated[float, Meta(ge=0)] = 600.0
+    """A task that started less than this ago is not moved: its load is not known yet."""
+    patience_s: Positive = 600.0
+    """A move that did not begin for this long is taken back: a budget, an image or a controller
+    held it."""
+    moves_at_once: Annotated[int, Meta(ge=1)] = 5
+    """Moves that are under way together, over the region."""
+    moves_per_s: Positive = 0.1
+    """Moves that may begin per second …"""
+    moves_burst: Annotated[int, Meta(ge=1)] = 5
+    """… after at most this many at once."""
+    moves_per_plan: Annotated[int, Meta(ge=1, le=100_000)] = 500
+    """The hottest machines are relieved first; the next plan goes on."""
+    hot_from: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    """Use of a machine's CPU, memory or network from which on it is hot."""
+    tolerance: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """Use above the average of its entitlement that is no reason to move anything."""
+    move_price: Annotated[float, Meta(gt=0)] = 0.02
+    """What a move has to gain at least: use above those levels, as a share of one machine."""
+    free_machines: Annotated[int, Meta(ge=0)] = 20
+    """Free machines that one plan may take for hot entitlements, within their quotas."""
+
+
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How fast things are noticed and how much may happen at once. Times in seconds."""
 
@@ -106,6 +152,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """… after at most this many at once."""
     default_cpu_cores: Annotated[float, Meta(ge=0.001, le=4096)] = 0.25
     """What a task claims of CPU whose job says nothing about it: four such tasks a core."""
+    rebalance: RebalanceSettings = RebalanceSettings()
+    """How the ReBalancer improves where tasks are."""
     power: PowerSettings = PowerSettings()
     """What racks, rows and MSBs are provisioned for."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64

@@ -27,6 +27,7 @@ from control_plane.cli.pipeline import pipeline
 from control_plane.cli.plans import explain, plan
 from control_plane.cli.profiles import profile
 from control_plane.cli.program import Program, target_options
+from control_plane.cli.rebalance import rebalance
 from control_plane.cli.restored import restored
 from control_plane.cli.shards import shards
 from control_plane.cli.ui import ui
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(job, pipeline, task, plan_offline, machine, maintenance, limit, profile),
+    *(job, pipeline, task, plan_offline, machine, maintenance, rebalance, limit, profile),
     *(entitlement, capacity, autoscale, image, token),
     *(role, user, group, whoami, audit, authority, restored, ui),
 )

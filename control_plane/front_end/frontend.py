@@ -38,7 +38,7 @@ from control_plane.front_end.health_handlers import HealthHandlers
 from control_plane.front_end.intent_handlers import IntentHandlers
 from control_plane.front_end.limit_handlers import LimitHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
-from control_plane.front_end.maintenance_handlers import MaintenanceHandlers
+from control_plane.front_end.maintenance_handlers import MaintenanceHandlers, RebalanceHandlers
 from control_plane.front_end.metrics import Metrics
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
 from control_plane.front_end.profile_handlers import ProfileHandlers
@@ -77,6 +77,7 @@ class FrontEnd(
     AuthorityHandlers,
     DuplicateHandlers,
     RestoredHandlers,
+    RebalanceHandlers,
     IntentHandlers,
 ):
     """A handler for each row of the table."""
@@ -110,6 +111,7 @@ class FrontEnd(
         AuthorityHandlers.__init__(self, registrar.rotation)
         DuplicateHandlers.__init__(self, registrar.duplicates)
         RestoredHandlers.__init__(self, control_plane.restored)
+        RebalanceHandlers.__init__(self, control_plane.rebalancer)
         IntentHandlers.__init__(self, control_plane)
         self._control_plane = control_plane
         self._registrar = registrar

@@ -1,9 +1,16 @@
-"""The front end's handlers about planned work on machines."""
+"""The front end's handlers about planned work on machines, and about the ReBalancer's plans."""
 
 from __future__ import annotations
 
 from control_plane.api.maintenance import Plans, PlanView, Preview
+from control_plane.api.rebalancing import (
+    MoveExplanation,
+    RebalanceHistory,
+    RebalancePlan,
+    RebalanceStatus,
+)
 from control_plane.ops_planner.planner import OpsPlanner
+from control_plane.rebalancer.rebalancer import ReBalancer
 from wire.peers import principal
 from wire.server import Call
 
@@ -43,3 +50,36 @@ class MaintenanceHandlers:
     async def resume_plan(self, call: Call) -> PlanView:
         """Let a plan go on."""
         return await self._planner.go_on(call.path["plan"], call.body)
+
+
+class RebalanceHandlers:
+    """A handler for each row of `api.rebalancing_routes`."""
+
+    def __init__(self, rebalancer: ReBalancer) -> None:
+        """Take what the handlers call."""
+        self._rebalancer = rebalancer
+
+    async def rebalance_status(self, _: Call) -> RebalanceStatus:
+        """Say what is done now."""
+        return self._rebalancer.status()
+
+    async def plan_rebalance(self, _: Call) -> RebalancePlan:
+        """Say what would be moved."""
+        return await self._rebalancer.plan()
+
+    async def rebalance_history(self, _: Call) -> RebalanceHistory:
+        """List what was moved."""
+        return self._rebalancer.history()
+
+    async def explain_rebalance(self, call: Call) -> MoveExplanation:
+        """Explain one move."""
+        return self._rebalancer.explain(call.path["move"])
+
+    async def pause_rebalance(self, call: Call) -> RebalanceStatus:
+        """Begin no more moves."""
+        by = principal(call.peer) if call.peer.role == "user" else call.peer.name
+        return await self._rebalancer.pause(call.body, by)
+
+    async def resume_rebalance(self, _: Call) -> RebalanceStatus:
+        """Go on."""
+        return await self._rebalancer.resume()

@@ -16,6 +16,7 @@ _WORDS = {
     LimitName.TAKE_AWAY: "machines taken from entitlements",
     LimitName.MARK_DOWN: "machines declared down",
     LimitName.PROFILES: "switches of host profiles",
+    LimitName.REBALANCE: "moves of tasks for a better use of machines",
     LimitName.DELETES: "deletions by one person",
 }
 

@@ -393,7 +393,7 @@ class Scheduler:
                 without_room.add(index)
                 detail = f"the update waits for room: {'; '.join(targets.reasons)}"
                 continue
-            if index in known and not self.ahead.is_proved(target):
+            if not (made.may_go_unproved(index, known) or self.ahead.is_proved(target)):
                 detail = detail or f"the move to {target.machine} waits for its host profile"
                 self._awaited[target.machine].add(record.name)
                 if target.is_taken and self._group is not None:

@@ -19,6 +19,7 @@ from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
+from control_plane.api.rebalancing import RebalanceRecord
 from control_plane.api.restored import Restored
 from control_plane.api.shards import ShardPart
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
@@ -49,6 +50,7 @@ SCHEMAS: dict[type, int] = {
     ProfileRollout: 1,
     ShardPart: 1,
     Restored: 1,
+    RebalanceRecord: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
 
@@ -68,6 +70,7 @@ GROUPS, OPERATORS = "people/groups/", "people/operators/"
 HOST_ADMINS = "people/host-admins/"
 REVOKED = "people/revoked/"
 SHARDS = "shards/"
+REBALANCE = "rebalance/"
 QUARANTINE = "quarantine/"
 """Records that cannot be used, each under its whole name (`quarantine.py`)."""
 USES = "entitlement-uses/"

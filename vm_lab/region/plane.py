@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from agent.api import ImageFormat, ImageInfo
 from control_plane.api.machines import MachineRecord
 from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.task_control.controllers import CallController, nobody
@@ -24,6 +25,8 @@ from wire.errors import TwineError
 
 RESTART_S = 2.0
 """Until a process that ended is started again (systemd's RestartSec)."""
+SOLVER_STEPS = 500
+"""Attempts of the ReBalancer's solver to improve a machine, for one plan."""
 CATCH_UP_S = 0.05
 """From the end of a pause until answers that waited were read."""
 
@@ -233,6 +236,7 @@ class Plane:
             call_controller=self.callers(life),
             boot_id="always the same",
             portal=PortalSettings(profile_keys=self.profile_keys),
+            solve=_solved,
         )
 
     def _link(self, life: Life, record: MachineRecord) -> AgentLink:
@@ -242,6 +246,14 @@ class Plane:
         if digest not in self.images:
             return None
         return ImageInfo(digest=digest, format=ImageFormat.TAR, stream_bytes=1, created_at=0.0)
+
+
+async def _solved(model: RegionModel, effort: Effort) -> SolverAnswer:
+    """Answer the ReBalancer at once, after as many steps in each run: here no time passes."""
+    from control_plane.rebalancer.core.solving import solve
+
+    counted = Effort(steps=SOLVER_STEPS, moves=effort.moves, with_bound=False)
+    return solve(model, counted, clock=lambda: 0.0)
 
 
 def _causes(error: BaseException) -> list[str]:

@@ -109,7 +109,7 @@ class Scenario(_Written, frozen=True, kw_only=True):
     rates do not count then. 0: the region is as it says here."""
     wishes: Annotated[int, Meta(ge=0, le=100)] = 0
     """Pairs of a wish and a cut that each seed adds to these."""
-    settings: dict[str, int | float] = {}
+    settings: dict[str, int | float | dict[str, int | float | str]] = {}
     """Knobs of the control plane's schedulers that differ from their defaults."""
 
 

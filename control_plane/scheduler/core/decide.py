@@ -272,7 +272,7 @@ def _need(
 ) -> tuple[OperationKind, Cause, str, float | None]:
     machine = seen.view.get(task.placement.machine) if task.placement is not None else None
     if is_moved(task) and task.operation is not None:
-        return OperationKind.MOVE, Cause.OWNER, task.operation.reason, None
+        return OperationKind.MOVE, task.operation.cause, task.operation.reason, None
     if machine is not None and machine.leaving:
         return OperationKind.MOVE, _why_leave(machine), machine.leaving_reason, machine.deadline
     if (target := target_of(record, task)) != task.version:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from control_plane.agents.core.seen import View
@@ -12,6 +12,7 @@ from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.operations import JobEvent
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import Ledger
+from control_plane.scheduler.core.rebalance_moves import rebalanced
 from control_plane.scheduler.core.release import runs_next
 from control_plane.task_control.core.talk import Heard
 
@@ -106,6 +107,13 @@ class Decision:
     def events(self) -> list[JobEvent]:
         """Return what the log has to say of this decision."""
         return self.ledger.events
+
+    def may_go_unproved(self, index: int, repairs: Collection[int]) -> bool:
+        """Return whether a task goes to a machine that has not proved the host profile yet.
+
+        One that serves well where it is, and moves for a better use of machines, does not.
+        """
+        return index not in repairs and index not in rebalanced(self.record)
 
     def runs_next(self) -> dict[int, JobSpec]:
         """Return what each of `chosen` runs once it was taken down."""

@@ -46,8 +46,8 @@ def with_restart(record: JobRecord, index: int, reason: str, now: Moment) -> Job
 
 
 def is_moved(task: TaskRecord) -> bool:
-    """Return whether the task's owner wants it elsewhere, and that has not begun."""
-    return _wants(task, OperationKind.MOVE)
+    """Return whether its owner or the ReBalancer wants a task elsewhere, and that has not begun."""
+    return _wants(task, OperationKind.MOVE) or (_is_rebalanced(task) and waits(task))
 
 
 def is_restarted(task: TaskRecord) -> bool:
@@ -58,6 +58,12 @@ def is_restarted(task: TaskRecord) -> bool:
 def _wants(task: TaskRecord, kind: OperationKind) -> bool:
     known = task.operation
     return known is not None and known.cause is Cause.OWNER and known.kind is kind and waits(task)
+
+
+def _is_rebalanced(task: TaskRecord) -> bool:
+    """Return whether the ReBalancer named a machine; a repair of the spread has none yet."""
+    known = task.operation
+    return known is not None and known.cause is Cause.REBALANCE and known.to_machine != ""
 
 
 def _known(record: JobRecord, index: int) -> TaskRecord:
@@ -83,9 +89,13 @@ def _free(
 
 
 def goes_to(task: TaskRecord) -> str:
-    """Return the machine that the owner wants for a task; empty: any."""
+    """Return the machine that a task is wanted on; empty: any."""
     known = task.operation
-    return known.to_machine if known is not None and known.cause is Cause.OWNER else ""
+    if known is None:
+        return ""
+    if known.cause is Cause.OWNER or (_is_rebalanced(task) and task.avoid != known.to_machine):
+        return known.to_machine
+    return ""
 
 
 def without_place(task: TaskRecord) -> TaskRecord:

@@ -82,11 +82,14 @@ from control_plane.portal.core.report import Used
 from control_plane.portal.portal import Portal
 from control_plane.portal.service import CapacityService, Sources
 from control_plane.profiles.rollouts import ProfileRollouts
+from control_plane.rebalancer.rebalancer import ReBalancer
+from control_plane.rebalancer.solver import solver_process
 from control_plane.roles import ControlPlane
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.counters import Counters
+from control_plane.scheduler.rebalance_desk import RebalanceDesk
 from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.task_service import TaskService
 from control_plane.store import Store
@@ -209,6 +212,11 @@ class CannedControlPlane(ControlPlane):
         allocator = Allocator(shared, self.portal, table, store)
         self.maintenance = OpsPlanner(
             shared, allocator, table, self.inventory.outages, self.census, store
+        )
+        self.rebalancer = ReBalancer(
+            *(shared, table, allocator, RebalanceDesk(table, Runtime()), store),
+            solver_process(memory_mib=2048),
+            lambda: "",
         )
         self.observations, self.store = observations, store
         self.restored = RestoredStore(store, shared, table, allocator.directory)

@@ -25,6 +25,7 @@ from control_plane.api.maintenance import GoOn, MaintenanceWish, Reported
 from control_plane.api.operations import JobMove, MoveWish, RestartWish
 from control_plane.api.people import GroupSpec, Needs
 from control_plane.api.profiles import ProfileWish
+from control_plane.api.rebalancing import PauseWish
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap
 from control_plane.api.watch import WatchedJobs
@@ -105,6 +106,12 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "confirm_down": OPERATORS,
     "list_limits": USERS,
     "lift_limit": OPERATORS,
+    "rebalance_status": USERS,
+    "plan_rebalance": USERS,
+    "rebalance_history": USERS,
+    "explain_rebalance": USERS,
+    "pause_rebalance": OPERATORS,
+    "resume_rebalance": OPERATORS,
     "show_restored": OPERATORS,
     "release_restored": OPERATORS,
     "let_task_go": OPERATORS,
@@ -173,6 +180,7 @@ PATH = {
     "plan": "no",
     "shard": "a",
     "limit": "no",
+    "move": "p1.1",
     "task": "web-0",
     "unknown": "web-0",
     "dimension": "hold",
@@ -203,6 +211,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         Reported: Reported(machines=["no"]),
         GoOn: GoOn(),
         Lift: Lift(reason="x"),
+        PauseWish: PauseWish(reason="x"),
         MoveWish: MoveWish(reason="x"),
         RestartWish: RestartWish(),
         JobMove: JobMove(entitlement=entitlement),

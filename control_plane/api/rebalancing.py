@@ -1,0 +1,132 @@
+"""The ReBalancer's plans, moves and history, as people see them and as they are stored."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from control_plane.api.inventory import Text
+from control_plane.api.settings import RebalanceMode
+
+
+class MoveState(StrEnum):
+    """How far a move of a plan is."""
+
+    PLANNED = "planned"
+    WAITING = "waiting"
+    """An operation of its job: it waits for budget, controller, image or room."""
+    MOVING = "moving"
+    DONE = "done"
+    WITHDRAWN = "withdrawn"
+    """It was not needed, or not possible, any more when its turn came."""
+    FAILED = "failed"
+    """The task went elsewhere, or did not serve there."""
+
+
+class GoalChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One goal before a plan and after it; less is better."""
+
+    goal: str
+    before: float
+    after: float
+
+
+class MoveView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One move."""
+
+    id: str
+    """`p3.17`: the 17th move of plan 3."""
+    job: str
+    task: int
+    from_machine: str
+    to_machine: str
+    wave: int = 0
+    """It begins once all moves of earlier waves ended."""
+    gain: float = 0.0
+    """By how much the sum of the goals falls with it."""
+    price: float = 0.0
+    why: str = ""
+    state: MoveState = MoveState.PLANNED
+    reason: str = ""
+    """Why it is in that state."""
+    at: float = 0.0
+    """Since when it is in that state, in seconds since 1970."""
+
+
+class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would be, or is, moved, and what that gains."""
+
+    number: int
+    """0: made only to be looked at."""
+    made_at: float
+    took_s: float
+    goals: list[GoalChange]
+    gain: float
+    price: float
+    bound: float | None
+    """No plan whatever brings the sum of the goals below this; None: not known."""
+    hot_before: int
+    hot_after: int
+    is_complete: bool
+    """Nothing more was found; False: the time was over."""
+    machines: int
+    tasks: int
+    movable: int
+    measured: int
+    """Tasks whose load was measured; of the others their claims count."""
+    moves: list[MoveView]
+
+
+class RebalanceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ReBalancer does now."""
+
+    mode: RebalanceMode
+    paused: bool
+    paused_by: str = ""
+    paused_why: str = ""
+    holding: str = ""
+    """Why no move begins now; empty: none is held."""
+    error: str = ""
+    """Why there is no plan; empty: the last one was made."""
+    next_plan_s: float | None = None
+    """None: no plan is due."""
+    plan: RebalancePlan | None = None
+    """The last one that it made by itself."""
+    done: int = 0
+    """Of all moves that are remembered."""
+    withdrawn: int = 0
+    failed: int = 0
+
+
+class RebalanceHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Moves that ended, the newest first."""
+
+    moves: list[MoveView]
+
+
+class MoveExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """One move in words."""
+
+    move: MoveView
+    lines: list[str]
+
+
+class PauseWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An operator has the ReBalancer begin no more moves."""
+
+    reason: Text
+
+
+class RebalanceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ReBalancer must remember: `state` of all, and when tasks of a job moved."""
+
+    schema: int = 1
+    paused_by: str = ""
+    paused_why: str = ""
+    plans: int = 0
+    """Plans so far; they are numbered with it."""
+    history: list[MoveView] = []
+    """The newest last."""
+    moved: dict[int, float] = {}
+    """Of one job: task → when it moved last, in seconds since 1970."""

@@ -1,0 +1,145 @@
+"""`twinectl rebalance`: what the ReBalancer would move and why, what it moves, and its pause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from control_plane.api.rebalancing import (
+    MoveExplanation,
+    MoveView,
+    PauseWish,
+    RebalanceHistory,
+    RebalancePlan,
+    RebalanceStatus,
+)
+from control_plane.cli import show
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+
+_SHOWN = 20
+_COLUMNS = ("move", "task", "from", "to", "relieves", "gain", "price", "state")
+
+
+@click.group()
+def rebalance() -> None:
+    """Where tasks could be better: plans, moves, and a pause."""
+
+
+@rebalance.command("plan")
+@click.option("--all", "every", is_flag=True, help="Show all moves.")
+@output_option
+@click.pass_obj
+def rebalance_plan(target: Target, every: bool, output: str) -> None:
+    """Show what would be moved now, and what that gains; nothing is."""
+    found: RebalancePlan = target.ask(lambda client: client.plan_rebalance())
+    show.emit(output, found, lambda: _print_plan(found, every))
+
+
+@rebalance.command("status")
+@output_option
+@click.pass_obj
+def rebalance_status(target: Target, output: str) -> None:
+    """Show what the ReBalancer does now."""
+    found: RebalanceStatus = target.ask(lambda client: client.rebalance_status())
+    show.emit(output, found, lambda: _print_status(found))
+
+
+@rebalance.command("pause")
+@click.option("--reason", required=True, help="Shown to everybody who wonders why.")
+@output_option
+@click.pass_obj
+def rebalance_pause(target: Target, reason: str, output: str) -> None:
+    """Begin no more moves until `resume`, also after a restart."""
+    wish = PauseWish(reason=reason)
+    found: RebalanceStatus = target.ask(lambda client: client.pause_rebalance(wish))
+    show.emit(output, found, lambda: _print_status(found))
+
+
+@rebalance.command("resume")
+@output_option
+@click.pass_obj
+def rebalance_resume(target: Target, output: str) -> None:
+    """Let the ReBalancer go on."""
+    found: RebalanceStatus = target.ask(lambda client: client.resume_rebalance())
+    show.emit(output, found, lambda: _print_status(found))
+
+
+@rebalance.command("history")
+@output_option
+@click.pass_obj
+def rebalance_history(target: Target, output: str) -> None:
+    """Show the moves that ended, the newest first."""
+    found: RebalanceHistory = target.ask(lambda client: client.rebalance_history())
+    show.emit(output, found, lambda: _print_moves(found.moves))
+
+
+@rebalance.command("explain")
+@click.argument("move")
+@output_option
+@click.pass_obj
+def rebalance_explain(target: Target, move: str, output: str) -> None:
+    """Say why MOVE is made, what it gains and costs, and how far it is."""
+    found: MoveExplanation = target.ask(lambda client: client.explain_rebalance(move))
+    show.emit(output, found, lambda: _print_lines(found.lines))
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(show.printable(line))
+
+
+def _print_plan(plan: RebalancePlan, every: bool = False) -> None:
+    rows = [(g.goal, f"{g.before:.3f}", f"{g.after:.3f}") for g in plan.goals]
+    show.table(("goal (less is better)", "before", "after"), rows)
+    bound = "not known" if plan.bound is None else f"{plan.bound:.3f}"
+    click.echo(
+        f"{len(plan.moves)} moves gain {plan.gain:.3f} and cost {plan.price:.3f};"
+        f" no plan gets below {bound}; hot machines: {plan.hot_before} -> {plan.hot_after}"
+    )
+    click.echo(
+        f"{plan.tasks} tasks on {plan.machines} machines, {plan.movable} may move,"
+        f" {plan.measured} measured; solved in {show.duration(plan.took_s)}"
+        + ("" if plan.is_complete else ", and there is more to gain")
+    )
+    _print_moves(plan.moves if every else plan.moves[:_SHOWN])
+    if not every and len(plan.moves) > _SHOWN:
+        click.echo(f"{len(plan.moves) - _SHOWN} more: --all")
+
+
+def _print_status(status: RebalanceStatus) -> None:
+    click.echo(show.printable(f"mode {status.mode}: {_state(status)}"))
+    click.echo(f"moves: {status.done} done, {status.withdrawn} withdrawn, {status.failed} failed")
+    if status.error:
+        click.echo(show.printable(f"no plan: {status.error}"))
+    if status.plan is not None:
+        _print_plan(status.plan)
+
+
+def _state(status: RebalanceStatus) -> str:
+    if status.paused:
+        return f"paused by {status.paused_by}: {status.paused_why}"
+    if status.holding:
+        return f"held: {status.holding}"
+    if status.next_plan_s is None:
+        return "plans only when asked"
+    return f"next plan in {show.duration(status.next_plan_s)}"
+
+
+def _print_moves(moves: Sequence[MoveView]) -> None:
+    rows = [
+        (
+            move.id,
+            f"{move.job}-{move.task}",
+            move.from_machine,
+            move.to_machine,
+            move.why,
+            f"{move.gain:.3f}",
+            f"{move.price:.3f}",
+            f"{move.state.value}: {move.reason}" if move.reason else move.state.value,
+        )
+        for move in moves
+    ]
+    if rows:
+        show.table(_COLUMNS, rows)

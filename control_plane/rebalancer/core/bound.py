@@ -1,0 +1,134 @@
+"""How good any plan could be at best: a linear program over classes, solved by HiGHS.
+
+It lets tasks be split, dimensions go their own ways, claims take no room and moves cost nothing;
+load may only go to machines that admit it. Whatever a plan does, the sum of the goals stays at or
+above its optimum. Machines of equal size that admit the same loads are one class: cost is convex,
+so they are best used equally.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from control_plane.rebalancer.core.model import DIMENSIONS, Weights
+from control_plane.rebalancer.core.state import State
+
+_FLOWS_MAX = 100_000
+"""Flows in one program; above it, nothing is said."""
+_FINE_MAX = 2_000
+"""Classes; above it, those that differ in load that stays are one, which weakens the bound."""
+
+
+def lower_bound(state: State) -> float | None:
+    """Return what no plan can bring the sum of the goals below; None: HiGHS is not installed."""
+    try:
+        import highspy  # noqa: F401
+    except ImportError:
+        return None
+    found = 0.0
+    for pool in range(len(state.model.pools)):
+        machines = np.nonzero(state.pool == pool)[0]
+        if not len(machines):
+            continue
+        for dimension in range(len(DIMENSIONS)):
+            part = _of_dimension(state, pool, machines, dimension)
+            if part is None:
+                return None
+            found += part
+    return found
+
+
+def _of_dimension(state: State, pool: int, machines: np.ndarray, dimension: int) -> float | None:
+    """Return the least that one dimension of one entitlement can cost."""
+    size = state.sizes[:, dimension]
+    loads, stuck = _loads(state, pool, dimension)
+    admits = state.admits[:, machines]
+    keys = [size[machines].view(np.int64), *np.packbits(admits, axis=0).astype(np.int64)]
+    fine = _classes([*keys, stuck[machines].view(np.int64)])
+    first, which = fine if len(fine[0]) <= _FINE_MAX else _classes(keys)
+    number = np.bincount(which, minlength=len(first))
+    own = machines[first]
+    fixed = np.bincount(which, weights=stuck[machines], minlength=len(own))
+    flows = [
+        (kind, at)
+        for kind in loads
+        for at in range(len(own))
+        if admits[kind, first[at]] and size[own[at]] > 0
+    ]
+    if len(flows) > _FLOWS_MAX:
+        return None
+    level = float(state.level[pool, dimension])
+    weights = state.model.weights
+    unit = float(size[own].max(initial=0.0)) or 1.0  # bytes would be out of the solver's range
+    return _solved(
+        {kind: load / unit for kind, load in loads.items()},
+        flows,
+        [
+            (float(size[m]) / unit, int(n), float(f) / unit, level, weights)
+            for m, n, f in zip(own, number, fixed, strict=True)
+        ],
+    )
+
+
+def _classes(keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first machine of each class, and the class of each machine."""
+    _, first, which = np.unique(np.vstack(keys), axis=1, return_index=True, return_inverse=True)
+    return first, which.ravel()
+
+
+def _loads(state: State, pool: int, dimension: int) -> tuple[dict[int, float], np.ndarray]:
+    """Return the load that may move, by admission, and by machine what stays."""
+    loads: defaultdict[int, float] = defaultdict(float)
+    here = state.pool[state.where] == pool
+    free = here & state.can_move
+    sums = np.bincount(
+        state.admission[state.kind[free]],
+        weights=state.load[free, dimension],
+        minlength=len(state.admits),
+    )
+    for admission, load in enumerate(sums):
+        if load > 0:
+            loads[admission] = float(load)
+    stuck = here & ~state.can_move
+    return dict(loads), np.bincount(
+        state.where[stuck], weights=state.load[stuck, dimension], minlength=len(state.pool)
+    )
+
+
+_Class = tuple[float, int, float, float, Weights]
+"""Size, number of machines, load that stays there, level of the pool, and what goals weigh."""
+
+
+def _solved(
+    loads: dict[int, float], flows: list[tuple[int, int]], classes: list[_Class]
+) -> float | None:
+    import highspy
+
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.silent()
+    moved = [solver.addVariable(lb=0) for _ in flows]
+    into: defaultdict[int, list[object]] = defaultdict(list)
+    out: defaultdict[int, list[object]] = defaultdict(list)
+    for (kind, at), variable in zip(flows, moved, strict=True):
+        into[at].append(variable)
+        out[kind].append(variable)
+    costs = []
+    for at, (size, number, fixed, level, weights) in enumerate(classes):
+        if size <= 0 or not (into[at] or fixed):
+            continue
+        share = sum(into[at]) * (1.0 / size) + fixed / size  # type: ignore[arg-type]
+        for above, weight in ((level, weights.balance), (weights.hot_from, weights.hot)):
+            over = solver.addVariable(lb=0)
+            solver.addConstr(over >= share - number * above)
+            costs.append(weight * over)
+    for kind, load in loads.items():
+        if out[kind]:
+            solver.addConstr(sum(out[kind]) == load)  # type: ignore[arg-type]
+    if not costs:
+        return 0.0
+    solver.minimize(sum(costs))
+    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return None
+    return max(0.0, float(solver.getObjectiveValue()))

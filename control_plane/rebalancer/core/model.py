@@ -1,0 +1,191 @@
+"""What the solver is given and what it answers: values only, so that both cross a process's border.
+
+Objects are tasks, containers are machines. Each machine has *room* (what claims may still take,
+exact integers of the allocator) and *sizes* (what its load is compared with). A task has a *kind*
+(what it claims), and a *load* in each dimension: measured where it was measured, else what it
+claims. A machine belongs to one entitlement; tasks never leave theirs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+DIMENSIONS = ("cpu", "memory", "network")
+"""Loads and sizes: RRU, bytes, Mbit/s."""
+ROOM = ("memory", "gpus", "network", "disk", "ports")
+"""Claims and rooms besides CPU, in this order; GPUs in millionths."""
+
+
+class TaskKind(msgspec.Struct, frozen=True, array_like=True):
+    """What tasks claim that are alike."""
+
+    micro_rru: int
+    micro_cpus: int
+    needs: tuple[int, int, int, int, int]
+    """In the order of `ROOM`."""
+    admission: int
+    """Which of `RegionModel.admissions` says where they may run."""
+
+
+class BinRule(msgspec.Struct, frozen=True, array_like=True):
+    """What a job minds about the bins of a property."""
+
+    property: int
+    """Which of `RegionModel.bins`."""
+    even: bool
+    """A move to another bin must not make it less even; False: tasks stay in their bin."""
+    at_most: int = 0
+    """Tasks of the job in one bin; 0: any number."""
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be gained, and what a move costs, in one unit.
+
+    The unit is one machine that is used by 100 % more than it should be, in one dimension.
+    """
+
+    balance: float = 1.0
+    """Per machine and dimension: use above the entitlement's average plus `tolerance`."""
+    hot: float = 10.0
+    """Per machine and dimension: use above `hot_from`, besides."""
+    tolerance: float = 0.1
+    hot_from: float = 0.8
+    """Above this share of a machine it is hot: queues at a resource grow steeply from there on."""
+    move: float = 0.02
+    """Price of any move: a task restarts. A move has to relieve machines by more than this."""
+    move_per_gib: float = 0.002
+    """Besides, per GiB of memory to warm up again."""
+    open: float = 0.05
+    """Price of a free machine that the entitlement takes for the plan."""
+
+
+class TaskColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """All tasks, in columns of packed numbers (`packed`): there may be a million."""
+
+    job: bytes = b""
+    """Which of `RegionModel.jobs`; `INT`, as are the next three."""
+    index: bytes = b""
+    """Its index in the job."""
+    kind: bytes = b""
+    machine: bytes = b""
+    load: bytes = b""
+    """`FLOAT`; of each task as many as there are dimensions, in their order."""
+    price: bytes = b""
+    """`FLOAT`: what a move of it costs besides `Weights.move`."""
+    can_move: bytes = b""
+    """One byte each."""
+
+
+INT, FLOAT = "i", "d"
+
+
+def packed(code: str, numbers: Iterable[float]) -> bytes:
+    """Return numbers as a column."""
+    return array(code, numbers).tobytes()
+
+
+def unpacked(code: str, column: bytes) -> list[Any]:
+    """Return the numbers of a column."""
+    return array(code, column).tolist()
+
+
+class RegionModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A region as the solver sees it; lists by machine, by task and by job."""
+
+    weights: Weights = Weights()
+    pools: list[str] = []
+    machines: list[str] = []
+    pool_of: list[int] = []
+    """By machine. A free machine that a pool may take is listed as the pool's."""
+    is_free: list[bool] = []
+    is_open: list[bool] = []
+    """Whether it may get tasks at all now."""
+    sizes: list[tuple[float, float, float]] = []
+    """In the order of `DIMENSIONS`; 0: unknown, so its load is not looked at."""
+    cpu_grains: list[tuple[int, int]] = []
+    """Grains of a millionth of an RRU, and of a core (`Capacity`)."""
+    room_cpu: list[int] = []
+    """Grains that are left."""
+    room: list[tuple[int, int, int, int, int]] = []
+    """What is left, in the order of `ROOM`."""
+    bins: list[list[int]] = []
+    """By property: the bin of each machine."""
+    admissions: list[bytes] = []
+    """One byte per machine: 1 where tasks with this admission may run."""
+    jobs: list[str] = []
+    rules: list[list[BinRule]] = []
+    """By job."""
+    kinds: list[TaskKind] = []
+    tasks: TaskColumns = TaskColumns()
+    measured: int = 0
+    """Tasks whose load was measured."""
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the solver may look, and for how much."""
+
+    seconds: float = 20.0
+    steps: int = 0
+    """Attempts to improve a machine; 0: any number. For runs that must repeat exactly."""
+    moves: int = 1_000
+    """A plan has no more; the hottest machines come first."""
+    seed: int = 1
+    with_bound: bool = True
+
+
+class GoalScore(msgspec.Struct, frozen=True, kw_only=True):
+    """One goal as it stands before a plan and after it; less is better."""
+
+    goal: str
+    before: float
+    after: float
+
+
+class PlanStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One move of a plan."""
+
+    job: str
+    task: int
+    from_machine: str
+    to_machine: str
+    wave: int
+    """It may begin once all moves of earlier waves ended; within a wave the order is free."""
+    gain: float
+    """What the sum of the goals loses by it, its price not counted."""
+    price: float
+    why: str
+    """What is relieved: `cpu of m1: 93 % -> 81 %`."""
+
+
+class SolverAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan and what it is worth."""
+
+    steps: list[PlanStep] = []
+    scores: list[GoalScore] = []
+    price: float = 0.0
+    hot_before: int = 0
+    """Machines above `Weights.hot_from` in some dimension."""
+    hot_after: int = 0
+    limits: dict[str, list[float]] = {}
+    """By pool: the use of each dimension above which a machine costs."""
+    bound: float | None = None
+    """No plan whatever brings the sum of the goals below this; None: not computed."""
+    took_s: float = 0.0
+    searched: int = 0
+    """Attempts to improve a machine."""
+    is_complete: bool = False
+    """The search ended because it found nothing more, not because its time was over."""
+
+    @property
+    def gain(self) -> float:
+        """Return what the sum of the goals loses by the plan."""
+        return sum(score.before - score.after for score in self.scores)
+
+
+def total(scores: list[GoalScore], *, after: bool) -> float:
+    """Return the sum of the goals."""
+    return sum(score.after if after else score.before for score in scores)

@@ -1,0 +1,48 @@
+"""Solves one model: search, order, measure. Runs in the solver's process, or in a test's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from control_plane.rebalancer.core.bound import lower_bound
+from control_plane.rebalancer.core.model import Effort, GoalScore, RegionModel, SolverAnswer
+from control_plane.rebalancer.core.ordering import ordered
+from control_plane.rebalancer.core.search import LocalSearch
+from control_plane.rebalancer.core.state import State
+
+
+def solve(model: RegionModel, effort: Effort, clock: Callable[[], float]) -> SolverAnswer:
+    """Return the best plan found within the effort; the same for the same seed and steps.
+
+    Every score of the answer is counted again from where tasks were and will be, not from what the
+    search believed. `clock` counts seconds; an effort without time reads it for the report only.
+    """
+    began, taken = clock(), 0
+
+    def going() -> bool:
+        nonlocal taken
+        taken += 1
+        if effort.steps:
+            return taken <= effort.steps
+        return clock() - began < effort.seconds
+
+    state = State(model)
+    before, hot = state.goals(), state.hot()
+    search = LocalSearch(state, effort.seed, effort.moves)
+    complete = search.run(going)
+    state = State(model)
+    steps = ordered(state, search.moves)
+    after = state.goals()
+    scores = [GoalScore(goal=g, before=before[g], after=after[g]) for g in sorted(before)]
+    return SolverAnswer(
+        steps=steps,
+        scores=scores,
+        price=sum(step.price for step in steps),
+        hot_before=hot,
+        hot_after=state.hot(),
+        limits=dict(zip(model.pools, state.level.tolist(), strict=True)),
+        bound=lower_bound(State(model)) if effort.with_bound else None,
+        took_s=clock() - began,
+        searched=search.steps,
+        is_complete=complete,
+    )

@@ -1,0 +1,204 @@
+"""Makes a plan of the region as it is now: surveys it, has it solved, and puts it in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.preferences import preferences_of
+from control_plane.allocator.core.request import Request
+from control_plane.api.jobs import JobRecord, TaskRecord
+from control_plane.api.rebalancing import GoalChange, MoveState, MoveView, RebalancePlan
+from control_plane.api.settings import RebalanceSettings
+from control_plane.broker.core.assignment import FREE
+from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer, Weights
+from control_plane.rebalancer.core.survey import JobTerms, Load, Survey, SurveySources
+from control_plane.rebalancer.ports import IndexedPlaces, Solve
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import Table
+from control_plane.scheduler.core.rollout import is_quiet
+from control_plane.scheduler.job_control import STAYING
+
+_FREE_LOOKED_AT = 5_000
+"""Free machines that are looked at for those that a pool may take."""
+Measured = Callable[[str, int, Machine], Load | None]
+
+
+class Planner:
+    """Plans; changes nothing."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        jobs: Table[JobRecord],
+        places: IndexedPlaces,
+        solve: Solve,
+        settings: RebalanceSettings,
+    ) -> None:
+        """Plan nothing yet."""
+        self._runtime, self._jobs, self._places = runtime, jobs, places
+        self._solve, self._settings = solve, settings
+        self.weights = Weights(
+            hot_from=settings.hot_from, tolerance=settings.tolerance, move=settings.move_price
+        )
+        self.measured: Measured = lambda _job, _task, _machine: None
+        """What a task uses, where somebody measures it."""
+        self.moved_at: Callable[[str, int], float] = lambda _job, _task: float("-inf")
+        """When a task moved last, in seconds since 1970."""
+        self.limits: dict[str, list[float]] = {}
+        """By pool, the use of each dimension above which the last plan called it too much."""
+
+    async def plan(self, number: int) -> RebalancePlan:
+        """Return what would be moved now; raises what keeps the solver from answering."""
+        model = await self._survey()
+        effort = Effort(seconds=self._settings.solve_s, moves=self._settings.moves_per_plan)
+        answer = await self._solve(model, effort)
+        self.limits = answer.limits
+        return _shown(number, model, answer, self._runtime.date())
+
+    def terms(self, job: str, named: Collection[str] | None = None) -> JobTerms | None:
+        """Return what a job's tasks mind; None: none of them may move now.
+
+        `named` are the jobs to which others keep a distance, or go, if they are known.
+        """
+        record = self._jobs.find(job)
+        if record is None or record.stopping or record.paused or not is_quiet(record):
+            return None
+        if record.spec.update.max_unavailable < 1 and record.spec.controller is None:
+            return None
+        if any(volume.kind in STAYING for volume in record.spec.volumes.values()):
+            return None
+        if (
+            record.spec.apart_from
+            or record.spec.together_with
+            or job in (self._named() if named is None else named)
+        ):
+            return None
+        tasks = {task.index: task for task in record.tasks}
+        preferences = preferences_of(record.spec, self._places.entitlement_of(record.spec))
+        return JobTerms(preferences, lambda index: self._may_move(job, tasks.get(index)))
+
+    def _named(self) -> set[str]:
+        """Return the jobs to which others keep a distance, or go."""
+        return {
+            neighbour.job
+            for record in self._jobs.values()
+            for neighbour in (*record.spec.apart_from, *record.spec.together_with)
+        }
+
+    def _may_move(self, job: str, task: TaskRecord | None) -> bool:
+        if task is None or task.operation is not None or task.extra:
+            return False
+        now = self._runtime.date()
+        if now - task.since < self._settings.settle_s:
+            return False
+        return now - self.moved_at(job, task.index) >= self._settings.rest_s
+
+    async def _survey(self) -> RegionModel:
+        named = self._named()
+        sources = SurveySources(
+            index=self._places.index,
+            terms=lambda job: self.terms(job, named),
+            measured=self.measured,
+            offered=self._offered,
+        )
+        steps = Survey(sources, self.weights, self._settings.free_machines).run()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                model: RegionModel = stop.value
+                return model
+            await self._runtime.checkpoint()
+
+    def _offered(self, pool: str, hot: Mapping[str, int], most: int) -> Sequence[Machine]:
+        """Return free machines that a pool may take: in the MSBs of its hot ones, then elsewhere.
+
+        A job that is even over MSBs can only move within one.
+        """
+        index, near, far = self._places.index, list[Machine](), list[Machine]()
+        allowance, left = self._places.quotas.allowance(Request("", pool)), Counter(hot)
+        free = index.pool(FREE)
+        if most < 1 or not allowance.may_take_from(free):
+            return near
+        for machine in islice(free.machines(), _FREE_LOOKED_AT):
+            if len(near) >= most:
+                break
+            refused = allowance.refuses is not None and allowance.refuses(machine)
+            if refused or machine.blocked or machine.jobs or index.why_short(machine):
+                continue
+            if left[machine.place.msb] > 0:
+                left[machine.place.msb] -= 1
+                near.append(machine)
+            elif len(far) < most:
+                far.append(machine)
+        found = []
+        for machine in (*near, *far)[:most]:
+            if not allowance.lacks(machine):
+                allowance.take(machine)
+                found.append(machine)
+        return found
+
+
+def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) -> RebalancePlan:
+    moves = [
+        MoveView(
+            id=f"p{number}.{place}",
+            job=step.job,
+            task=step.task,
+            from_machine=step.from_machine,
+            to_machine=step.to_machine,
+            wave=step.wave,
+            gain=round(step.gain, 4),
+            price=round(step.price, 4),
+            why=step.why,
+            at=now,
+        )
+        for place, step in enumerate(answer.steps, 1)
+    ]
+    return RebalancePlan(
+        number=number,
+        made_at=now,
+        took_s=round(answer.took_s, 3),
+        goals=[GoalChange(goal=s.goal, before=s.before, after=s.after) for s in answer.scores],
+        gain=answer.gain,
+        price=answer.price,
+        bound=answer.bound,
+        hot_before=answer.hot_before,
+        hot_after=answer.hot_after,
+        is_complete=answer.is_complete,
+        machines=len(model.machines),
+        tasks=len(model.tasks.can_move),
+        movable=sum(model.tasks.can_move),
+        measured=model.measured,
+        moves=moves,
+    )
+
+
+_STATES = {
+    MoveState.PLANNED: "It is planned, and begins in its turn.",
+    MoveState.WAITING: "It waits for its job's budget, for its controller, or for its image.",
+    MoveState.MOVING: "The task is on its way.",
+    MoveState.DONE: "The task serves there.",
+    MoveState.WITHDRAWN: "It was not made",
+    MoveState.FAILED: "It failed",
+}
+
+
+def explained(move: MoveView, now: float) -> list[str]:
+    """Return lines that say why a move is made and how far it is."""
+    found = [
+        f"Task {move.job}-{move.task} is to go from {move.from_machine} to {move.to_machine}.",
+        f"It relieves {move.why}.",
+        f"The sum of the goals falls by {move.gain:.3f}; the move costs {move.price:.3f}.",
+    ]
+    if move.gain < move.price:
+        found.append("It makes room for another move of the plan, which gains more.")
+    if move.wave:
+        found.append(f"It begins after wave {move.wave}: it needs what moves of that leave free.")
+    state = _STATES[move.state]
+    found.append(f"{state}: {move.reason}." if move.reason else state)
+    found.append(f"That is so for {max(0.0, now - move.at):.0f} s.")
+    return found

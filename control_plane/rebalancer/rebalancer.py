@@ -1,0 +1,316 @@
+"""Plans now and then, and has the moves of its plan done, a few at a time (RE1, RE5).
+
+Plans live in memory only; what must outlive this process (a pause, what moved when, what was done)
+is stored. Moves that waited when the process ended are taken back by the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from control_plane.agents.region import Region
+from control_plane.allocator.core.claims import Claim
+from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.api.jobs import JobRecord
+from control_plane.api.limits import LimitName
+from control_plane.api.rebalancing import (
+    MoveExplanation,
+    MoveState,
+    MoveView,
+    PauseWish,
+    RebalanceHistory,
+    RebalancePlan,
+    RebalanceRecord,
+    RebalanceStatus,
+)
+from control_plane.api.settings import RebalanceMode
+from control_plane.broker.core.assignment import FREE
+from control_plane.rebalancer.core.pacing import (
+    OPEN,
+    Side,
+    TaskNow,
+    cost_with,
+    followed,
+    is_late,
+    next_moves,
+    still_gains,
+    to,
+)
+from control_plane.rebalancer.core.survey import Load, claimed_load, sizes_of, used_on
+from control_plane.rebalancer.planning import Planner, explained
+from control_plane.rebalancer.ports import IndexedPlaces, Moves, Solve
+from control_plane.runtime.table import Table
+from control_plane.store import Store
+from control_plane.store.records import REBALANCE
+from wire.errors import NotFound, TwineError
+
+log = logging.getLogger(__name__)
+TICK_S = 5.0
+"""Between two looks at moves that are under way."""
+_HISTORY = 200
+_STATE, _MOVED = "state", "moved/"
+
+
+class ReBalancer:
+    """Plans moves and has them done; everything else of the region works without it (RE7)."""
+
+    def __init__(
+        self,
+        region: Region,
+        jobs: Table[JobRecord],
+        places: IndexedPlaces,
+        moves: Moves,
+        store: Store,
+        solve: Solve,
+        unwell: Callable[[], str],
+    ) -> None:
+        """Plan nothing yet. `unwell` says why nothing is to be moved now; empty: nothing does."""
+        self._settings, self._runtime = region.settings.rebalance, region.runtime
+        self._jobs, self._places, self._moves, self._unwell = jobs, places, moves, unwell
+        self.planner = Planner(region.runtime, jobs, places, solve, self._settings)
+        self.planner.moved_at = self._moved_at
+        self._cost = cost_with(
+            self.planner.weights.balance, self.planner.weights.hot, self._settings.hot_from
+        )
+        self._table = Table(store, REBALANCE, RebalanceRecord, "rebalance record")
+        self._limit = region.limits.of(
+            LimitName.REBALANCE, self._settings.moves_per_s, self._settings.moves_burst
+        )
+        self._plan: RebalancePlan | None = None
+        self._error = ""
+        self._due_at: float | None = None
+
+    async def load(self) -> None:
+        """Read what is remembered."""
+        await self._table.load()
+
+    async def run(self) -> None:
+        """Plan and move until cancelled, as far as the mode goes."""
+        for job, index in self._moves.waiting():
+            await self._moves.withdraw(job, index)
+        if self._settings.mode is RebalanceMode.OFF:
+            return
+        self._due_at = self._runtime.now() + self._settings.every_s
+        while True:
+            await self._runtime.sleep(TICK_S)
+            await self._follow()
+            if self._runtime.now() >= self._due_at and not self._active():
+                self._due_at = self._runtime.now() + self._settings.every_s
+                await self._plan_anew()
+            if self._settings.mode is RebalanceMode.APPLY:
+                await self._begin_some()
+
+    # -- planning
+
+    async def plan(self) -> RebalancePlan:
+        """Return what would be moved now; nothing is."""
+        return await self.planner.plan(0)
+
+    async def _plan_anew(self) -> None:
+        if self._held():
+            return
+        number = self._state().plans + 1
+        try:
+            self._plan = await self.planner.plan(number)
+        except TwineError as e:
+            self._error = str(e)
+            log.warning("no plan", extra={"reason": str(e)})
+            return
+        self._error = ""
+        log.info("planned", extra={"plan": number, "moves": len(self._plan.moves)})
+        await self._save(_STATE, replace(self._state(), plans=number))
+        await self._forget_gone()
+
+    async def _forget_gone(self) -> None:
+        """Drop what is remembered of tasks that may move again, and of jobs that are gone."""
+        oldest = self._runtime.date() - self._settings.rest_s
+        for name in [n for n in self._table if n.startswith(_MOVED)]:
+            known = self._table.get(name)
+            kept = {task: at for task, at in known.moved.items() if at > oldest}
+            if not kept or self._jobs.find(name.removeprefix(_MOVED)) is None:
+                await self._save(name, None)
+            elif kept != known.moved:
+                await self._save(name, replace(known, moved=kept))
+
+    # -- moving
+
+    def _active(self) -> list[MoveView]:
+        moves = self._plan.moves if self._plan is not None else []
+        return [m for m in moves if m.state in (MoveState.WAITING, MoveState.MOVING)]
+
+    def _held(self) -> str:
+        """Return why no move begins now; empty: none is held."""
+        state = self._state()
+        if state.paused_by:
+            return f"paused by {state.paused_by}: {state.paused_why}"
+        return self._unwell()
+
+    async def _follow(self) -> None:
+        """See what became of the moves that were begun."""
+        held, now = self._held(), self._runtime.date()
+        for move in self._active():
+            is_waiting = move.state is MoveState.WAITING
+            if is_waiting and (held or is_late(move, now, self._settings.patience_s)):
+                why = held or "it did not begin in time: its job's budget, controller or image"
+                self._note(replace(move, reason=why))
+                await self._moves.withdraw(move.job, move.task)
+                continue
+            after = followed(move, self._now(move), now, self._settings.patience_s)
+            if after is not move:
+                self._note(after)
+                await self._ended(after)
+
+    def _now(self, move: MoveView) -> TaskNow:
+        moves, job, task = self._moves, move.job, move.task
+        record = self._jobs.find(job)
+        return TaskNow(
+            serves_on=moves.serves_on(job, task),
+            ordered_to=moves.moving(job, task),
+            has_begun=moves.has_begun(job, task),
+            exists=record is not None and any(t.index == task for t in record.tasks),
+        )
+
+    async def _begin_some(self) -> None:
+        if self._plan is None or self._held():
+            return
+        for move in next_moves(self._plan.moves, self._settings.moves_at_once):
+            now = self._runtime.date()
+            why = self._objection(move)
+            if why:
+                self._note(to(move, MoveState.WITHDRAWN, now, why))
+                await self._ended(self._move(move.id))
+                continue
+            if self._limit.take(self._runtime.now()) > 0:
+                return
+            reason = f"{move.why}; twinectl rebalance explain {move.id}"
+            if await self._moves.begin(move.job, move.task, move.to_machine, reason):
+                self._note(to(move, MoveState.WAITING, now))
+            else:
+                self._note(to(move, MoveState.WITHDRAWN, now, "its job is not at rest"))
+                await self._ended(self._move(move.id))
+
+    def _objection(self, move: MoveView) -> str:
+        """Return why a move is not to be made any more; the region has changed since its plan."""
+        index = self._places.index
+        claims = index.claims.get(move.job)
+        claim = claims.get(move.task) if claims is not None else None
+        target = index.machines.get(move.to_machine)
+        if claim is None or claim.machine.name != move.from_machine:
+            return f"the task is not on {move.from_machine} any more"
+        if target is None or target.pool not in (FREE, claim.machine.pool):
+            return f"{move.to_machine} is not the entitlement's any more"
+        terms = self.planner.terms(move.job)
+        if terms is None or not terms.movable(move.task):
+            return "its job has something else to do"
+        if judge(claim.demand, target, target):
+            return f"{move.to_machine} has no room any more"
+        if move.gain > move.price and not self._gains(claim, target):
+            return "nothing is gained any more"
+        return ""
+
+    def _gains(self, claim: Claim, target: Machine) -> bool:
+        limits = self.planner.limits.get(claim.machine.pool)
+        if limits is None:
+            return True
+        source = self._side(claim.machine, limits)
+        load = self._load(claim)
+        return still_gains(
+            source, self._side(target, limits), load, self._cost, self._settings.move_price
+        )
+
+    def _side(self, machine: Machine, limits: list[float]) -> Side:
+        used = used_on(machine, self._load, self._places.index.claims)
+        return Side(used, sizes_of(machine), limits)
+
+    def _load(self, claim: Claim) -> Load:
+        for holder in claim.machine.jobs:
+            claims = self._places.index.claims.get(holder.job)
+            if claims is not None and claims.get(claim.task) == claim:
+                known = self.planner.measured(holder.job, claim.task, claim.machine)
+                return known or claimed_load(claim.demand, claim.machine)
+        return claimed_load(claim.demand, claim.machine)
+
+    # -- what is remembered
+
+    def _move(self, name: str) -> MoveView:
+        moves = [*(self._plan.moves if self._plan is not None else []), *self._state().history]
+        found = next((move for move in moves if move.id == name), None)
+        if found is None:
+            raise NotFound(f"there is no move {name!r}", hint="twinectl rebalance history")
+        return found
+
+    def _note(self, move: MoveView) -> None:
+        assert self._plan is not None
+        moves = [move if known.id == move.id else known for known in self._plan.moves]
+        self._plan = replace(self._plan, moves=moves)
+
+    async def _ended(self, move: MoveView) -> None:
+        """Remember a move that ended, and, if its task moved, when."""
+        if move.state in OPEN:
+            return
+        state = self._state()
+        await self._save(_STATE, replace(state, history=[*state.history, move][-_HISTORY:]))
+        if move.state in (MoveState.DONE, MoveState.FAILED):
+            name = _MOVED + move.job
+            known = self._table.find(name) or RebalanceRecord()
+            await self._save(name, replace(known, moved=known.moved | {move.task: move.at}))
+        log.info(
+            "move ended",
+            extra={"job": move.job, "task": move.task, "state": move.state, "reason": move.reason},
+        )
+
+    def _moved_at(self, job: str, task: int) -> float:
+        known = self._table.find(_MOVED + job)
+        return known.moved.get(task, float("-inf")) if known is not None else float("-inf")
+
+    def _state(self) -> RebalanceRecord:
+        return self._table.find(_STATE) or RebalanceRecord()
+
+    async def _save(self, name: str, record: RebalanceRecord | None) -> None:
+        async with self._table.lock(name):
+            await self._table.commit(name, record)
+
+    # -- for people
+
+    def status(self) -> RebalanceStatus:
+        """Return what is done now."""
+        state, now = self._state(), self._runtime.now()
+        ended = [move.state for move in state.history]
+        due = self._due_at
+        return RebalanceStatus(
+            mode=self._settings.mode,
+            paused=bool(state.paused_by),
+            paused_by=state.paused_by,
+            paused_why=state.paused_why,
+            holding="" if self._settings.mode is RebalanceMode.OFF else self._held(),
+            error=self._error,
+            next_plan_s=None if due is None else max(0.0, due - now),
+            plan=self._plan,
+            done=ended.count(MoveState.DONE),
+            withdrawn=ended.count(MoveState.WITHDRAWN),
+            failed=ended.count(MoveState.FAILED),
+        )
+
+    def history(self) -> RebalanceHistory:
+        """Return the moves that ended, the newest first."""
+        return RebalanceHistory(moves=list(reversed(self._state().history)))
+
+    def explain(self, name: str) -> MoveExplanation:
+        """Return one move in words, or raise `NotFound`."""
+        move = self._move(name)
+        return MoveExplanation(move=move, lines=explained(move, self._runtime.date()))
+
+    async def pause(self, wish: PauseWish, by: str) -> RebalanceStatus:
+        """Begin no more moves; those that wait are taken back, also after a restart."""
+        await self._save(_STATE, replace(self._state(), paused_by=by, paused_why=wish.reason))
+        log.warning("paused", extra={"by": by, "reason": wish.reason})
+        return self.status()
+
+    async def resume(self) -> RebalanceStatus:
+        """Go on."""
+        await self._save(_STATE, replace(self._state(), paused_by="", paused_why=""))
+        return self.status()

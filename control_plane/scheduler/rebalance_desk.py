@@ -1,0 +1,84 @@
+"""Takes the ReBalancer's moves in as operations of jobs, and back if they have not begun."""
+
+from __future__ import annotations
+
+import logging
+
+from control_plane.api.jobs import JobRecord, TaskPhase
+from control_plane.api.operations import Cause, OperationState
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import Table
+from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.operations import waits
+from control_plane.scheduler.core.rebalance_moves import with_rebalance, without_rebalance
+from wire.errors import TwineError
+
+log = logging.getLogger(__name__)
+
+
+class RebalanceDesk:
+    """Everything that the ReBalancer may do to jobs."""
+
+    def __init__(self, jobs: Table[JobRecord], runtime: Runtime) -> None:
+        """Do nothing yet."""
+        self._jobs, self._runtime = jobs, runtime
+
+    async def begin(self, job: str, index: int, to: str, reason: str) -> bool:
+        """Have a task move within its job's budget; return whether that was taken in."""
+        if self._jobs.find(job) is None:
+            return False
+        now = Moment(self._runtime.date(), self._runtime.now())
+        record = await self._jobs.update(job, lambda r: with_rebalance(r, index, to, reason, now))
+        taken = self.moving(job, index) == to
+        if taken:
+            log.info("task is to move", extra={"job": record.name, "task": index, "machine": to})
+        return taken
+
+    async def withdraw(self, job: str, index: int) -> None:
+        """Take a move back that has not begun; one that has goes on."""
+        if self._jobs.find(job) is None:
+            return
+        try:
+            await self._jobs.update(job, lambda r: without_rebalance(r, index))
+        except TwineError as e:
+            log.info("move not taken back", extra={"job": job, "task": index, "reason": str(e)})
+
+    def moving(self, job: str, index: int) -> str:
+        """Return where the ReBalancer has a task move; empty: nowhere now."""
+        record = self._jobs.find(job)
+        for task in record.tasks if record is not None else ():
+            known = task.operation
+            if task.index == index and known is not None and known.cause is Cause.REBALANCE:
+                return known.to_machine
+        return ""
+
+    def has_begun(self, job: str, index: int) -> bool:
+        """Return whether a task is on its way: its move cannot be taken back any more."""
+        record = self._jobs.find(job)
+        tasks = record.tasks if record is not None else []
+        return any(
+            t.index == index
+            and t.operation is not None
+            and t.operation.state is OperationState.RUNNING
+            for t in tasks
+        )
+
+    def serves_on(self, job: str, index: int) -> str:
+        """Return the machine on which a task serves; empty: it does not."""
+        record = self._jobs.find(job)
+        for task in record.tasks if record is not None else ():
+            if task.index == index and task.phase is TaskPhase.RUNNING and task.listed:
+                return task.placement.machine if task.placement is not None else ""
+        return ""
+
+    def waiting(self) -> list[tuple[str, int]]:
+        """Return the moves that have not begun, of whatever life of this process."""
+        return [
+            (record.name, task.index)
+            for record in self._jobs.values()
+            for task in record.tasks
+            if task.operation is not None
+            and task.operation.cause is Cause.REBALANCE
+            and task.operation.to_machine
+            and waits(task)
+        ]

@@ -1,0 +1,109 @@
+"""RE1, RE2, RE4: whatever the region, a plan breaks nothing on the way and gains what it says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer, Weights, total
+from control_plane.rebalancer.core.solving import solve
+from tests.rebalancer_models import Replay, a_model
+
+CHEAP = Weights(move=0.001, move_per_gib=0.0, open=0.01)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> RegionModel:
+    machines = draw(st.integers(2, 24))
+    return a_model(
+        draw(st.integers(0, 10_000)),
+        machines,
+        draw(st.integers(1, 25 * machines)),
+        pools=draw(st.integers(1, 2)),
+        tight=draw(st.booleans()),
+        fixed=draw(st.sampled_from((0.0, 0.3, 1.0))),
+        free=draw(st.integers(0, 4)),
+        pinned=draw(st.booleans()),
+        weights=draw(st.sampled_from((Weights(), CHEAP))),
+    )
+
+
+def solved(model: RegionModel, seed: int = 1, moves: int = 10_000) -> SolverAnswer:
+    return solve(model, Effort(steps=400, seed=seed, moves=moves), clock=lambda: 0.0)
+
+
+@settings(max_examples=120, deadline=None)
+@given(models(), st.randoms(use_true_random=False))
+def test_no_order_of_carrying_a_plan_out_breaks_a_constraint(
+    model: RegionModel, order: random.Random
+) -> None:
+    answer = solved(model)
+    steps = sorted(answer.steps, key=lambda step: (step.wave, order.random()))
+
+    assert Replay(model).carry_out(steps) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(models(), st.randoms(use_true_random=False))
+def test_moves_that_the_executor_leaves_out_make_no_other_of_their_wave_impossible(
+    model: RegionModel, order: random.Random
+) -> None:
+    answer = solved(model)
+    first = [step for step in answer.steps if step.wave == 0 and order.random() < 0.5]
+
+    assert Replay(model).carry_out(first) == []
+
+
+@settings(max_examples=80, deadline=None)
+@given(models())
+def test_a_wave_fits_while_all_of_its_tasks_claim_both_places(model: RegionModel) -> None:
+    answer = solved(model)
+    replay = Replay(model)
+    for wave in sorted({step.wave for step in answer.steps}):
+        steps = [step for step in answer.steps if step.wave == wave]
+        both = Replay(model)
+        both.room_cpu, both.room = list(replay.room_cpu), [list(r) for r in replay.room]
+        for step in steps:
+            task = both.task_of[step.job, step.task]
+            both._charge(model.kinds[both.kind[task]], both.number[step.to_machine], 1)
+
+        assert min(both.room_cpu) >= 0
+        assert min(min(room) for room in both.room) >= 0
+        replay.carry_out(steps)
+
+
+@settings(max_examples=80, deadline=None)
+@given(models())
+def test_the_gain_said_is_the_gain_measured_after(model: RegionModel) -> None:
+    answer = solved(model)
+    replay = Replay(model)
+    before = replay.cost()
+    replay.carry_out(answer.steps)
+
+    assert total(answer.scores, after=False) == pytest.approx(before, abs=1e-6)
+    assert total(answer.scores, after=True) == pytest.approx(replay.cost(), abs=1e-6)
+    assert sum(step.gain for step in answer.steps) == pytest.approx(answer.gain, abs=1e-6)
+    assert answer.gain >= answer.price or not answer.steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(models())
+def test_no_plan_is_better_than_the_bound(model: RegionModel) -> None:
+    answer = solved(model)
+
+    assert answer.bound is not None
+    assert total(answer.scores, after=True) >= answer.bound - 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(models(), st.integers(0, 5), st.integers(0, 10))
+def test_the_same_seed_finds_the_same_plan_and_no_more_moves_than_asked(
+    model: RegionModel, seed: int, moves: int
+) -> None:
+    one, two = solved(model, seed, moves), solved(model, seed, moves)
+
+    assert one == two
+    assert len(one.steps) <= moves

@@ -1,0 +1,163 @@
+"""RE1, RE2, RE4: what the search finds on regions small enough to read."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from control_plane.rebalancer.core.model import (
+    BinRule,
+    Effort,
+    RegionModel,
+    SolverAnswer,
+    TaskKind,
+    Weights,
+    total,
+)
+from control_plane.rebalancer.core.solving import solve
+from tests.rebalancer_models import columns
+
+GIB = 1 << 30
+MICRO = 1_000_000
+EVEN = [BinRule(0, True)]
+
+
+def a_region(
+    machines: list[list[float]],
+    *,
+    cores: float = 10.0,
+    pools: list[int] | None = None,
+    rules: list[BinRule] | None = None,
+    claim_cores: float = 1.0,
+    weights: Weights | None = None,
+    one_job: bool = False,
+    can_move: list[bool] | None = None,
+    **changes: object,
+) -> RegionModel:
+    """Return machines of `cores` cores whose tasks use so many of them; each in its own MSB."""
+    tasks = [(m, load) for m, loads in enumerate(machines) for load in loads]
+    pool_of = pools or [0] * len(machines)
+    claim = int(claim_cores * MICRO)
+    model = RegionModel(
+        weights=weights or Weights(move_per_gib=0.0),
+        pools=[f"pool{p}" for p in range(max(pool_of) + 1)],
+        machines=[f"m{m}" for m in range(len(machines))],
+        pool_of=pool_of,
+        is_free=[False] * len(machines),
+        is_open=[True] * len(machines),
+        sizes=[(cores, 0.0, 0.0)] * len(machines),
+        cpu_grains=[(1, 1)] * len(machines),
+        room_cpu=[int(cores * MICRO) - claim * len(loads) for loads in machines],
+        room=[(64 * GIB, 0, 0, 0, 100)] * len(machines),
+        bins=[list(range(len(machines)))],
+        admissions=[bytes([1] * len(machines))],
+        jobs=[f"j{t}" for t in range(len(tasks))],
+        rules=[rules or []] * len(tasks),
+        kinds=[TaskKind(0, claim, (GIB, 0, 0, 0, 1), 0)],
+        tasks=columns(
+            [(0 if one_job else t, t, 0, m) for t, (m, _) in enumerate(tasks)],
+            [(load, 0.0, 0.0) for _, load in tasks],
+            [0.0] * len(tasks),
+            can_move or [True] * len(tasks),
+        ),
+    )
+    return replace(model, **changes)
+
+
+def solved(model: RegionModel, moves: int = 100) -> SolverAnswer:
+    return solve(model, Effort(steps=500, moves=moves), clock=lambda: 0.0)
+
+
+def test_a_hot_machine_gives_tasks_to_an_idle_one() -> None:
+    answer = solved(a_region([[3.0, 3.0, 3.0], []]))
+
+    assert {(s.from_machine, s.to_machine) for s in answer.steps} == {("m0", "m1")}
+    assert (answer.hot_before, answer.hot_after) == (1, 0)
+    assert answer.steps[0].why == "cpu of m0: 90% -> 60%"
+
+
+def test_nothing_moves_where_nothing_is_gained() -> None:
+    assert solved(a_region([[5.0], [5.0]])).steps == []
+
+
+def test_a_move_that_gains_less_than_its_price_is_not_made() -> None:
+    skewed = [[3.5, 1.5], [2.0]]
+    weights = Weights(move_per_gib=0.0, tolerance=0.0)
+
+    assert solved(a_region(skewed, weights=weights)).steps != []
+    assert solved(a_region(skewed, weights=replace(weights, move=0.5))).steps == []
+
+
+def test_two_full_machines_swap_tasks_through_the_room_of_a_third() -> None:
+    # each has room for three tasks; only the third has room for one more
+    full = [[4.0, 4.0, 1.0], [0.5, 0.5, 0.5], [2.0, 2.0]]
+    answer = solved(a_region(full, cores=10.0, claim_cores=10 / 3))
+
+    assert answer.hot_after == 0
+    assert len(answer.steps) >= 2
+
+
+def test_two_machines_without_any_room_are_left_as_they_are() -> None:
+    answer = solved(a_region([[4.5, 4.5], [0.5, 0.5]], claim_cores=5.0))
+
+    assert answer.steps == []
+    assert answer.hot_after == answer.hot_before == 1
+
+
+def test_a_swap_needs_room_for_one_task_on_one_side() -> None:
+    # one move alone would make the other machine hot: only both together are better
+    answer = solved(a_region([[5.0, 4.0], [3.5, 1.0]], rules=[]))
+
+    assert sorted((s.from_machine, s.to_machine) for s in answer.steps) == [
+        ("m0", "m1"),
+        ("m1", "m0"),
+    ]
+    assert answer.hot_after == 0
+
+
+def test_tasks_stay_with_their_entitlement() -> None:
+    assert solved(a_region([[3.0, 3.0, 3.0], []], pools=[0, 1])).steps == []
+
+
+def test_a_move_does_not_make_a_job_less_even() -> None:
+    skewed = [[4.5, 4.5], [1.0, 1.0]]
+
+    # 1 and 3 tasks would be less even than 2 and 2
+    assert solved(a_region(skewed, rules=EVEN, one_job=True)).hot_after == 1
+    assert solved(a_region(skewed, rules=[], one_job=True)).hot_after == 0
+
+
+def test_machines_that_take_no_tasks_get_none() -> None:
+    answer = solved(a_region([[3.0, 3.0, 3.0], [], []], is_open=[True, False, True]))
+
+    assert {s.to_machine for s in answer.steps} == {"m2"}
+
+
+def test_what_a_requirement_excludes_gets_none() -> None:
+    answer = solved(a_region([[3.0, 3.0, 3.0], [], []], admissions=[bytes([1, 0, 1])]))
+
+    assert {s.to_machine for s in answer.steps} == {"m2"}
+
+
+def test_a_free_machine_is_taken_only_where_it_relieves_more_than_it_costs() -> None:
+    crowded = [[4.0, 4.5], [4.0, 4.5], []]
+    free = [False, False, True]
+
+    assert {s.to_machine for s in solved(a_region(crowded, is_free=free)).steps} == {"m2"}
+    assert solved(a_region([[5.0], [5.0], []], is_free=free)).steps == []
+
+
+def test_the_bound_says_how_much_is_left_to_gain() -> None:
+    pinned = a_region([[3.0, 3.0, 3.0], []], can_move=[False, True, True])
+    stuck = a_region([[9.0], []])
+    answer = solved(stuck)
+
+    assert solved(pinned).bound == pytest.approx(0.0)
+    assert answer.bound == pytest.approx(0.0)  # it may split the task; the plan may not
+    assert total(answer.scores, after=True) > 0
+
+
+def test_the_bound_counts_what_cannot_move() -> None:
+    answer = solved(a_region([[9.0], []], can_move=[False]))
+
+    assert answer.bound == pytest.approx(total(answer.scores, after=True))
