@@ -52,6 +52,7 @@ from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.scheduler import Scheduler
 from control_plane.scheduler.task_service import TaskService
+from control_plane.shards.ownership import OwnershipMap
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
 from control_plane.task_control.controllers import CallController, Controllers, nobody
@@ -76,20 +77,24 @@ class ControlPlane:
         broker_stores: Mapping[str, Store] | None = None,
         call_controller: CallController = nobody,
         boot_id: str = "",
+        ownership: OwnershipMap | None = None,
     ) -> None:
         """Wire the services together; nothing is read or started yet.
 
         `broker_stores` are the open stores of data centers that have one of their own (RB9),
         `call_controller` makes the calls of jobs' TaskControllers, `boot_id` names this boot of
-        the host: on it the date goes on over restarts of the process.
+        the host: on it the date goes on over restarts of the process. From `ownership` clients of
+        agents take the term that they say; None: they say none.
         """
         self.clock = runtime.now
         self._store = store
         self._stores = [store, *(broker_stores or {}).values()]
         self._runtime = runtime
         self._anchor = Anchor(store, runtime, boot_id)
-        self._pool = AgentPool(agents)
         self._broker = Brokers(store, runtime, broker_stores)
+        self.ownership = ownership or OwnershipMap(store)
+        self.ownership.find_machine = self._broker.table.find
+        self._pool = AgentPool(agents)
         self._portal = Portal(store, runtime, portal)
         self._broker.listen(self._portal.supply.heard)
         self.census = Counters()
@@ -180,6 +185,7 @@ class ControlPlane:
         await self._anchor.load()
         await self.restored.load()
         self._control.skipped_generations = self.restored.skipped_generations
+        await self.ownership.load()
         await self._broker.load()
         await self._portal.load()
         await self._jobs.load()
@@ -226,9 +232,8 @@ class ControlPlane:
 
         Loops that only derive what to do may begin anew beside others.
         """
-        epoch = self._store.epoch()
-        loops.start("dispatcher", lambda: self._dispatcher.run(epoch))
-        loops.start("scheduler", lambda: self._scheduler.run(epoch))
+        loops.start("dispatcher", lambda: self._dispatcher.run(self.ownership.number))
+        loops.start("scheduler", lambda: self._scheduler.run(self.ownership.number))
         loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)
         loops.start("profile rollouts", self.profiles.run, Failing.BEGINS_ANEW)
         loops.start("controllers", self._controllers.run)

@@ -30,8 +30,8 @@ from wire.tls import Credential
 
 log = logging.getLogger(__name__)
 
-LAST_TERM = "last-term"
-"""Beside the identity: which control plane spoke last (`last_term`)."""
+LAST_TERM, LAST_OWNERS = "last-term", "last-owners"
+"""Beside the identity: which control plane spoke last, and which owners (`fencing`)."""
 DEFAULT_FOLDER = Path("/var/lib/twine/identity")
 RENEW_FROM, RENEW_TO = 0.5, 0.66
 """Share of a certificate's life after which the next one is fetched, drawn at random so that
@@ -85,7 +85,7 @@ class HostIdentity:
         """Read nothing yet."""
         self._path = folder / "identity.json"
         self._second = folder / "second-host"
-        self._last_term = folder / LAST_TERM
+        self._spoke_last = folder / LAST_TERM, folder / LAST_OWNERS
         self.boot_id = ""
         self._clock = clock
         self._domain: str | None = None
@@ -135,7 +135,8 @@ class HostIdentity:
         )
         self._keep(held)
         self.note_second("")
-        self._last_term.unlink(missing_ok=True)  # whom it joins now it takes, whatever was before
+        for path in self._spoke_last:  # whom it joins now it takes, whatever was before
+            path.unlink(missing_ok=True)
         log.info("joined", extra={"machine": held.name, "url": held.url})
         return Identity(held.name, held.url, held.not_after)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -83,7 +83,7 @@ class Scheduler:
         self._placements = placing
         self._allocator = placing.allocator
         self._dispatcher = dispatcher
-        self._epoch = 0
+        self._number: Callable[[], int] = int
         self._group: asyncio.TaskGroup | None = None
         pace = Pace(retry_s=region.settings.retry_s)
         self._workers = Workers(region.runtime, "scheduler", self._work, pace, self._pause_s)
@@ -118,9 +118,9 @@ class Scheduler:
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.observations.listen(self._machine_seen, self._one_seen)
 
-    async def run(self, epoch: int) -> None:
-        """Schedule all jobs, in this term, until cancelled."""
-        self._epoch = epoch
+    async def run(self, number: Callable[[], int]) -> None:
+        """Schedule all jobs until cancelled; `number` is that of the term, see `Dispatcher.run`."""
+        self._number = number
         if self._observations.restored:
             self._unknown.begin()
         ends = self._runtime.on_pause(lambda _: self._quiet_since.clear())
@@ -480,7 +480,7 @@ class Scheduler:
                 if self._unknown.elsewhere(task, machine):
                     return None
                 spec = record.specs.get(command.version, record.spec)
-                return self._placements.told(spec, command, self._epoch)
+                return self._placements.told(spec, command, self._number())
             if command is not None:
                 return command
         observation = self._observations.observation(machine)

@@ -17,6 +17,7 @@ from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
+from control_plane.api.ownership import Ownership
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
 from control_plane.api.restored import Restored
@@ -48,6 +49,7 @@ SCHEMAS: dict[type, int] = {
     ProfileVersion: 1,
     ProfileRollout: 1,
     ShardPart: 1,
+    Ownership: 1,
     Restored: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
@@ -68,6 +70,7 @@ GROUPS, OPERATORS = "people/groups/", "people/operators/"
 HOST_ADMINS = "people/host-admins/"
 REVOKED = "people/revoked/"
 SHARDS = "shards/"
+OWNERSHIPS = "ownerships/"
 QUARANTINE = "quarantine/"
 """Records that cannot be used, each under its whole name (`quarantine.py`)."""
 USES = "entitlement-uses/"
