@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +14,6 @@ from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentFactory
 from control_plane.agents.region import Region
 from control_plane.allocator.allocator import Allocator
-from control_plane.allocator.pool_keeper import PoolKeeper
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
@@ -23,6 +23,7 @@ from control_plane.api.operations import JobEvents, RestartWish, TaskStory
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.assignment import FREE
 from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
 from control_plane.discovery.discovery import Discovery
@@ -37,6 +38,7 @@ from control_plane.portal.portal import Portal
 from control_plane.portal.service import CapacityService, Sources
 from control_plane.profiles.rollouts import ProfileRollouts
 from control_plane.profiles.switcher import Switcher
+from control_plane.running_shards import RunningShards, ShardParts, allocators_of
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
@@ -46,11 +48,9 @@ from control_plane.scheduler.core.rollout import earlier, summarize
 from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
-from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
-from control_plane.scheduler.placement import Placements
+from control_plane.scheduler.preparation import PreparedMachines
 from control_plane.scheduler.restored import RestoredStore
-from control_plane.scheduler.scheduler import Scheduler
 from control_plane.scheduler.task_service import TaskService
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.store import Store
@@ -113,11 +113,10 @@ class ControlPlane:
             *(self._broker, self._observations, settings, runtime, self.limits),
             lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
         )
-        self._allocator = Allocator(region, self._portal, self._jobs, store)
+        allocators = allocators_of(region, self._portal, self._jobs, store, self.ownership)
+        self._allocator = allocators[0]
         losses = Losses(region, self._jobs)
-        placing = Placements(self._allocator)
-        self.allocations = self._allocator.allocations
-        self._keeper = PoolKeeper(region, self._allocator)
+        self.allocations = [allocator.allocations for allocator in allocators]
         self._shards = ShardMaps(store, self._jobs, runtime.checkpoint)
         self.discovery = Discovery(
             self._jobs, self._broker, self._allocator.directory.jobs, self._shards
@@ -135,7 +134,13 @@ class ControlPlane:
         self.task_desk = TaskService(self._jobs, self._dispatcher)
         self.health = HealthService(self._checker, self.inventory.outages)
         self.maintenance = OpsPlanner(
-            region, self._allocator, self._jobs, self.inventory.outages, self.census, store
+            region,
+            self._allocator,
+            self._owner_of,
+            self._jobs,
+            self.inventory.outages,
+            self.census,
+            store,
         )
         self._switcher = Switcher(region, self._dispatcher)
         self.profiles = ProfileRollouts(
@@ -144,23 +149,19 @@ class ControlPlane:
         self._dispatcher.profile_text = self.profiles.text_of
         self._events = EventLog(store)
         self._controllers = Controllers(runtime, call_controller)
-        self._scheduler = Scheduler(
-            region,
-            self._jobs,
-            placing,
-            self._dispatcher,
-            self._events,
-            self._controllers,
-            losses,
+        parts = ShardParts(
+            *(region, self._portal, self._jobs, self._control),
+            *(self._dispatcher, self._events, self._controllers, losses),
         )
-        ahead = self._scheduler.ahead
-        self._keeper.keeps = lambda m: self.profiles.keeps(m) or ahead.keeps(m.machine)
-        self.job_planner = JobPlanner(self._jobs, placing, self._control, self._scheduler)
+        self.shards = RunningShards(parts, self.ownership, allocators)
+        for shard in self.shards.all:
+            shard.keeper.keeps = partial(self._keeps, shard.scheduler.ahead)
+        self.job_planner = self.shards
         sources = Sources(
             machines=self._broker.table,
             held=self._broker.held,
             jobs_of=self._allocator.jobs_of,
-            release_idle=self._keeper.release_idle,
+            release_idle=self._release_idle,
             used=self._used,
             power=self._allocator.index.power_budgets,
         )
@@ -190,7 +191,9 @@ class ControlPlane:
         await self._portal.load()
         await self._jobs.load()
         await self._shards.load()
-        await self._allocator.load()
+        self.ownership.check(len(self.shards.all))
+        for shard in self.shards.all:
+            await shard.allocator.load()
         await self.maintenance.load()
         await self.profiles.load()
         self._loops = Loops(self._runtime)
@@ -207,7 +210,8 @@ class ControlPlane:
         assert self._loops is not None
         await self._loops.close()
         self._loops = None
-        await self.allocations.close()
+        for allocations in self.allocations:
+            await allocations.close()
         await self._pool.close()
 
     async def wait_failed(self) -> None:
@@ -233,12 +237,10 @@ class ControlPlane:
         Loops that only derive what to do may begin anew beside others.
         """
         loops.start("dispatcher", lambda: self._dispatcher.run(self.ownership.number))
-        loops.start("scheduler", lambda: self._scheduler.run(self.ownership.number))
+        self.shards.start(loops, self.ownership.number)
         loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)
         loops.start("profile rollouts", self.profiles.run, Failing.BEGINS_ANEW)
         loops.start("controllers", self._controllers.run)
-        loops.start("allocator", self._allocator.run)
-        loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)
         loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
         loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
         loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
@@ -247,16 +249,18 @@ class ControlPlane:
 
     async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
         """Create a job or change what is wanted of it; all errors at once, or none applied."""
+        if not dry_run:
+            await self.shards.give(spec.entitlement)
         record = await self._control.apply(spec, dry_run=dry_run)
         return summarize(record)
 
     async def get_job(self, name: str) -> JobStatus:
         """Return a job, or raise `NotFound`."""
-        return self._scheduler.status(name)
+        return self.shards.of_job(name).scheduler.status(name)
 
     async def list_jobs(self) -> Jobs:
         """Return all jobs, by name."""
-        return Jobs(jobs=[self._scheduler.status(name) for name in self._jobs])
+        return Jobs(jobs=[self.shards.of_job(name).scheduler.status(name) for name in self._jobs])
 
     async def stop_job(self, name: str) -> JobStatus:
         """Stop all tasks of a job; it disappears once they are gone."""
@@ -272,10 +276,14 @@ class ControlPlane:
 
     async def rollback_job(self, name: str) -> JobStatus:
         """Go back to what the version before wanted of the tasks."""
+        if before := self.goes_back_to(name):
+            self.shards.check_move(name, before)
         return summarize(await self._control.rollback(name))
 
     async def move_job(self, name: str, entitlement: str) -> JobStatus:
         """Have a job run in another entitlement."""
+        await self.shards.give(entitlement)
+        self.shards.check_move(name, entitlement)
         return summarize(await self._control.move(name, entitlement))
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
@@ -419,8 +427,20 @@ class ControlPlane:
         told = [self.restored.words(), self._checker.restored.words(), self._checker.brake, alarm]
         return Liveness(ok=True, detail="; ".join(filter(None, told)))
 
+    def _keeps(self, ahead: PreparedMachines, record: MachineRecord) -> bool:
+        """Return whether an empty machine stays with its pool."""
+        return self.profiles.keeps(record) or ahead.keeps(record.machine)
+
+    def _owner_of(self, pool: str) -> Allocator:
+        return self.shards.of_pool(pool).allocator
+
+    async def _release_idle(self, entitlement: str) -> None:
+        await self.shards.of_pool(entitlement).keeper.release_idle(entitlement)
+
     def _used(self, name: str) -> Used:
-        machine = self._allocator.index.machines.get(name)
+        record = self._broker.table.find(name)
+        owner = self.shards.of_pool(record.entitlement if record is not None else FREE)
+        machine = owner.allocator.index.machines.get(name)
         if machine is None:
             return Used()
         capacity = machine.capacity

@@ -106,6 +106,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """… after at most this many at once."""
     default_cpu_cores: Annotated[float, Meta(ge=0.001, le=4096)] = 0.25
     """What a task claims of CPU whose job says nothing about it: four such tasks a core."""
+    shards: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Schedulers with an allocator each, in this process; each has entitlements of its own."""
     power: PowerSettings = PowerSettings()
     """What racks, rows and MSBs are provisioned for."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64

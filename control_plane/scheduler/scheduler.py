@@ -91,10 +91,9 @@ class Scheduler:
         self._details: dict[str, str] = {}
         self._awaited: dict[str, set[str]] = defaultdict(set)
         """Machine → jobs that wait for their image to be brought there."""
-        dispatcher.follow(self.wanted)
         self._answers: dict[str, tuple[Request, Allocation]] = {}
         """Job → what the allocator said last, and to what: until the next round."""
-        self._asking: set[str] = set()
+        self.asking: set[str] = set()
         """Jobs for which machines are being allocated."""
         self._evened: dict[str, object] = {}
         """Job → how it and its pool stood when nothing was to be gained by a move."""
@@ -106,15 +105,15 @@ class Scheduler:
         self._approvals = Approvals(controllers, jobs, event_log)
         self._losses = losses
         self._unknown = UnknownCopies(region, placing.allocator.directory)
-        self._unknown.gone = lambda task: self._wake(task.rpartition("-")[0])
+        self._unknown.gone = lambda task: self.wake(task.rpartition("-")[0])
         self.ahead = PreparedMachines(region, placing.allocator)
         self._capped = region.limits.of(
             LimitName.CAPPED_MOVES,
             region.settings.capped_moves_per_s,
             region.settings.capped_moves_burst,
         )
-        controllers.listen(self._wake)
-        jobs.listen(lambda name, *_: self._wake(name), loaded=ignore)
+        controllers.listen(self.wake)
+        jobs.listen(lambda name, *_: self.wake(name), loaded=ignore)
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.observations.listen(self._machine_seen, self._one_seen)
 
@@ -160,22 +159,23 @@ class Scheduler:
 
     # -- waking
 
-    def _wake(self, name: str) -> None:
-        if self._jobs.find(name) is not None:
+    def wake(self, name: str) -> None:
+        """Look at a job soon, if it is one of this shard."""
+        if self._placements.are_ours(self._jobs.find(name)):
             self._idle_jobs.heard(name)
             self._workers.wake(name)
 
     def _wake_whole(self, name: str) -> None:
         """Wake a job once all of its machines were heard since the start, or after a while."""
-        if self._startup_barrier.awaits(name):
+        if self._startup_barrier.awaits(name) and self._placements.are_ours(self._jobs.find(name)):
             self._idle_jobs.heard(name)
             self._workers.wake_at(name, self._runtime.now() + ARRIVING_S)
         else:
-            self._wake(name)
+            self.wake(name)
 
     def _machine_changed(self, name: str, *_: MachineRecord | None) -> None:
         for job in sorted(self._allocator.directory.jobs(name) | self._awaited.pop(name, set())):
-            self._wake(job)
+            self.wake(job)
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
@@ -187,14 +187,14 @@ class Scheduler:
     def _wake_due(self) -> None:
         self._is_waking = False
         for job in self._allocator.waiting.take_due():
-            self._wake(job)
+            self.wake(job)
 
     def _machine_seen(self, name: str) -> None:
         if self._startup_barrier.is_first(name):
             for job in sorted(self._allocator.directory.jobs(name)):
                 self._wake_whole(job)
             for job in sorted(self._awaited.pop(name, ())):
-                self._wake(job)
+                self.wake(job)
             self._wake_waiting()
         else:
             self._machine_changed(name)
@@ -204,18 +204,19 @@ class Scheduler:
         """Wake whom news of one task or image concerns: nobody else on its machine."""
         known = self._allocator.directory.tasks(machine).get(which)
         if known is not None:
-            self._wake(known.job)
+            self.wake(known.job)
         elif which in self._observations.observation(machine).images:
             for job in sorted(self._awaited.pop(machine, ())):
-                self._wake(job)
+                self.wake(job)
         else:
             self._machine_seen(machine)
         self._wake_waiting()
 
     def _remove_strays(self, name: str) -> None:
         """Stop what runs on a machine although it was moved away or its job is gone."""
-        observation = self._observations.observation(name)
-        if self._group is None or not observation.answering:
+        observation, record = self._observations.observation(name), self._broker.table.find(name)
+        is_ours = record is not None and self._placements.owns(record.entitlement)
+        if self._group is None or not observation.answering or not is_ours:
             return
         for task in self._allocator.strays(name):
             generation = observation.tasks[task].generation
@@ -238,7 +239,7 @@ class Scheduler:
     def _rests_s(self, name: str) -> float | None:
         """Return how long a job may be left alone in which nothing is to be done; None: look."""
         record = self._jobs.find(name)
-        if record is None or name in self._answers or name in self._asking:
+        if record is None or name in self._answers or name in self.asking:
             return None
         pool, entitlement = (
             self._placements.pool_of(record),
@@ -258,8 +259,8 @@ class Scheduler:
         """Decide, store, send."""
         async with self._jobs.lock(name):
             before = self._jobs.find(name)
-            if before is None:
-                self._forget(name)
+            if before is None or not self._placements.are_ours(before):
+                self.forget(name)
                 return None
             now = Moment(self._runtime.date(), self._runtime.now())
             view = self._view(before, now)
@@ -271,7 +272,7 @@ class Scheduler:
                 go_on(made, await self._found(made, repairs), seen)
                 for _ in range(made.capped):
                     self._capped.take(now.steady)
-            is_asked = name in self._asking
+            is_asked = name in self.asking
             request = None if is_asked else self._placements.request(made.record, view)
             answer = self._answer(name, request)
             if not (made.record.tasks or request or is_asked) and made.record.stopping:
@@ -287,7 +288,7 @@ class Scheduler:
         if answer is None and request is not None:
             self._ask(name, request)
         elif answer is not None and self._allocator.waiting.is_outdated(name, answer.gain):
-            self._wake(name)
+            self.wake(name)
         self._wake_waiting()
         if made.record != before and not view.keys() >= _machines_of(made.record):
             view = self._view(made.record, now)
@@ -333,8 +334,8 @@ class Scheduler:
             self._capped.hold_back(now, "others leave machines whose power is capped", 60.0)
         return waiting > 0
 
-    def _forget(self, name: str) -> None:
-        """Drop what is remembered of a job that is gone."""
+    def forget(self, name: str) -> None:
+        """Drop what is remembered of a job that is gone, or of another shard."""
         self._workers.forget(name)
         self._approvals.forget(name)
         self._idle_jobs.gone(name)
@@ -370,7 +371,7 @@ class Scheduler:
             return ()
         quiet_s = now.steady - self._quiet_since.setdefault(record.name, now.steady)
         is_known = self._evened.get(record.name) == state and not any(map(waits, record.tasks))
-        if is_known or quiet_s < self._settings.repair_after_s or record.name in self._asking:
+        if is_known or quiet_s < self._settings.repair_after_s or record.name in self.asking:
             return ()
         self._evened[record.name] = state
         return await self._placements.repairs(record, view)
@@ -430,8 +431,8 @@ class Scheduler:
         A store that fails holds up an allocation for as long as it does; what else happens to
         the job, and what its owner wants, does not wait for that (BUG-CP5).
         """
-        if self._group is not None and name not in self._asking:
-            self._asking.add(name)
+        if self._group is not None and name not in self.asking:
+            self.asking.add(name)
             self._runtime.spawn_in(self._group, "scheduler", self._allocate(name, request))
 
     async def _allocate(self, name: str, request: Request) -> None:
@@ -449,9 +450,9 @@ class Scheduler:
             log.exception("no machines", extra={"job": name})
             self._workers.wake_at(name, self._runtime.now() + self._settings.retry_s)
         else:
-            self._wake(name)
+            self.wake(name)
         finally:
-            self._asking.discard(name)
+            self.asking.discard(name)
 
     def _view(self, record: JobRecord, now: Moment) -> View:
         pools = self._placements.pools_of(record)

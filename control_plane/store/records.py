@@ -17,7 +17,7 @@ from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
-from control_plane.api.ownership import Ownership
+from control_plane.api.ownership import EntitlementOwner
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
 from control_plane.api.restored import Restored
@@ -49,7 +49,7 @@ SCHEMAS: dict[type, int] = {
     ProfileVersion: 1,
     ProfileRollout: 1,
     ShardPart: 1,
-    Ownership: 1,
+    EntitlementOwner: 1,
     Restored: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""

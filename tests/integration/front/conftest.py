@@ -171,11 +171,17 @@ class CannedControlPlane(ControlPlane):
             used=lambda name: Used(),
         )
         self.capacity = CapacityService(self.portal, sources, Runtime())
-        self.allocations = Allocations(store, RegionIndex(), self.brokers)
+        self.allocations = [Allocations(store, RegionIndex(), self.brokers)]
         table = JobTable(store, Runtime().checkpoint)
         allocator = Allocator(shared, self.portal, table, store)
         self.maintenance = OpsPlanner(
-            shared, allocator, table, self.inventory.outages, self.census, store
+            shared,
+            allocator,
+            lambda _pool: allocator,
+            table,
+            self.inventory.outages,
+            self.census,
+            store,
         )
         self.observations, self.store = observations, store
         self.restored = RestoredStore(store, shared, table, allocator.directory)

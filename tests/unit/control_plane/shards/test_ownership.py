@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from agent.api import Location
 from agent.api.term import OWNER_HEADER
 from control_plane.api.machines import MachineRecord
-from control_plane.api.ownership import Ownership
+from control_plane.api.ownership import EntitlementOwner
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.store.memory import MemoryStore
 
@@ -28,7 +28,9 @@ async def test_a_move_counts_over_restarts_and_longer_than_its_entitlement() -> 
         ownership = OwnershipMap(store)
         await ownership.load()
         async with ownership.table.lock("web"):
-            await ownership.table.commit("web", Ownership(entitlement="web", shard=2, moved=5))
+            await ownership.table.commit(
+                "web", EntitlementOwner(entitlement="web", shard=2, moved=5)
+            )
     async with store:
         ownership = OwnershipMap(store)
         await ownership.load()
