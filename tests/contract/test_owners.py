@@ -1,4 +1,4 @@
-"""Who may command a machine of an entitlement: the agent and the modelled machine agree (SH2)."""
+"""Who may command a machine of an entitlement: the agent and the modelled machine agree (SH3)."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ async def test_whoever_asks_on_the_host_itself_is_not_the_control_plane(
 
 @pytest.mark.usefixtures("component")
 async def test_an_earlier_owner_of_an_entitlement_starts_and_stops_nothing(host: FakeHost) -> None:
-    """SH2: not even a task of which the host has never heard, nor an image."""
+    """SH3: not even a task of which the host has never heard, nor an image."""
     socket = f"unix:{host.config.socket}"
     async with host.agent(), AgentClient(socket) as new, AgentClient(socket) as old:
         new.headers, old.headers = lambda: {OWNER_HEADER: "web/7"}, lambda: {OWNER_HEADER: "web/6"}

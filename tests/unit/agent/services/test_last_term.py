@@ -89,7 +89,7 @@ async def test_what_a_command_told_outlives_the_agent(tmp_path: Path) -> None:
 
 
 async def test_the_owners_of_a_host_outlive_the_agent(tmp_path: Path) -> None:
-    """SH2: an earlier owner is refused after a reboot; a host that joins anew forgets both."""
+    """SH3: an earlier owner is refused after a reboot; a host that joins anew forgets both."""
     path, owners = tmp_path / "o", FencingOwners(tmp_path / "o")
 
     async def write(where: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of a broker about a machine crosses a process: it is data, and compares (RB2)."""
+"""What is asked of a broker about a machine crosses a process: it is data, and compares."""
 
 from __future__ import annotations
 

@@ -51,6 +51,8 @@ def starts(w: World) -> dict[str, list[str]]:
 
 
 def test_a_new_entitlement_goes_to_the_shard_with_the_least_to_do() -> None:
+    """SH2: and all shards are listed as one region."""
+
     async def main() -> None:
         async with three() as w:
             assert [owners(w, pool) for pool in POOLS] == [[0], [1], [2]]

@@ -1,4 +1,4 @@
-"""The number of the term that agents compare: it rises with leaders and with moves (SH2)."""
+"""The number of the term that agents compare: it rises with leaders and with moves (SH3)."""
 
 from __future__ import annotations
 
