@@ -20,7 +20,7 @@ from control_plane.allocator import handover
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.pool_keeper import PoolKeeper
 from control_plane.api.jobs import JobRecord, JobSpec, bound_to
-from control_plane.api.ownership import ShardLoad, ShardMove, ShardMoved
+from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.portal.core.pools import members, pool_of
 from control_plane.portal.portal import Portal
@@ -162,18 +162,22 @@ class RunningShards:
                 hint=f"twinectl shard move {entitlement} --to {here}",
             )
 
-    async def move(self, pool: str, wish: ShardMove) -> ShardMoved:
+    async def list_shards(self) -> ShardLoads:
+        """Return what each shard has to do, and in which term."""
+        return ShardLoads(shards=self.loads(), term=self._ownership.number())
+
+    async def move(self, pool: str, to: int, *, dry_run: bool = False) -> ShardMoved:
         """Give an entitlement to another shard; no task restarts.
 
         Announce, stop new operations and wait for those under way, read the records, write the new
         owner (the commit point), and go on there. `Busy` where something does not end: nothing
         changed then. A process that ends anywhere starts with the owner that the map names.
         """
-        source, target = self.of_pool(pool), self._target(pool, wish.to)
+        source, target = self.of_pool(pool), self._target(pool, to)
         jobs = self.jobs_in(pool)
         self._check_alone(pool, jobs)
         machines = len(self._parts.region.broker.held(pool))
-        moves = source is not target and not wish.plan
+        moves = source is not target and not dry_run
         if moves:
             async with self._moves:
                 work = self._tried(pool, source, target, jobs)  # it ends though a client left

@@ -45,8 +45,6 @@ class ShardMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Which shard shall own an entitlement."""
 
     to: Count
-    plan: bool = False
-    """Say what would be done, and do nothing."""
 
 
 class ShardMoved(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from control_plane.cli.plans import explain, plan
 from control_plane.cli.profiles import profile
 from control_plane.cli.program import Program, target_options
 from control_plane.cli.restored import restored
-from control_plane.cli.shards import shards
+from control_plane.cli.shards import shard, shards
 from control_plane.cli.ui import ui
 from control_plane.cli.updates import move, pause, restart, resume, rollback
 
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(job, task, plan_offline, machine, maintenance, limit, profile),
+    *(job, task, plan_offline, machine, maintenance, limit, profile, shard),
     *(entitlement, capacity, image, token),
     *(role, user, group, whoami, audit, authority, restored, ui),
 )

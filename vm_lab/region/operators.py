@@ -21,7 +21,6 @@ from control_plane.api.maintenance import (
     Within,
     Work,
 )
-from control_plane.api.ownership import ShardMove
 from control_plane.roles import ControlPlane
 from vm_lab.region.clients import Wish
 from vm_lab.region.network import Condition
@@ -168,7 +167,7 @@ def move_entitlement(region: SimulatedRegion, _: Fault, number: int) -> None:
 
     async def ask(cp: ControlPlane) -> None:
         with suppress(Busy, Conflict):  # a store that fails, or a job between two entitlements
-            await cp.shards.move(name, ShardMove(to=to))
+            await cp.shards.move(name, to)
 
     text = f"move entitlement {name} to shard {to} {number}"
     region.clients.want(Wish(f"shard of {name}", text, ask, lambda: None))

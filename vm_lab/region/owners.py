@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from agent.api import Disconnect, DisconnectPolicy
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.operations import RestartWish
-from control_plane.api.ownership import ShardMove
 from control_plane.api.profiles import ProfileWish
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.roles import ControlPlane
@@ -145,7 +144,7 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     async def ask(cp: ControlPlane) -> None:
         here = cp.shards.of_job(name).number
         if cp.shards.of_entitlement(to).number != here:
-            await cp.shards.move(to, ShardMove(to=here))  # a job lives in one shard
+            await cp.shards.move(to, here)  # a job lives in one shard
         try:
             await cp.move_job(name, to)
         except Conflict:

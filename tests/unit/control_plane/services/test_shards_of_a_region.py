@@ -10,9 +10,10 @@ import pytest
 from virtual_time import run
 from world import World, a_job, a_region
 
+from agent.api import Limits
 from control_plane.allocator import handover
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.ownership import ShardLoad, ShardMove
+from control_plane.api.ownership import ShardLoad
 from control_plane.shards.ownership import least_loaded
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, ConfigError, Conflict, NotFound
@@ -81,9 +82,9 @@ def test_no_task_restarts_when_its_entitlement_moves() -> None:
     async def main() -> None:
         async with three() as w:
             before, number = starts(w), w.cp.ownership.number()
-            planned = await w.cp.shards.move("e1", ShardMove(to=2, plan=True))
+            planned = await w.cp.shards.move("e1", 2, dry_run=True)
             assert (planned.done, planned.jobs, owners(w, "e1")) == (False, ["job-e1"], [1])
-            moved = await w.cp.shards.move("e1", ShardMove(to=2))
+            moved = await w.cp.shards.move("e1", 2)
             assert (moved.done, moved.from_shard, moved.to_shard) == (True, 1, 2)
             assert (owners(w, "e1"), claims(w, "job-e1")) == ([2], {2: 2})
             assert w.cp.ownership.number() == number + 1
@@ -92,7 +93,7 @@ def test_no_task_restarts_when_its_entitlement_moves() -> None:
             await w.cp.apply_job(a_job(3, name="job-e1", entitlement="e1"))
             await w.until(lambda: claims(w, "job-e1") == {2: 3})
             await w.stable("job-e1")
-            assert not (await w.cp.shards.move("e1", ShardMove(to=2))).done
+            assert not (await w.cp.shards.move("e1", 2)).done
 
     run(main())
 
@@ -103,7 +104,7 @@ def test_the_owner_of_a_restart_is_the_one_of_the_map() -> None:
     async def main() -> None:
         store = MemoryStore(strict=True)
         async with three(store) as w:
-            await w.cp.shards.move("e0", ShardMove(to=2))
+            await w.cp.shards.move("e0", 2)
             before = starts(w)
         again = World(w.region, store, shards=3)
         async with again.running():
@@ -138,7 +139,7 @@ def test_a_process_that_ends_in_a_move_leaves_one_owner(
             else:
                 monkeypatch.setattr(w.cp.ownership, "move", killed)
             with pytest.raises(Killed):
-                await w.cp.shards.move("e1", ShardMove(to=0))
+                await w.cp.shards.move("e1", 0)
         monkeypatch.undo()
         again = World(w.region, store, shards=3)
         async with again.running():
@@ -155,8 +156,11 @@ def test_what_does_not_end_keeps_an_entitlement_where_it_is() -> None:
         async with three() as w:
             source = w.cp.shards.all[1]
             source.scheduler.asking.add("job-e1")
+            moving = asyncio.create_task(w.cp.shards.move("e1", 0))
+            await w.until(lambda: w.cp.ownership.moving)
+            assert owners(w, "e1") == [], "no shard begins anything meanwhile"
             with pytest.raises(Busy, match="nothing was changed"):
-                await w.cp.shards.move("e1", ShardMove(to=0))
+                await moving
             source.scheduler.asking.clear()
             assert owners(w, "e1") == [1]
             await w.cp.apply_job(a_job(3, name="job-e1", entitlement="e1"))
@@ -171,13 +175,40 @@ def test_a_job_lives_in_one_shard() -> None:
             with pytest.raises(Conflict, match="a job lives in one shard"):
                 await w.cp.move_job("job-e0", "e1")
             with pytest.raises(NotFound, match="there is no shard 3"):
-                await w.cp.shards.move("e1", ShardMove(to=3))
+                await w.cp.shards.move("e1", 3)
             with pytest.raises(NotFound, match="there is no entitlement"):
-                await w.cp.shards.move("nobody", ShardMove(to=1))
-            await w.cp.shards.move("e1", ShardMove(to=0))
+                await w.cp.shards.move("nobody", 1)
+            await w.cp.shards.move("e1", 0)
             await w.cp.move_job("job-e0", "e1")
             with pytest.raises(Conflict, match="on its way between it and e1"):
-                await w.cp.shards.move("e0", ShardMove(to=2))
+                await w.cp.shards.move("e0", 2)
             await w.stable("job-e0")
+
+    run(main())
+
+
+def test_a_shard_takes_no_machine_that_another_shard_was_promised() -> None:
+    """CP7 AL19: `e0` may only have machines of dc2, and gets all three although `e1` grew first."""
+
+    async def main() -> None:
+        w = World(a_region(9), shards=2)
+        async with w.running():
+            for machine in w.region.machines.values():
+                await w.cp.joined(machine.join())
+            most = max(machine.memory_bytes for machine in w.region.machines.values())
+            whole = Limits(memory_max_bytes=most // 2)
+            bound = EntitlementSpec(machines=3, datacenter="dc2", host_profile="web")
+            await w.cp.put_entitlement("e0", bound)
+            await w.cp.put_entitlement("e1", EntitlementSpec(machines=6, host_profile="web"))
+            await w.cp.apply_job(a_job(1, name="first", entitlement="e0", limits=whole))
+            await w.stable("first")
+            await w.cp.apply_job(a_job(6, name="large", entitlement="e1", limits=whole))
+            await w.stable("large")
+            assert (owners(w, "e0"), owners(w, "e1")) == ([0], [1])
+            held = {r.location.datacenter for r in w.cp._broker.held("e1")}
+            assert held == {"dc1"}, "spread over both would have broken the promise"
+            await w.cp.apply_job(a_job(3, name="first", entitlement="e0", limits=whole))
+            await w.stable("first")
+            assert len(w.cp._broker.held("e0")) == 3
 
     run(main())
