@@ -198,7 +198,7 @@ async def test_a_release_that_needs_the_same_is_known_to_the_cache(w: World):  #
     await w.deployed()
     await asyncio.sleep(60)
     before = w.alive()
-    counts = w.cp.allocations.counts
+    counts = w.cp.allocations[0].counts
     counts.hits = counts.misses = 0
     await w.cp.apply_job(a_job(image=IMAGE_2))
     await w.stable(within_s=600)
