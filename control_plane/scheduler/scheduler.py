@@ -38,6 +38,7 @@ from control_plane.scheduler.core.decision import Decision, Found, Seen
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import command_about, commands, next_look
 from control_plane.scheduler.core.rollout import is_quiet, summarize
+from control_plane.scheduler.core.rollout_words import told
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
@@ -78,8 +79,7 @@ class Scheduler:
         """Run nothing yet."""
         self._jobs = jobs
         self._broker, self._observations = region.broker, region.observations
-        self._settings, self._runtime = region.settings, region.runtime
-        self.runtime = region.runtime
+        self._settings, self.runtime = region.settings, region.runtime
         self._placements = placing
         self._allocator = placing.allocator
         self._dispatcher = dispatcher
@@ -122,7 +122,7 @@ class Scheduler:
         self._number = number
         if self._observations.restored:
             self._unknown.begin()
-        ends = self._runtime.on_pause(lambda _: self._quiet_since.clear())
+        ends = self.runtime.on_pause(lambda _: self._quiet_since.clear())
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -148,13 +148,13 @@ class Scheduler:
 
     def update_note(self, record: JobRecord) -> str:
         """Return how a job's update goes, in a sentence; empty: as it should."""
-        return release.told(record, Moment(self._runtime.wall(), self._runtime.now()))
+        return told(record, Moment(self.runtime.wall(), self.runtime.now()))
 
     def second_copies(self, record: JobRecord) -> list[str]:
         """Return which tasks of a job may run twice, each with where."""
         if not record.leaving:
             return []
-        pools, now = self._placements.pools_of(record), self._runtime.date()
+        pools, now = self._placements.pools_of(record), self.runtime.date()
         return second_copies(record, self._observations.view(pools, record.leaving, now))
 
     # -- waking
@@ -169,7 +169,7 @@ class Scheduler:
         """Wake a job once all of its machines were heard since the start, or after a while."""
         if self._startup_barrier.awaits(name) and self._placements.are_ours(self._jobs.find(name)):
             self._idle_jobs.heard(name)
-            self._workers.wake_at(name, self._runtime.now() + ARRIVING_S)
+            self._workers.wake_at(name, self.runtime.now() + ARRIVING_S)
         else:
             self.wake(name)
 
@@ -262,12 +262,12 @@ class Scheduler:
             if before is None or not self._placements.are_ours(before):
                 self.forget(name)
                 return None
-            now = Moment(self._runtime.date(), self._runtime.now())
+            now = Moment(self.runtime.date(), self.runtime.now())
             view = self._view(before, now)
             heard = await self._approvals.join(before)
             seen, repairs = await self._seen(before, view, now, heard)
             made = decide(before, seen)
-            await self._runtime.checkpoint()
+            await self.runtime.checkpoint()
             if made.chosen or made.overdue:
                 go_on(made, await self._found(made, repairs), seen)
                 for _ in range(made.capped):
@@ -292,11 +292,11 @@ class Scheduler:
         self._wake_waiting()
         if made.record != before and not view.keys() >= _machines_of(made.record):
             view = self._view(made.record, now)
-        await self._runtime.checkpoint()
+        await self.runtime.checkpoint()
         asked = commands(made.record, view)
         for command in asked:
             self._dispatcher.send(command)  # it is derived anew when its turn has come
-            await self._runtime.checkpoint()
+            await self.runtime.checkpoint()
         self._approvals.ask(made.record, view)
         looks = (next_look(made.record, now, view), release.next_look(made.record, now))
         due_s = [look - now.steady for look in looks if look is not None]
@@ -329,7 +329,7 @@ class Scheduler:
             for task in made.record.tasks
             if waits(task) and task.operation is not None and task.operation.cause is Cause.POWER
         )
-        now = self._runtime.now()
+        now = self.runtime.now()
         if waiting and not self._capped.ready(now):
             self._capped.hold_back(now, "others leave machines whose power is capped", 60.0)
         return waiting > 0
@@ -398,7 +398,7 @@ class Scheduler:
                 self._awaited[target.machine].add(record.name)
                 if target.is_taken and self._group is not None:
                     taking = self.ahead.take(target.machine, self._placements.pool_of(record))
-                    self._runtime.spawn_in(self._group, "scheduler", taking)
+                    self.runtime.spawn_in(self._group, "scheduler", taking)
                 continue
             observation = self._observations.observation(target.machine)
             image, keys = wanted[index].image, self._placements.image_keys(wanted[index])
@@ -433,7 +433,7 @@ class Scheduler:
         """
         if self._group is not None and name not in self.asking:
             self.asking.add(name)
-            self._runtime.spawn_in(self._group, "scheduler", self._allocate(name, request))
+            self.runtime.spawn_in(self._group, "scheduler", self._allocate(name, request))
 
     async def _allocate(self, name: str, request: Request) -> None:
         try:
@@ -445,10 +445,10 @@ class Scheduler:
         except TwineError as e:
             log.warning("no machines", extra={"job": name, "reason": str(e)})
             pause_s = _OVERTAKEN_S if isinstance(e, Conflict) else self._settings.retry_s
-            self._workers.wake_at(name, self._runtime.now() + pause_s)
+            self._workers.wake_at(name, self.runtime.now() + pause_s)
         except Exception:
             log.exception("no machines", extra={"job": name})
-            self._workers.wake_at(name, self._runtime.now() + self._settings.retry_s)
+            self._workers.wake_at(name, self.runtime.now() + self._settings.retry_s)
         else:
             self.wake(name)
         finally:
@@ -473,7 +473,7 @@ class Scheduler:
         job, _, index = task.rpartition("-")
         record = self._jobs.find(job)
         if record is not None and index.isdecimal():
-            now = self._runtime.date()
+            now = self.runtime.date()
             left = [name for name, tasks in record.leaving.items() if task in tasks]
             view = self._observations.view(self._placements.pools_of(record), [machine, *left], now)
             command = command_about(record, int(index), machine, view)
