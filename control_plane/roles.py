@@ -193,7 +193,7 @@ class ControlPlane:
         await self._portal.load()
         await self._jobs.load()
         await self._shards.load()
-        self.ownership.check(len(self.shards.all))
+        self.ownership.check(len(self.shards.all), self._portal.table)
         for shard in self.shards.all:
             await shard.allocator.load()
         await self.maintenance.load()

@@ -7,7 +7,7 @@ yet goes on from the epochs that hosts were told before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from agent.api.term import OWNER_HEADER, OwnerTerm
 from control_plane.api.machines import MachineRecord
@@ -17,6 +17,9 @@ from control_plane.runtime.table import Table
 from control_plane.store import Store
 from control_plane.store.records import OWNERSHIPS
 from wire.errors import ConfigError
+
+SHARDS_MAX = 64
+"""Shards of one region (`SchedulerSettings.shards`)."""
 
 
 class OwnershipMap:
@@ -32,7 +35,7 @@ class OwnershipMap:
         self._store = store
         self.moving: dict[str, int] = {}
         """Entitlement that is being moved → the shard that gets it; no shard owns it meanwhile."""
-        self._moves = 0
+        self._moves, self._shards = 0, SHARDS_MAX
         self.table.listen(self._heard)
 
     async def load(self) -> None:
@@ -46,11 +49,16 @@ class OwnershipMap:
     def shard_of(self, entitlement: str) -> int:
         """Return the shard that owns an entitlement."""
         record = self.table.find(entitlement)
-        return 0 if record is None else record.shard
+        return 0 if record is None or record.shard >= self._shards else record.shard
 
-    def check(self, shards: int) -> None:
-        """Raise `ConfigError` if entitlements are in a shard that does not run."""
-        away = sorted(r.entitlement for r in self.table.values() if r.shard >= shards)
+    def check(self, shards: int, entitlements: Container[str]) -> None:
+        """Raise `ConfigError` if entitlements are in a shard that does not run.
+
+        One that is gone is shard 0's, should it come again: nothing uses it.
+        """
+        self._shards = shards
+        later = (r.entitlement for r in self.table.values() if r.shard >= shards)
+        away = sorted(name for name in later if name in entitlements)
         if away:
             raise ConfigError(
                 f"cannot run with shards = {shards}: {len(away)} entitlements are in later ones,"

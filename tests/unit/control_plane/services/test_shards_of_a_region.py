@@ -114,6 +114,16 @@ def test_the_owner_of_a_restart_is_the_one_of_the_map() -> None:
         with pytest.raises(ConfigError, match="shards = 2: 2 entitlements are in later ones"):
             async with World(w.region, store, shards=2).running():
                 pass
+        gone = World(w.region, store, shards=3)
+        async with gone.running():
+            await gone.cp.shards.move("e2", 0)
+            await gone.cp.stop_job("job-e0")
+            await gone.until(lambda: not claims(gone, "job-e0"))
+            await gone.until(lambda: gone.cp._jobs.find("job-e0") is None)
+            await gone.cp.delete_entitlement("e0")
+        fewer = World(w.region, store, shards=2)
+        async with fewer.running():
+            assert (owners(fewer, "e0"), owners(fewer, "e2")) == ([0], [0])
 
     run(main())
 
