@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
@@ -39,8 +39,8 @@ class AgentClient(WireClient):
     ) -> None:
         """Open nothing yet."""
         super().__init__(endpoint, tls, timeout_s=timeout_s)
-        self.epoch = 0
-        """Leadership term of who asks; 0 for a local operator."""
+        self.epoch: Callable[[], int] = lambda: 0
+        """Return the term in which who asks owns what is on the host; 0 for a local operator."""
         self._answered: str | None = None
 
     async def get_machine(self) -> api.MachineFacts:
@@ -208,7 +208,7 @@ class AgentClient(WireClient):
             after=after,
             wait_s=wait_s,
             heard=self._answered,
-            epoch=self.epoch if knows else None,
+            epoch=self.epoch() if knows else None,
         )
         events = _as(api.Events, answer)
         self._answered = events.answered or None

@@ -45,11 +45,11 @@ from agent.services.events import EventLog
 from agent.services.exclusive_cpus import ExclusiveCpus
 from agent.services.exec import Sessions
 from agent.services.facts import Facts
-from agent.services.fencing import FencingTerm
+from agent.services.fencing import FencingOwners, FencingTerm
 from agent.services.gc import Ledger
 from agent.services.host_profile import HostProfile
 from agent.services.huge_pages import HugePages
-from agent.services.identity import LAST_TERM, HostIdentity
+from agent.services.identity import LAST_OWNERS, LAST_TERM, HostIdentity
 from agent.services.images import Images
 from agent.services.inside import Inside
 from agent.services.journal import Journal
@@ -288,11 +288,13 @@ class Agent:
             return replace(found, problems=problems, leaving=leaving.now())
 
         last_term = FencingTerm(self._state / "identity" / LAST_TERM)
+        last_owners = FencingOwners(self._state / "identity" / LAST_OWNERS)
 
         async def noted(path: Path, data: bytes) -> None:
             await lanes.run("last-term", durable.write, path, data)
 
         group.create_task(last_term.watch(noted), name="last term")
+        group.create_task(last_owners.watch(noted), name="last owners")
         group.create_task(disk.watch(), name="disk")
 
         def spawn(work: Coroutine[Any, Any, None]) -> None:
@@ -355,6 +357,7 @@ class Agent:
             renew=self.identity.renew_when_asked,
             uniqueness=uniqueness,
             last_term=last_term,
+            last_owners=last_owners,
             domain=self.identity.domain,
         )
 

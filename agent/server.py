@@ -26,7 +26,7 @@ from agent.services.credentials import MOST_BYTES, CredentialHolder
 from agent.services.events import EventLog
 from agent.services.exec import Sessions, wish_of
 from agent.services.facts import agent_version
-from agent.services.fencing import FencingTerm
+from agent.services.fencing import FencingOwners, FencingTerm
 from agent.services.gc import Ledger
 from agent.services.host_profile import HostProfile
 from agent.services.images import Images
@@ -85,6 +85,8 @@ class Services:
     """Whether this host is the only one with its identity."""
     last_term: FencingTerm | None = None
     """Which control plane spoke last; None: nobody is judged by that."""
+    last_owners: FencingOwners | None = None
+    """Which owner of each entitlement spoke last; None: nobody is judged by that."""
     domain: Callable[[], str] = lambda: ""
     """Returns the trust domain of this host; empty: not known."""
     ready: bool = False
@@ -96,7 +98,7 @@ def application(services: Services, socket_group: str) -> web.Application:
         "Twine agent",
         ROUTES,
         handlers(services),
-        authorize_with(socket_group, services.domain, services.last_term),
+        authorize_with(socket_group, services.domain, services.last_term, services.last_owners),
         version=agent_version(),
         metrics=lambda: services.metrics.scrape(ready=services.ready),
     )

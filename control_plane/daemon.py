@@ -130,6 +130,7 @@ async def _build(
     from control_plane.roles import ControlPlane
     from control_plane.runtime.garbage import heap_that_stays
     from control_plane.runtime.runtime import Runtime
+    from control_plane.shards.ownership import OwnershipMap
     from control_plane.store.term import OwnTerm
     from control_plane.task_control.caller import ControllerCaller
     from control_plane.task_control.core.addresses import rules_of
@@ -139,7 +140,7 @@ async def _build(
     runtime, settings = Runtime(), config.scheduler
     patience = Patience(settings.poll_wait_s, settings.poll_patience_s)
 
-    context, term = identity.agents_context(), OwnTerm(store)
+    context, term, ownership = identity.agents_context(), OwnTerm(store), OwnershipMap(store)
     rules = rules_of(config.controller_networks, config.reachable_at())
 
     def agent_client(machine: MachineRecord) -> PolledAgent:
@@ -150,7 +151,8 @@ async def _build(
             patience,
         )
         client.expected = f"/host/{machine.machine}"
-        client.epoch, client.headers = store.epoch(), term.headers
+        client.epoch = ownership.number
+        client.headers = lambda: {**term.headers(), **ownership.said(machine.machine)}
         return client
 
     images = ImageStore(
@@ -163,6 +165,8 @@ async def _build(
     trail = Trail(store, runtime, config.audit_entries)
 
     async def load() -> ControlPlane:
+        nonlocal ownership
+        ownership = OwnershipMap(store)
         await people.load()
         await trail.load()
         return await stack.enter_async_context(
@@ -176,6 +180,7 @@ async def _build(
                 broker_stores,
                 ControllerCaller(context, rules),
                 _boot_id(),
+                ownership,
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +14,7 @@ from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentFactory
 from control_plane.agents.region import Region
 from control_plane.allocator.allocator import Allocator
-from control_plane.allocator.pool_keeper import PoolKeeper
+from control_plane.allocator.core.claims import Claim
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
@@ -23,6 +24,7 @@ from control_plane.api.operations import JobEvents, RestartWish, TaskStory
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.assignment import FREE
 from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
 from control_plane.discovery.discovery import Discovery
@@ -40,6 +42,7 @@ from control_plane.profiles.switcher import Switcher
 from control_plane.rebalancer.ports import Solve
 from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.rebalancer.solver import solver_process
+from control_plane.running_shards import RunningShards, ShardParts, allocators_of
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
@@ -50,13 +53,12 @@ from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.intent_service import IntentService
 from control_plane.scheduler.job_control import JobControl
-from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
-from control_plane.scheduler.placement import Placements
+from control_plane.scheduler.preparation import PreparedMachines
 from control_plane.scheduler.rebalance_desk import RebalanceDesk
 from control_plane.scheduler.restored import RestoredStore
-from control_plane.scheduler.scheduler import Scheduler
 from control_plane.scheduler.task_service import TaskService
+from control_plane.shards.ownership import OwnershipMap
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
 from control_plane.task_control.controllers import CallController, Controllers, nobody
@@ -82,21 +84,25 @@ class ControlPlane:
         call_controller: CallController = nobody,
         boot_id: str = "",
         solve: Solve | None = None,
+        ownership: OwnershipMap | None = None,
     ) -> None:
         """Wire the services together; nothing is read or started yet.
 
         `broker_stores` are the open stores of data centers that have one of their own (RB9),
         `call_controller` makes the calls of jobs' TaskControllers, `boot_id` names this boot of
         the host: on it the date goes on over restarts of the process. `solve` answers the
-        ReBalancer instead of a process of its own.
+        ReBalancer instead of a process of its own. From `ownership` clients of agents take the
+        term that they say; None: they say none.
         """
         self.clock = runtime.now
         self._store = store
         self._stores = [store, *(broker_stores or {}).values()]
         self._runtime = runtime
         self._anchor = Anchor(store, runtime, boot_id)
-        self._pool = AgentPool(agents)
         self._broker = Brokers(store, runtime, broker_stores)
+        self.ownership = ownership or OwnershipMap(store)
+        self.ownership.find_machine = self._broker.table.find
+        self._pool = AgentPool(agents)
         self._portal = Portal(store, runtime, portal)
         self._broker.listen(self._portal.supply.heard)
         self.census = Counters()
@@ -115,11 +121,10 @@ class ControlPlane:
             *(self._broker, self._observations, settings, runtime, self.limits),
             lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
         )
-        self._allocator = Allocator(region, self._portal, self._jobs, store)
+        allocators = allocators_of(region, self._portal, self._jobs, store, self.ownership)
+        self._allocator = allocators[0]
         losses = Losses(region, self._jobs)
-        placing = Placements(self._allocator)
-        self.allocations = self._allocator.allocations
-        self._keeper = PoolKeeper(region, self._allocator)
+        self.allocations = [allocator.allocations for allocator in allocators]
         self._shards = ShardMaps(store, self._jobs, runtime.checkpoint)
         self.discovery = Discovery(
             self._jobs, self._broker, self._allocator.directory.jobs, self._shards
@@ -132,13 +137,19 @@ class ControlPlane:
             self._allocator.index,
             settings.default_cpu_cores,
         )
-        self.intents = IntentService(runtime, self._jobs, self._control, self._allocator.index)
+        self.intents = IntentService(runtime, self._jobs, self._control, self._claims_of)
         self._dispatcher = Dispatcher(region, self._pool, find_image)
         self._checker = HealthChecker(region, self._pool, Marks(self._broker, runtime))
         self.task_desk = TaskService(self._jobs, self._dispatcher)
         self.health = HealthService(self._checker, self.inventory.outages)
         self.maintenance = OpsPlanner(
-            region, self._allocator, self._jobs, self.inventory.outages, self.census, store
+            region,
+            self._allocator,
+            self._owner_of,
+            self._jobs,
+            self.inventory.outages,
+            self.census,
+            store,
         )
         self._switcher = Switcher(region, self._dispatcher)
         self.profiles = ProfileRollouts(
@@ -147,23 +158,19 @@ class ControlPlane:
         self._dispatcher.profile_text = self.profiles.text_of
         self._events = EventLog(store)
         self._controllers = Controllers(runtime, call_controller)
-        self._scheduler = Scheduler(
-            region,
-            self._jobs,
-            placing,
-            self._dispatcher,
-            self._events,
-            self._controllers,
-            losses,
+        parts = ShardParts(
+            *(region, self._portal, self._jobs, self._control),
+            *(self._dispatcher, self._events, self._controllers, losses),
         )
-        ahead = self._scheduler.ahead
-        self._keeper.keeps = lambda m: self.profiles.keeps(m) or ahead.keeps(m.machine)
-        self.job_planner = JobPlanner(self._jobs, placing, self._control, self._scheduler)
+        self.shards = RunningShards(parts, self.ownership, allocators)
+        for shard in self.shards.all:
+            shard.keeper.keeps = partial(self._keeps, shard.scheduler.ahead)
+        self.job_planner = self.shards
         sources = Sources(
             machines=self._broker.table,
             held=self._broker.held,
             jobs_of=self._allocator.jobs_of,
-            release_idle=self._keeper.release_idle,
+            release_idle=self._release_idle,
             used=self._used,
             power=self._allocator.index.power_budgets,
         )
@@ -193,11 +200,14 @@ class ControlPlane:
         await self._anchor.load()
         await self.restored.load()
         self._control.skipped_generations = self.restored.skipped_generations
+        await self.ownership.load()
         await self._broker.load()
         await self._portal.load()
         await self._jobs.load()
         await self._shards.load()
-        await self._allocator.load()
+        self.ownership.check(len(self.shards.all), self._portal.table)
+        for shard in self.shards.all:
+            await shard.allocator.load()
         await self.maintenance.load()
         await self.profiles.load()
         await self.rebalancer.load()
@@ -215,7 +225,8 @@ class ControlPlane:
         assert self._loops is not None
         await self._loops.close()
         self._loops = None
-        await self.allocations.close()
+        for allocations in self.allocations:
+            await allocations.close()
         await self._pool.close()
 
     async def wait_failed(self) -> None:
@@ -240,14 +251,11 @@ class ControlPlane:
 
         Loops that only derive what to do may begin anew beside others.
         """
-        epoch = self._store.epoch()
-        loops.start("dispatcher", lambda: self._dispatcher.run(epoch))
-        loops.start("scheduler", lambda: self._scheduler.run(epoch))
+        loops.start("dispatcher", lambda: self._dispatcher.run(self.ownership.number))
+        self.shards.start(loops, self.ownership.number)
         loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)
         loops.start("profile rollouts", self.profiles.run, Failing.BEGINS_ANEW)
         loops.start("controllers", self._controllers.run)
-        loops.start("allocator", self._allocator.run)
-        loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)
         loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
         loops.start("rebalancer", self.rebalancer.run, Failing.BEGINS_ANEW)
         loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
@@ -259,16 +267,18 @@ class ControlPlane:
         self, spec: JobSpec, *, dry_run: bool = False, writer: str = ""
     ) -> JobStatus:
         """Create a job or change what is wanted of it; all errors at once, or none applied."""
+        if not dry_run:
+            await self.shards.give(spec.entitlement)
         record = await self._control.apply(spec, dry_run=dry_run, writer=writer)
         return summarize(record)
 
     async def get_job(self, name: str) -> JobStatus:
         """Return a job, or raise `NotFound`."""
-        return self._scheduler.status(name)
+        return self.shards.of_job(name).scheduler.status(name)
 
     async def list_jobs(self) -> Jobs:
         """Return all jobs, by name."""
-        return Jobs(jobs=[self._scheduler.status(name) for name in self._jobs])
+        return Jobs(jobs=[self.shards.of_job(name).scheduler.status(name) for name in self._jobs])
 
     async def stop_job(self, name: str) -> JobStatus:
         """Stop all tasks of a job; it disappears once they are gone."""
@@ -284,10 +294,14 @@ class ControlPlane:
 
     async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
         """Go back to what the version before wanted of the tasks."""
+        if before := self.goes_back_to(name):
+            self.shards.check_move(name, before)
         return summarize(await self._control.rollback(name, writer))
 
     async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
         """Have a job run in another entitlement."""
+        await self.shards.give(entitlement)
+        self.shards.check_move(name, entitlement)
         return summarize(await self._control.move(name, entitlement, writer))
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
@@ -433,14 +447,31 @@ class ControlPlane:
 
     def _unwell(self) -> str:
         """Return why no task is to be moved that could stay; empty: the region is well."""
+        if len(self.shards.all) > 1:
+            return "the ReBalancer plans for one shard, and there are several"
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
         told = (self.restored.words(), self._checker.restored.words(), self._checker.brake)
         return next(filter(None, (*told, *reasons)), "")
 
+    def _keeps(self, ahead: PreparedMachines, record: MachineRecord) -> bool:
+        """Return whether an empty machine stays with its pool."""
+        return self.profiles.keeps(record) or ahead.keeps(record.machine)
+
+    def _claims_of(self, job: str) -> Sequence[Claim]:
+        return self.shards.of_job(job).allocator.index.claims.get(job) or ()
+
+    def _owner_of(self, pool: str) -> Allocator:
+        return self.shards.of_pool(pool).allocator
+
+    async def _release_idle(self, entitlement: str) -> None:
+        await self.shards.of_pool(entitlement).keeper.release_idle(entitlement)
+
     def _used(self, name: str) -> Used:
-        machine = self._allocator.index.machines.get(name)
+        record = self._broker.table.find(name)
+        owner = self.shards.of_pool(record.entitlement if record is not None else FREE)
+        machine = owner.allocator.index.machines.get(name)
         if machine is None:
             return Used()
         capacity = machine.capacity

@@ -34,7 +34,7 @@ class _QueryData(msgspec.Struct):
     result: list[Any]
 
 
-class _Answer(msgspec.Struct):
+class _QueryAnswer(msgspec.Struct):
     status: str
     data: _QueryData | None = None
     error: str = ""
@@ -122,7 +122,7 @@ async def _ask(prometheus: str, call: str, parameters: Mapping[str, str]) -> _Qu
     url = f"{prometheus.rstrip('/')}/api/v1/{call}"
     status, body = await _get(url, parameters, PROMETHEUS_TIMEOUT_S, ANSWER_MAX_BYTES)
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = msgspec.json.decode(body, type=_QueryAnswer)
     except (msgspec.DecodeError, RecursionError) as e:
         raise Unreachable(f"{url} answered {status} and no JSON of Prometheus: {e}") from e
     if answer.status != "success" or answer.data is None:

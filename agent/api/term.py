@@ -1,4 +1,8 @@
-"""A term: one life of a control plane's process, as it says with each request to an agent."""
+"""What a control plane says of itself with each request to an agent.
+
+A `Term` is one life of a control plane's process and its store. An `OwnerTerm` names the
+entitlement that the machine belongs to, and the term in which the sender owns it (docs/adr/0150).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ from dataclasses import dataclass
 
 HEADER = "Twine-Term"
 """Of each request of a control plane to an agent: `NAME/BEGAN/NOW`."""
+OWNER_HEADER = "Twine-Owner"
+"""Of each request about a machine that belongs to an entitlement: `ENTITLEMENT/NUMBER`."""
+_OWNER = re.compile(r"([a-z0-9-]{1,128})/(\d{1,16})", re.ASCII)
 _TERM = re.compile(r"([0-9a-f]{16})/(\d{1,18})/(\d{1,18})", re.ASCII)
 
 
@@ -30,3 +37,22 @@ def read_term(text: str) -> Term | None:
     """Return the term of such a text; None where it is none."""
     found = _TERM.fullmatch(text.strip())
     return Term(found[1], int(found[2]), int(found[3])) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerTerm:
+    """In which term the sender owns an entitlement."""
+
+    entitlement: str
+    number: int
+    """Rises with each owner: with a move to another shard, and with a new leader of the shard."""
+
+    def text(self) -> str:
+        """Return it as it crosses the wire, and as it lies on the host's disk."""
+        return f"{self.entitlement}/{self.number}"
+
+
+def read_owner(text: str) -> OwnerTerm | None:
+    """Return the term of such a text; None where it is none."""
+    found = _OWNER.fullmatch(text.strip())
+    return OwnerTerm(found[1], int(found[2])) if found else None

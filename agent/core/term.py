@@ -1,13 +1,22 @@
-"""Whether a control plane's store is older than what a host was told before (docs/adr/0111).
+"""Whether a control plane may command: its store is not older, its ownership not passed on.
 
-A store only grows: a term that began below what a host was told by another term has lost writes
-since. Its store was put back from a copy, and what it would stop or move may be newer than all that
-it knows.
+Of stores (docs/adr/0111): a store only grows. A term that began below what a host was told by
+another term has lost writes since: its store was put back from a copy, and what it would stop or
+move may be newer than all that it knows.
+
+Of owners (docs/adr/0150): each entitlement has one owner at a time, and the number of its term
+rises whenever it gets another one. Numbers of different entitlements are not compared, so a machine
+that passes from one to another keeps what it was told of both.
 """
 
 from __future__ import annotations
 
-from agent.api.term import Term
+from collections.abc import Mapping
+
+from agent.api.term import OwnerTerm, Term
+
+OWNERS_MAX = 1000
+"""Entitlements of which a host remembers an owner; a machine belongs to a few in its life."""
 
 
 def is_older(told: Term, known: Term | None) -> bool:
@@ -23,3 +32,19 @@ def newest(told: Term, known: Term | None) -> Term:
     if known is None or told.name != known.name:
         return told
     return told if told.now > known.now else known
+
+
+def is_passed_on(told: OwnerTerm, known: Mapping[str, int]) -> bool:
+    """Return whether the entitlement has another owner since the term of who speaks."""
+    return told.number < known.get(told.entitlement, 0)
+
+
+def with_owner(told: OwnerTerm, known: Mapping[str, int]) -> Mapping[str, int]:
+    """Return what is to be remembered once a request was heard; the same object: nothing new.
+
+    Of more than `OWNERS_MAX` the one that was raised longest ago is forgotten.
+    """
+    if told.number <= known.get(told.entitlement, -1):
+        return known
+    others = [(name, number) for name, number in known.items() if name != told.entitlement]
+    return dict([*others[-(OWNERS_MAX - 1) :], (told.entitlement, told.number)])

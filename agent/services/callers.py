@@ -10,8 +10,8 @@ from collections.abc import Callable
 from aiohttp import web
 
 from agent.api import COUNT_MAX, Relaxation, TaskSpec
-from agent.api.term import HEADER
-from agent.services.fencing import FencingTerm
+from agent.api.term import HEADER, OWNER_HEADER
+from agent.services.fencing import FencingOwners, FencingTerm
 from wire.errors import Forbidden, InvalidInput, Unauthenticated
 from wire.fairness import Peer
 from wire.peers import local_user, tls_peer
@@ -63,12 +63,14 @@ def authorize_with(
     socket_group: str,
     domain: Callable[[], str] = lambda: "",
     last_term: FencingTerm | None = None,
+    last_owners: FencingOwners | None = None,
 ) -> Callable[[web.Request, Route], Peer]:
     """Return the rule of the agent: local root and group, or a component of the cluster.
 
     On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
     the role `component` may call, never another host or a user (trust F-79). One of a control
-    plane whose store is older than what this host was told is refused (docs/adr/0111).
+    plane whose store is older than what this host was told is refused (docs/adr/0111), and so is
+    what changes something and comes from an earlier owner of an entitlement (docs/adr/0150).
     """
 
     def authorize(request: web.Request, route: Route) -> Peer:
@@ -86,8 +88,11 @@ def authorize_with(
             raise Unauthenticated("the connection proves no identity")
         if peer.role != "component":
             raise Forbidden(f"{peer.name} may not call {route.name} of an agent")
+        commands = route.method != "GET"
         if last_term is not None:
-            last_term.hear(request.headers.get(HEADER), commands=route.method != "GET")
+            last_term.hear(request.headers.get(HEADER), commands=commands)
+        if last_owners is not None:
+            last_owners.hear(request.headers.get(OWNER_HEADER), commands=commands)
         return peer
 
     return authorize

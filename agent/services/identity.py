@@ -30,8 +30,8 @@ from wire.tls import Credential
 
 log = logging.getLogger(__name__)
 
-LAST_TERM = "last-term"
-"""Beside the identity: which control plane spoke last (`last_term`)."""
+LAST_TERM, LAST_OWNERS = "last-term", "last-owners"
+"""Beside the identity: which control plane spoke last, and which owners (`fencing`)."""
 LOCATION = Path("/etc/twine/location.toml")
 """Where the machine stands, for host profiles (`sidekick facts`)."""
 DEFAULT_FOLDER = Path("/var/lib/twine/identity")
@@ -96,7 +96,7 @@ class HostIdentity:
         """Read nothing yet."""
         self._path = folder / "identity.json"
         self._second = folder / "second-host"
-        self._last_term = folder / LAST_TERM
+        self._spoke_last = folder / LAST_TERM, folder / LAST_OWNERS
         self.boot_id = ""
         self._clock = clock
         self._domain: str | None = None
@@ -146,7 +146,8 @@ class HostIdentity:
         )
         self._keep(held)
         self.note_second("")
-        self._last_term.unlink(missing_ok=True)  # whom it joins now it takes, whatever was before
+        for path in self._spoke_last:  # whom it joins now it takes, whatever was before
+            path.unlink(missing_ok=True)
         log.info("joined", extra={"machine": held.name, "url": held.url})
         return Identity(held.name, held.url, held.not_after)
 

@@ -75,7 +75,7 @@ class Dispatcher:
         self._pool = pool
         self._find_image = find_image
         self._wanted: Wanted = lambda _machine, _task: None
-        self._epoch = 0
+        self._number: Callable[[], int] = int
         self._group: asyncio.TaskGroup | None = None
         self._lines: dict[str, _Line] = {}
         self._order: deque[_Line] = deque()
@@ -95,9 +95,9 @@ class Dispatcher:
         """Take the source of what is wanted: the scheduler."""
         self._wanted = wanted
 
-    async def run(self, epoch: int) -> None:
-        """Carry commands, stamped with this term, until cancelled."""
-        self._epoch = epoch
+    async def run(self, number: Callable[[], int]) -> None:
+        """Carry commands until cancelled, each with the number of the term that it is made in."""
+        self._number = number
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._fill()
@@ -344,7 +344,7 @@ class Dispatcher:
         gone = False
         try:
             agent = await self._agent(machine)
-            status = await agent.delete_task(name, generation, self._epoch)
+            status = await agent.delete_task(name, generation, self._number())
         except NotFound:
             gone = True
         else:
@@ -361,7 +361,7 @@ class Dispatcher:
             name=record.profile_wanted,
             text=text,
             generation=record.assignment_generation,
-            epoch=self._epoch,
+            epoch=self._number(),
             allow_reboot=is_empty(self._observations.observation(machine).tasks),
         )
         self._observations.saw_profile(

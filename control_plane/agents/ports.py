@@ -6,10 +6,10 @@ these methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from agent.api import MachineFacts, ProfileStatus
+from control_plane.api.machine_commands import MachineCommand
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.holds import Take
 from control_plane.runtime.table import Heard, Loaded, Table
@@ -90,31 +90,7 @@ class Machines(Protocol):
     def in_doubt(self) -> Mapping[str, list[str]]:
         """Return each transaction that holds machines, and which."""
 
-    async def quarantine(self, machine: str, reason: str, until: float) -> None:
-        """Free a machine that cannot reach its profile."""
-
-    async def raise_generation(self, machine: str, above: int) -> None:
-        """Let the machine be asked for its profile once more, as a new request."""
-
-    async def want_profile(self, machine: str, entitlement: str, profile: str) -> None:
-        """Have a machine be brought to another profile, as long as it is the entitlement's."""
-
-    async def change(
-        self, machine: str, change: Callable[[MachineRecord], MachineRecord]
+    async def carry_out(
+        self, machine: str, command: MachineCommand, *, revision: int | None = None
     ) -> MachineRecord:
-        """Change one machine."""
-
-    async def profile_seen(self, machine: str, seen: ProfileStatus) -> None:
-        """Record what the agent proved about its profile; ends an expected reboot."""
-
-    async def facts_seen(self, machine: str, facts: MachineFacts) -> None:
-        """Record what the machine has, as its agent says."""
-
-    async def mark_down(self, machine: str, reason: str) -> None:
-        """Record a failure."""
-
-    async def mark_up(self, machine: str) -> None:
-        """Record the end of a failure."""
-
-    async def expect_reboot(self, machine: str, reason: str, deadline: float) -> None:
-        """Record that the machine will be away on purpose until a deadline at most."""
+        """Do what is asked about a machine; with `revision` only if nothing changed since."""

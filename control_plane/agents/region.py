@@ -23,5 +23,7 @@ class Region:
     limits: Limits = field(default_factory=Limits)
     is_second: Callable[[str, str], bool] = lambda _machine, _boot_id: False
     """Whether the host of this boot only has the identity of this machine (docs/adr/0107)."""
+    owns: Callable[[str], bool] = lambda _pool: True
+    """Whether who has this region decides about a pool: the one shard of it (docs/adr/0152)."""
     shared: dict[str, object] = field(default_factory=dict)
     """What actors of one kind share where there are several in this process, by kind."""

@@ -125,12 +125,13 @@ class Allocator:
         """
         await self.allocations.recover()
         await self._look_at_all()
-        await self.allocations.load()
+        await self.allocations.load(self.region.owns)
         for job, near in self.allocations.stored.near.items():
             if self._jobs.find(job) is None:  # a job of a program that has no job records
                 self._neighbours.note(job, near)
         for record in self._jobs.records():
-            self._adopt(record)
+            if self.region.owns(self.pool_of(record.spec)):
+                self._adopt(record)
         self._loaded = True
 
     async def close(self) -> None:
@@ -371,6 +372,10 @@ class Allocator:
         What is heard of it meanwhile changes nothing about that.
         """
         await self._giving_back.give_back(machine)
+
+    def is_giving_back(self, machine: str) -> bool:
+        """Return whether a machine is on its way to the free pool."""
+        return machine in self._giving_back
 
     def must_be_left(self, machine: str) -> bool:
         """Return whether the tasks of a machine must leave it now."""

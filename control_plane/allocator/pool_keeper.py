@@ -29,6 +29,7 @@ class PoolKeeper:
     def __init__(self, region: Region, allocator: Allocator) -> None:
         """Watch nothing yet."""
         self._broker, self._portal = region.broker, allocator.portal
+        self._owns = region.owns
         self._settings, self._runtime = region.settings, region.runtime
         self._allocator = allocator
         self._index = allocator.index
@@ -76,9 +77,16 @@ class PoolKeeper:
             self._empty[machine.name] = now
         self._wake.set()
 
+    def look_at(self, pool: str) -> None:
+        """Look at all machines of a pool that came to this shard."""
+        for record in self._broker.held(pool):
+            self._look_soon(record.machine)
+
     def _look_soon(self, name: str) -> None:
         machine = self._index.machines.get(name)
-        if machine is not None and machine.pool != FREE and not machine.jobs:
+        if machine is None or machine.pool == FREE or not self._owns(machine.pool):
+            return
+        if not machine.jobs:
             self._empty.setdefault(name, self._runtime.now())
             self._wake.set()
 
@@ -91,7 +99,8 @@ class PoolKeeper:
         """Pool → whether it holds more than its quota: the same for all its machines."""
         for name, since in list(self._empty.items()):
             machine = self._index.machines.get(name)
-            if machine is None or machine.pool == FREE or machine.jobs:
+            is_ours = machine is not None and self._owns(machine.pool)
+            if machine is None or not is_ours or machine.pool == FREE or machine.jobs:
                 del self._empty[name]
                 continue
             pool = machine.pool

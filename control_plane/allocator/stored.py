@@ -7,7 +7,8 @@ that write is the commit point.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from control_plane.allocator.core.allocation_record import near_of, record_after
 from control_plane.allocator.core.claims import Change, Claims
@@ -32,6 +33,14 @@ log = logging.getLogger(__name__)
 _ASK_AGAIN_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One record as the store has it."""
+
+    record: AllocationRecord
+    revision: int
+
+
 class StoredAllocations:
     """Owner of what an allocator stores: one record per job, and decisions under way."""
 
@@ -49,14 +58,34 @@ class StoredAllocations:
         """Return whether a job has a record."""
         return job in self._revisions
 
-    async def load(self) -> AsyncIterator[AllocationRecord]:
-        """Yield all records, as they are read."""
+    async def load(
+        self, owns: Callable[[str], bool] = lambda _: True
+    ) -> AsyncIterator[AllocationRecord]:
+        """Yield the records of pools that are owned, as they are read."""
         async for page in pages(self._store, ALLOCATIONS):
             for entry in page:
                 record = decode(entry.value, AllocationRecord, entry.key)
-                self._revisions[record.job] = entry.revision
-                self._note(record.job, near_of(record))
+                if not owns(record.pool):
+                    continue
+                self.note(Stored(record, entry.revision))
                 yield record
+
+    async def read(self, job: str) -> Stored | None:
+        """Return what the store has of a job, if anything; nothing of it is taken in."""
+        entry = await self._store.get(allocation_key(job))
+        if entry is None:
+            return None
+        return Stored(decode(entry.value, AllocationRecord, entry.key), entry.revision)
+
+    def note(self, stored: Stored) -> None:
+        """Take a record in, from which this allocator writes on."""
+        self._revisions[stored.record.job] = stored.revision
+        self._note(stored.record.job, near_of(stored.record))
+
+    def forget(self, job: str) -> None:
+        """Forget a job that another allocator has now."""
+        self._revisions.pop(job, None)
+        self.near.pop(job, None)
 
     async def decided(self) -> set[str]:
         """Return the transactions that are decided and may be under way."""

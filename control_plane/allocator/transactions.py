@@ -118,6 +118,8 @@ class Allocations:
         self._name = name
         self._refresh = refresh
         self.counts = Counts()
+        self.is_ours: Callable[[str], bool] = lambda name: name.startswith(f"{self._name}:")
+        """Return whether a transaction is this allocator's to finish."""
         self._store = store
         self._runtime = runtime or Runtime()
         self._participants = participants
@@ -154,10 +156,10 @@ class Allocations:
 
     # -- restart
 
-    async def load(self) -> None:
-        """Read all records; the index must hold the machines already."""
+    async def load(self, owns: Callable[[str], bool] = lambda _: True) -> None:
+        """Read the records of pools that are owned; the index must hold the machines already."""
         restored = 0
-        async for record in self.stored.load():
+        async for record in self.stored.load(owns):
             for tasks in restoring(record, self.index, STEP):
                 restored += tasks
                 if restored >= STEP:
@@ -169,9 +171,9 @@ class Allocations:
 
         Transactions of other allocators are theirs to finish.
         """
-        decided = await self.stored.decided()
+        decided = {name for name in await self.stored.decided() if self.is_ours(name)}
         for transaction in list(self._participants.in_doubt()):
-            if not transaction.startswith(f"{self._name}:"):
+            if not self.is_ours(transaction):
                 continue
             if transaction in decided:
                 await self._participants.commit(transaction)
@@ -394,6 +396,11 @@ class Allocations:
             raise
         self.index.rollback(change)
         return None
+
+    def is_under_way(self, jobs: Iterable[str]) -> bool:
+        """Return whether an allocation of one of these goes on, or machines are being taken."""
+        ahead = any(name.startswith(_AHEAD) for name in self._busy)
+        return bool(self._assigning) or ahead or any(job in self._busy for job in jobs)
 
     def is_taking(self, machine: str) -> bool:
         """Return whether a machine is being taken by an allocation that is under way."""

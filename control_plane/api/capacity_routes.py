@@ -14,6 +14,7 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.entitlement_rules import entitlement_relations, wish_relations
+from control_plane.api.ownership import ShardLoads, ShardMove, ShardMoved
 from control_plane.api.people import Needs
 from wire.routes import Route
 
@@ -108,5 +109,23 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         response=CapacityReport,
         needs=Needs.VIEWER,
         summary="What is granted, held, used and left over",
+    ),
+    Route(
+        "list_shards",
+        "GET",
+        "/v1/shards",
+        response=ShardLoads,
+        needs=Needs.VIEWER,
+        summary="The shards, and what each has to do",
+    ),
+    Route(
+        "move_entitlement",
+        "POST",
+        f"{_ONE}/shard",
+        request=ShardMove,
+        response=ShardMoved,
+        query=("dry_run",),
+        needs=Needs.OPERATOR,
+        summary="Give an entitlement to another shard; no task restarts",
     ),
 )

@@ -154,6 +154,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """What a task claims of CPU whose job says nothing about it: four such tasks a core."""
     rebalance: RebalanceSettings = RebalanceSettings()
     """How the ReBalancer improves where tasks are."""
+    shards: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Schedulers with an allocator each, in this process; each has entitlements of its own."""
     power: PowerSettings = PowerSettings()
     """What racks, rows and MSBs are provisioned for."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64

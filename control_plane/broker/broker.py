@@ -10,16 +10,12 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
-from msgspec.structs import replace
+import msgspec
 
-from agent.api import JoinRequest, MachineFacts, ProfileState, ProfileStatus
+from agent.api import JoinRequest
 from control_plane.api.inventory import MachineChange
-from control_plane.api.machines import (
-    EventKind,
-    MachineRecord,
-    MachineState,
-    UnavailabilityEvent,
-)
+from control_plane.api.machine_commands import MachineCommand
+from control_plane.api.machines import MachineRecord
 from control_plane.broker.core.assignment import (
     FREE,
     assigned,
@@ -27,8 +23,9 @@ from control_plane.broker.core.assignment import (
     released,
     taken,
 )
+from control_plane.broker.core.commands import carried_out
 from control_plane.broker.core.inventory import completed
-from control_plane.broker.core.unavailability import began, ended, open_event, removable
+from control_plane.broker.core.unavailability import removable
 from control_plane.broker.holds import Holds, Take, refused
 from control_plane.broker.keys import prefix_of
 from control_plane.broker.reader import MachineReader
@@ -196,114 +193,38 @@ class Broker:
         """Let go of what a transaction holds; again changes nothing."""
         await self._holds.abort(transaction)
 
+    def holds(self, transaction: str) -> bool:
+        """Return whether a transaction holds machines here."""
+        return bool(self._holds.of(transaction))
+
     def in_doubt(self) -> dict[str, Names]:
         """Return each transaction that holds machines here, and which."""
         return self._holds.in_doubt()
 
-    async def quarantine(self, machine: str, reason: str, until: float) -> None:
-        """Free a machine that cannot reach its profile, and keep it from that profile.
-
-        One that was lent goes to the free pool, too: it is of no use to its donor.
-        """
-
-        def change(record: MachineRecord) -> MachineRecord:
-            now = self._runtime.date()
-            return replace(
-                released(ended(record, now, (EventKind.PLANNED,)), now),
-                quarantined_profile=record.profile_wanted,
-                quarantined_until=until,
-                quarantine_reason=reason,
-                profile_state=ProfileState.DEGRADED,
-                profile_detail=reason,
-            )
-
-        await self.table.update(machine, change)
-        log.warning("machine quarantined", extra={"machine": machine, "reason": reason})
-
     # -- how they do
 
-    async def raise_generation(self, machine: str, above: int) -> None:
-        """Let the machine be asked for its profile once more, as a new request."""
-        await self.table.update(
-            machine,
-            lambda r: replace(r, assignment_generation=max(r.assignment_generation, above) + 1),
-        )
+    async def carry_out(
+        self, commands: Mapping[str, MachineCommand], revisions: Mapping[str, int] | None = None
+    ) -> Machines:
+        """Do what is asked about each of these machines, in one transaction.
 
-    async def want_profile(self, machine: str, entitlement: str, profile: str) -> None:
-        """Have a machine be brought to another profile, as long as it is the entitlement's."""
-
-        def change(record: MachineRecord) -> MachineRecord:
-            if record.entitlement != entitlement or record.profile_wanted == profile:
-                return record
-            return replace(
-                record,
-                assignment_generation=record.assignment_generation + 1,
-                profile_wanted=profile,
-                profile_state=ProfileState.NONE,
-                profile_detail="",
-            )
-
-        await self.table.update(machine, change)
-        log.info("another profile wanted", extra={"machine": machine, "profile": profile})
-
-    async def profile_seen(self, machine: str, seen: ProfileStatus) -> None:
-        """Record what the agent proved about its profile; ends an expected reboot."""
-
-        def change(record: MachineRecord) -> MachineRecord:
-            record = replace(record, profile_state=seen.state, profile_detail=seen.detail)
-            if seen.state is not ProfileState.VERIFIED:
-                return record
-            record = replace(record, profile=seen.name)
-            return ended(record, self._runtime.date(), (EventKind.PLANNED,))
-
-        await self.table.update(machine, change)
-
-    async def facts_seen(self, machine: str, facts: MachineFacts) -> None:
-        """Record what the machine has, as its agent says."""
-        await self.table.update(machine, lambda r: replace(r, facts=facts))
-
-    async def mark_down(self, machine: str, reason: str) -> None:
-        """Record a failure (RB3)."""
-
-        def change(record: MachineRecord) -> MachineRecord:
-            failed = self._event(record, EventKind.FAILURE, reason, None)
-            return replace(failed, state=MachineState.DOWN)
-
-        await self.table.update(machine, change)
-        log.warning("machine down", extra={"machine": machine, "reason": reason})
-
-    async def mark_up(self, machine: str) -> None:
-        """Record the end of a failure."""
-
-        def change(record: MachineRecord) -> MachineRecord:
-            record = ended(record, self._runtime.date(), (EventKind.FAILURE,))
-            return replace(record, state=MachineState.UP)
-
-        await self.table.update(machine, change)
-        log.info("machine up", extra={"machine": machine})
-
-    async def expect_reboot(self, machine: str, reason: str, deadline: float) -> None:
-        """Record that the machine will be away on purpose until a deadline at most."""
-
-        def change(record: MachineRecord) -> MachineRecord:
-            if open_event(record, EventKind.PLANNED):
-                return record
-            return self._event(record, EventKind.PLANNED, reason, deadline)
-
-        await self.table.update(machine, change)
-
-    def _event(
-        self, record: MachineRecord, kind: EventKind, reason: str, deadline: float | None
-    ) -> MachineRecord:
-        now = self._runtime.date()
-        event = UnavailabilityEvent(
-            event_id=f"{record.machine}-{kind}-{now:.3f}",
-            kind=kind,
-            reason=reason,
-            start=now,
-            deadline=deadline,
-        )
-        return began(record, event)
+        With `revisions` those that changed since are left as they are.
+        """
+        async with self.table.lock(*commands):
+            now, changes = self._runtime.date(), dict[str, MachineRecord | None]()
+            for name, command in commands.items():
+                before = self.table.get(name)
+                if revisions is not None and self.table.revision(name) != revisions[name]:
+                    continue
+                after = carried_out(before, command, now)
+                if after != before:
+                    changes[name] = self._reader.shared(after)
+            if changes:
+                await self.table.commit_many(changes)
+        for name in changes:
+            command = msgspec.to_builtins(commands[name])
+            log.info("machine command carried out", extra={"machine": name, **_told(command)})
+        return [self.table.get(name) for name in commands]
 
     def _require(self, machine: str, revision: int, against: str) -> None:
         if self.table.revision(machine) != revision:
@@ -323,3 +244,8 @@ class Broker:
         held = self._held
         for name, record in records.items():
             held[record.entitlement][name] = None
+
+
+def _told(command: Mapping[str, object]) -> dict[str, object]:
+    """Return what the log says of a command: its name, and why it was sent."""
+    return {key: command[key] for key in ("command", "reason") if key in command}

@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from agent.api import JoinRequest, MachineFacts, ProfileStatus
+from agent.api import JoinRequest
 from control_plane.api.inventory import ImportResult, InventoryMachine, MachineScope
+from control_plane.api.machine_commands import MachineCommand
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.broker import Broker, Take
 from control_plane.broker.core.assignment import taken
@@ -71,6 +72,8 @@ class Brokers:
         """Machines whose changes are steps of a move, which listeners see as one."""
         self._twice: set[str] = set()
         """Machines that two brokers may have because a move was interrupted."""
+        self._parties: dict[str, list[Broker]] = {}
+        """Transaction → the brokers that were asked to hold machines for it."""
         self._away: dict[str, tuple[str, float]] = {}
         """Data center whose broker did not answer → why, and until when it is not asked."""
         self._shown: dict[str, MachineRecord] = {}
@@ -257,20 +260,22 @@ class Brokers:
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
         """Hold all these machines at their brokers, or none and raise `Conflict` (AL12)."""
-        parts = self.split(takes).items()
+        parts = self.split(takes)
+        self._parties[transaction] = list(parts)
         try:
             await _all(
                 self._noted(b, b.prepare(transaction, {n: takes[n] for n in names}))
-                for b, names in parts
+                for b, names in parts.items()
             )
         except TwineError:
             await self.abort(transaction)
             raise
 
     async def commit(self, transaction: str) -> list[MachineRecord]:
-        """Assign what a transaction holds at every broker; again changes nothing."""
-        brokers = self.by_datacenter.values()
+        """Assign what a transaction holds at its brokers; again changes nothing."""
+        brokers = self._brokers_of(transaction)
         done = await _all(self._noted(b, b.commit(transaction)) for b in brokers)
+        self._parties.pop(transaction, None)
         return [record for records in done for record in records]
 
     def away(self) -> dict[str, str]:
@@ -294,8 +299,17 @@ class Brokers:
             raise
 
     async def abort(self, transaction: str) -> None:
-        """Let go of what a transaction holds at every broker; again changes nothing."""
-        await _all(broker.abort(transaction) for broker in self.by_datacenter.values())
+        """Let go of what a transaction holds at its brokers; again changes nothing."""
+        await _all(broker.abort(transaction) for broker in self._brokers_of(transaction))
+        self._parties.pop(transaction, None)
+
+    def _brokers_of(self, transaction: str) -> list[Broker]:
+        """Return the brokers of a transaction: those it was prepared at, and all that hold for it.
+
+        After a restart, what is held says which they are.
+        """
+        holding = [b for b in self.by_datacenter.values() if b.holds(transaction)]
+        return list(dict.fromkeys([*self._parties.get(transaction, ()), *holding]))
 
     def in_doubt(self) -> dict[str, list[str]]:
         """Return each transaction that holds machines, and which."""
@@ -305,43 +319,15 @@ class Brokers:
                 found[transaction] = sorted(found.get(transaction, []) + names)
         return found
 
-    async def quarantine(self, machine: str, reason: str, until: float) -> None:
-        """Free a machine that cannot reach its profile; see `Broker.quarantine`."""
-        await self.of(machine).quarantine(machine, reason, until)
-
-    async def raise_generation(self, machine: str, above: int) -> None:
-        """Let the machine be asked for its profile once more, as a new request."""
-        await self.of(machine).raise_generation(machine, above)
-
-    async def want_profile(self, machine: str, entitlement: str, profile: str) -> None:
-        """Have a machine be brought to another profile, as long as it is the entitlement's."""
-        await self.of(machine).want_profile(machine, entitlement, profile)
-
-    async def change(
-        self, machine: str, change: Callable[[MachineRecord], MachineRecord]
+    async def carry_out(
+        self, machine: str, command: MachineCommand, *, revision: int | None = None
     ) -> MachineRecord:
-        """Change one machine."""
-        return (await self.of(machine).change_many([machine], change))[0]
+        """Do what is asked about a machine; with `revision` only if nothing changed since.
 
-    async def profile_seen(self, machine: str, seen: ProfileStatus) -> None:
-        """Record what the agent proved about its profile; ends an expected reboot."""
-        await self.of(machine).profile_seen(machine, seen)
-
-    async def facts_seen(self, machine: str, facts: MachineFacts) -> None:
-        """Record what the machine has, as its agent says."""
-        await self.of(machine).facts_seen(machine, facts)
-
-    async def mark_down(self, machine: str, reason: str) -> None:
-        """Record a failure (RB3)."""
-        await self.of(machine).mark_down(machine, reason)
-
-    async def mark_up(self, machine: str) -> None:
-        """Record the end of a failure."""
-        await self.of(machine).mark_up(machine)
-
-    async def expect_reboot(self, machine: str, reason: str, deadline: float) -> None:
-        """Record that the machine will be away on purpose until a deadline at most."""
-        await self.of(machine).expect_reboot(machine, reason, deadline)
+        Raises `NotFound` where there is no such machine.
+        """
+        revisions = None if revision is None else {machine: revision}
+        return (await self.of(machine).carry_out({machine: command}, revisions))[0]
 
     def split(self, names: Mapping[str, object] | Sequence[str]) -> dict[Broker, list[str]]:
         """Return the machines by broker, or raise `NotFound`."""

@@ -29,7 +29,7 @@ from control_plane.cli.profiles import profile
 from control_plane.cli.program import Program, target_options
 from control_plane.cli.rebalance import rebalance
 from control_plane.cli.restored import restored
-from control_plane.cli.shards import shards
+from control_plane.cli.shards import shard, shards
 from control_plane.cli.ui import ui
 from control_plane.cli.updates import move, pause, restart, resume, rollback
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 _COMMANDS = (
     *(job, pipeline, task, plan_offline, machine, maintenance, rebalance, limit, profile),
-    *(entitlement, capacity, autoscale, image, token),
+    *(entitlement, capacity, autoscale, shard, image, token),
     *(role, user, group, whoami, audit, authority, restored, ui),
 )
 for _command in _COMMANDS:

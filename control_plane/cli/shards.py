@@ -1,4 +1,4 @@
-"""`twinectl job shards`: which tasks serve which shards."""
+"""`twinectl shard`: shards of the region; `twinectl job shards`: which tasks serve a job's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
 from control_plane.cli.program import Target
@@ -40,3 +41,61 @@ def shards(target: Target, name: str, file: Path | None, output: str) -> None:
     view = target.ask(work)
     rows = [(shard, ", ".join(map(str, tasks)) or "-") for shard, tasks in view.shards.items()]
     show.emit(output, view, lambda: show.table(("shard", "tasks"), rows))
+
+
+@click.group()
+def shard() -> None:
+    """Shards of the region: a scheduler with an allocator each, by entitlement."""
+
+
+@shard.command("list")
+@output_option
+@click.pass_obj
+def shard_list(target: Target, output: str) -> None:
+    """Show what each shard has to do."""
+    found: ShardLoads = target.ask(lambda client: client.list_shards())
+    columns = ("shard", "machines", "entitlements", "jobs", "tasks", "moving to it")
+    rows = [_row(load) for load in found.shards]
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+def _row(load: ShardLoad) -> tuple[object, ...]:
+    moving = ", ".join(load.moving) or "-"
+    return (load.shard, load.machines, len(load.entitlements), load.jobs, load.tasks, moving)
+
+
+@shard.command("show")
+@click.argument("number", type=click.IntRange(min=0))
+@output_option
+@click.pass_obj
+def shard_show(target: Target, number: int, output: str) -> None:
+    """Show the entitlements of a shard."""
+    found: ShardLoads = target.ask(lambda client: client.list_shards())
+    load = next((one for one in found.shards if one.shard == number), None)
+    if load is None:
+        raise click.UsageError(f"there is no shard {number}; twinectl shard list")
+    show.emit(output, load, lambda: show.table(("entitlement",), [(e,) for e in load.entitlements]))
+
+
+@shard.command("move")
+@click.argument("entitlement")
+@click.option("--to", type=click.IntRange(min=0), required=True, help="The shard that gets it.")
+@click.option("--plan", is_flag=True, help="Only say what would move.")
+@output_option
+@click.pass_obj
+def shard_move(target: Target, entitlement: str, to: int, plan: bool, output: str) -> None:
+    """Give an entitlement to another shard; no task restarts."""
+    moved: ShardMoved = target.ask(
+        lambda client: client.move_entitlement(entitlement, to, dry_run=plan)
+    )
+    show.emit(output, moved, lambda: click.echo(show.printable(_told(moved, plan=plan))))
+
+
+def _told(moved: ShardMoved, *, plan: bool) -> str:
+    if moved.from_shard == moved.to_shard:
+        return f"entitlement {moved.entitlement} is in shard {moved.to_shard} already"
+    verb = "would move" if plan else "moved"
+    return (
+        f"entitlement {moved.entitlement} {verb} from shard {moved.from_shard} to"
+        f" {moved.to_shard}, with {moved.machines} machines and {len(moved.jobs)} jobs"
+    )

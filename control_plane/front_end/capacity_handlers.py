@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from control_plane.api.capacity import (
     EntitlementWish,
 )
 from control_plane.api.capacity_report import CapacityReport
+from control_plane.api.ownership import ShardLoads, ShardMoved
 from control_plane.front_end.guard import Guard
 from control_plane.portal.portal import Person
 from control_plane.portal.service import CapacityService
@@ -27,12 +29,22 @@ from wire.server import Call
 _NAME = re.compile(ID_PATTERN)
 
 
+class Moves(Protocol):
+    """Which shard has what."""
+
+    async def list_shards(self) -> ShardLoads:
+        """Return what each shard has to do."""
+
+    async def move(self, pool: str, to: int, *, dry_run: bool = False) -> ShardMoved:
+        """Give an entitlement to another shard."""
+
+
 class CapacityHandlers:
     """A handler for each of `CAPACITY_ROUTES`."""
 
-    def __init__(self, service: CapacityService, guard: Guard) -> None:
+    def __init__(self, service: CapacityService, guard: Guard, shards: Moves) -> None:
         """Take what the handlers call, and who knows the callers."""
-        self._service = service
+        self._service, self._shards = service, shards
         self._callers = guard
 
     async def list_entitlements(self, _: Call) -> Entitlements:
@@ -52,6 +64,15 @@ class CapacityHandlers:
         """Remove an entitlement."""
         await self._service.delete_entitlement(call.path["entitlement"])
         return Ack()
+
+    async def list_shards(self, _: Call) -> ShardLoads:
+        """List the shards."""
+        return await self._shards.list_shards()
+
+    async def move_entitlement(self, call: Call) -> ShardMoved:
+        """Give an entitlement to another shard."""
+        name, dry_run = call.path["entitlement"], call.flag("dry_run")
+        return await self._shards.move(name, call.body.to, dry_run=dry_run)
 
     async def request_entitlement(self, call: Call) -> EntitlementRequest:
         """Take a request for capacity."""

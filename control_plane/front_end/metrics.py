@@ -31,7 +31,7 @@ class Metrics:
     def __init__(
         self,
         routes: Sequence[Route],
-        allocations: Allocations,
+        allocations: Sequence[Allocations],
         census: Counters,
         health: HealthService,
         limits: Callable[[], LimitViews],
@@ -151,31 +151,38 @@ class _LimitMetrics(Collector):
 
 
 class _AllocatorMetrics(Collector):
-    """What one allocator did, and how large its region is (the paper's Figure 12)."""
+    """What the allocators did, and how large its region is (the paper's Figure 12)."""
 
-    def __init__(self, allocations: Allocations) -> None:
-        self._allocations = allocations
+    def __init__(self, allocations: Sequence[Allocations]) -> None:
+        self._all = allocations
 
     def collect(self) -> Iterator[Metric]:
-        counts, index = self._allocations.counts, self._allocations.index
+        counts = [allocations.counts for allocations in self._all]
+        indexes = [allocations.index for allocations in self._all]
         answers = CounterMetricFamily(
             "twine_allocations",
             "Allocation requests, by whether the cache had the answer.",
             labels=["cache"],
         )
-        answers.add_metric(["hit"], counts.hits)
-        answers.add_metric(["miss"], counts.misses)
+        answers.add_metric(["hit"], sum(c.hits for c in counts))
+        answers.add_metric(["miss"], sum(c.misses for c in counts))
         yield answers
         for name, text, value in (
-            ("conflicts", "Plans that others were faster than.", counts.conflicts),
-            ("stored", "Allocations written to the store.", counts.stored),
-            ("machines_taken", "Machines taken from the free pool.", counts.taken),
-            ("cpu_seconds", "Computing time of plans and reservations.", counts.cpu_s),
+            ("conflicts", "Plans that others were faster than.", sum(c.conflicts for c in counts)),
+            ("stored", "Allocations written to the store.", sum(c.stored for c in counts)),
+            ("machines_taken", "Machines taken from the free pool.", sum(c.taken for c in counts)),
+            (
+                "cpu_seconds",
+                "Computing time of plans and reservations.",
+                sum(c.cpu_s for c in counts),
+            ),
         ):
             yield CounterMetricFamily(f"twine_allocator_{name}", text, value=value)
         yield GaugeMetricFamily(
-            "twine_allocator_machines", "Machines in the index.", value=len(index.machines)
+            "twine_allocator_machines", "Machines in the index.", value=len(indexes[0].machines)
         )
         yield GaugeMetricFamily(
-            "twine_allocator_jobs", "Jobs with claims.", value=len(index.claims)
+            "twine_allocator_jobs",
+            "Jobs with claims.",
+            value=sum(len(index.claims) for index in indexes),
         )

@@ -17,6 +17,7 @@ from control_plane.agents.polled import KNOCK_S
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi, EventStream
 from control_plane.agents.region import Region
+from control_plane.api.machine_commands import NoteFacts
 from control_plane.api.machines import MachineRecord
 from control_plane.health.restored import RestoredHosts
 from control_plane.runtime.table import ignore
@@ -204,7 +205,7 @@ class Follower:
         if record is None or record.facts == facts:
             return None
         try:
-            await self._broker.facts_seen(name, facts)
+            await self._broker.carry_out(name, NoteFacts(facts=facts))
         except NotFound:
             return None  # removed meanwhile
         except TwineError as e:

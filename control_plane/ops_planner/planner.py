@@ -7,7 +7,7 @@ it stands then.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 from msgspec.structs import replace
@@ -64,6 +64,7 @@ class OpsPlanner:
         self,
         region: Region,
         allocator: Places,
+        owner: Callable[[str], Places],
         jobs: JobTable,
         outages: Announcements,
         census: Counters,
@@ -88,6 +89,7 @@ class OpsPlanner:
                 region.observations,
                 jobs,
                 allocator,
+                owner,
                 census,
                 self._announced,
                 runtime.checkpoint,

@@ -44,6 +44,8 @@ class Sources:
     observations: Observations
     jobs: JobTable
     allocator: Places
+    owner: Callable[[str], Places]
+    """Returns the allocator of a pool."""
     census: Counters
     announced: Set[str]
     """Machines for which anything is planned."""
@@ -187,18 +189,18 @@ class Previewer:
             for name, job in jobs.items()
         }
         moving = sum(map(len, leaving.values()))
-        at_once, index = moving <= _TOGETHER_MAX, self._at.allocator.index
+        at_once = moving <= _TOGETHER_MAX
         reserved = list[Change]()
         try:
             for name in sorted(leaving, key=lambda name: (-len(leaving[name]), name)):
                 change = self._find_place(jobs[name], leaving[name], scope)
                 if not at_once:
                     await self._at.checkpoint()
-                elif change is not None and not index.reserve(change):
+                elif change is not None and not self._at.owner(change.pool).index.reserve(change):
                     reserved.append(change)
         finally:
             for change in reversed(reserved):
-                index.rollback(change)
+                self._at.owner(change.pool).index.rollback(change)
         await self._at.checkpoint()
         if at_once:
             return []
@@ -207,9 +209,10 @@ class Previewer:
     def _find_place(
         self, job: JobNow, tasks: tuple[int, ...], scope: frozenset[str]
     ) -> Change | None:
-        record, allocator = self._at.jobs.find(job.job), self._at.allocator
+        record = self._at.jobs.find(job.job)
         if record is None or not tasks:
             return None
+        allocator = self._at.owner(self._at.allocator.pool_of(record.spec))
         entitlement = allocator.entitlement_of(record.spec)
         claims = allocator.index.claims.get(job.job)
         staying: dict[tuple[Demand, str], list[int]] = defaultdict(list)

@@ -17,6 +17,7 @@ from agent.api import ProfileState as Proof
 from control_plane.agents.core.seen import is_empty
 from control_plane.agents.region import Region
 from control_plane.api.capacity import EntitlementRecord
+from control_plane.api.machine_commands import BeginEvent, EndEvents, WantProfile
 from control_plane.api.machines import (
     EventKind,
     MachineRecord,
@@ -33,7 +34,7 @@ from control_plane.api.profiles import (
     digest_of,
     version_name,
 )
-from control_plane.broker.core.unavailability import began, ended, open_event
+from control_plane.broker.core.unavailability import open_event
 from control_plane.profiles.core.gradual import (
     Host,
     Steps,
@@ -317,7 +318,9 @@ class ProfileRollouts:
     async def _carry_out(self, entitlement: str, made: Steps) -> None:
         wanted = target(made.rollout)
         for machine in made.switch:
-            await self._broker.want_profile(machine, entitlement, wanted)
+            await self._broker.carry_out(
+                machine, WantProfile(entitlement=entitlement, profile=wanted)
+            )
             self._observations.changed(machine)
         for machine in made.drain:
             await self._begin(machine, wanted)
@@ -333,12 +336,11 @@ class ProfileRollouts:
             reason=f"it is brought to profile {profile}",
             start=now,
         )
-        await self._broker.change(machine, lambda record: began(record, event))
+        await self._broker.carry_out(machine, BeginEvent(event=event))
         log.info("machine emptied for its profile", extra={"machine": machine})
 
     async def _end(self, machine: str) -> None:
-        now = self._runtime.date()
-        await self._broker.change(machine, lambda r: ended(r, now, (EventKind.PROFILE,)))
+        await self._broker.carry_out(machine, EndEvents(kinds=[EventKind.PROFILE]))
 
     async def _set_profile(self, name: str, profile: str) -> None:
         """Have machines that join be brought to a profile, here and where the same are used."""

@@ -13,6 +13,12 @@ from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.observations import PROFILE, Observation
 from control_plane.agents.region import Region
 from control_plane.api.limits import LimitName
+from control_plane.api.machine_commands import (
+    ExpectReboot,
+    NoteProfile,
+    QuarantineMachine,
+    RaiseGeneration,
+)
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.broker.core.unavailability import open_event
 from control_plane.profiles.core.switch import Step, Switch, next_step
@@ -97,7 +103,7 @@ class Switcher:
             case Step.RAISE:
                 return await self._raise(record, observation, switch)
             case Step.RECORD:
-                await self._broker.profile_seen(name, observation.profile)
+                await self._broker.carry_out(name, NoteProfile(seen=observation.profile))
                 self._observations.changed(name)
                 log.info(
                     "profile verified",
@@ -141,7 +147,9 @@ class Switcher:
             "profile asked for again",
             extra={"machine": record.machine, "reason": switch.reason},
         )
-        await self._broker.raise_generation(record.machine, observation.profile.generation)
+        await self._broker.carry_out(
+            record.machine, RaiseGeneration(above=observation.profile.generation)
+        )
         return 0.0
 
     async def _wait(
@@ -152,10 +160,12 @@ class Switcher:
             record.profile_state,
             record.profile_detail,
         ):
-            await self._broker.profile_seen(name, observation.profile)
+            await self._broker.carry_out(name, NoteProfile(seen=observation.profile))
         if switch.step is Step.WAIT_REBOOT:
             deadline = self._runtime.date() + self._settings.reboot_grace_s
-            await self._broker.expect_reboot(name, switch.reason, deadline)
+            await self._broker.carry_out(
+                name, ExpectReboot(reason=switch.reason, deadline=deadline)
+            )
             if await self._overdue(self._broker.table.get(name)) is None:
                 return None
         self._dispatcher.ask_profile(name)
@@ -182,9 +192,9 @@ class Switcher:
         observation = self._observations.observation(record.machine)
         if observation.answering and not is_empty(observation.tasks):
             if record.profile_state is not observation.profile.state:
-                await self._broker.profile_seen(record.machine, observation.profile)
+                await self._broker.carry_out(record.machine, NoteProfile(seen=observation.profile))
             return
         until = self._runtime.date() + self._settings.quarantine_s
         observation.forgive_profile()
-        await self._broker.quarantine(record.machine, reason, until)
+        await self._broker.carry_out(record.machine, QuarantineMachine(reason=reason, until=until))
         self._observations.changed(record.machine)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 
-from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.claims import Claim
 from control_plane.api.intent_wishes import (
     CanaryWish,
     HoldWish,
@@ -35,11 +36,15 @@ class IntentService:
     """What writers of one dimension call; each call returns all dimensions of the job."""
 
     def __init__(
-        self, runtime: Runtime, jobs: JobTable, control: JobControl, index: RegionIndex
+        self,
+        runtime: Runtime,
+        jobs: JobTable,
+        control: JobControl,
+        claims_of: Callable[[str], Sequence[Claim]],
     ) -> None:
-        """Do nothing yet."""
+        """`claims_of` returns what the tasks of a job have been given of machines."""
         self._runtime, self._jobs, self._control = runtime, jobs, control
-        self._index = index
+        self._claims_of = claims_of
 
     def show(self, name: str) -> JobIntents:
         """Return every dimension of a job with its effect now, or raise `NotFound`."""
@@ -91,7 +96,7 @@ class IntentService:
     def _shown(self, record: JobRecord) -> JobIntents:
         now = Moment(self._runtime.date(), self._runtime.now())
         record = begun(record)
-        spec = unified(record, Seen({}, now, claims=self._index.claims.get(record.name) or ()))
+        spec = unified(record, Seen({}, now, claims=self._claims_of(record.name)))
         wanted = Counter((task.version, task.why) for task in spec.tasks.values())
         running = Counter(task.version for task in record.tasks if task.phase is TaskPhase.RUNNING)
         versions = [

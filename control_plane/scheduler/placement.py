@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 from msgspec.structs import replace
 
@@ -46,9 +46,9 @@ _AT_ONCE = 3
 class Placements:
     """What the scheduler asks of the allocator."""
 
-    def __init__(self, allocator: Places) -> None:
-        """Ask nothing yet."""
-        self.allocator = allocator
+    def __init__(self, allocator: Places, owns: Callable[[str], bool] = lambda _pool: True) -> None:
+        """Ask nothing yet; `owns(pool)`: it is a pool of this shard."""
+        self.allocator, self.owns = allocator, owns
         self.index = allocator.index
         self._asked: dict[str, tuple[JobRecord, EntitlementSpec | None, Request]] = {}
         """Job → the request that stands for its record, as long as that says it all."""
@@ -56,6 +56,10 @@ class Placements:
     def forget(self, job: str) -> None:
         """Drop what is remembered of a job that is gone."""
         self._asked.pop(job, None)
+
+    def are_ours(self, record: JobRecord | None) -> bool:
+        """Return whether there is such a job, and its tasks are placed by this shard."""
+        return record is not None and self.owns(self.pool_of(record))
 
     def pool_of(self, record: JobRecord) -> str:
         """Return the entitlement on whose machines a job's tasks run."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -79,12 +79,11 @@ class Scheduler:
         """Run nothing yet."""
         self._jobs = jobs
         self._broker, self._observations = region.broker, region.observations
-        self._settings, self._runtime = region.settings, region.runtime
-        self.runtime = region.runtime
+        self._settings, self.runtime = region.settings, region.runtime
         self._placements = placing
         self._allocator = placing.allocator
         self._dispatcher = dispatcher
-        self._epoch = 0
+        self._number: Callable[[], int] = int
         self._group: asyncio.TaskGroup | None = None
         pace = Pace(retry_s=region.settings.retry_s)
         self._workers = Workers(region.runtime, "scheduler", self._work, pace, self._pause_s)
@@ -92,10 +91,9 @@ class Scheduler:
         self._details: dict[str, str] = {}
         self._awaited: dict[str, set[str]] = defaultdict(set)
         """Machine → jobs that wait for their image to be brought there."""
-        dispatcher.follow(self.wanted)
         self._answers: dict[str, tuple[Request, Allocation]] = {}
         """Job → what the allocator said last, and to what: until the next round."""
-        self._asking: set[str] = set()
+        self.asking: set[str] = set()
         """Jobs for which machines are being allocated."""
         self._evened: dict[str, object] = {}
         """Job → how it and its pool stood when nothing was to be gained by a move."""
@@ -107,24 +105,24 @@ class Scheduler:
         self._approvals = Approvals(controllers, jobs, event_log)
         self._losses = losses
         self._unknown = UnknownCopies(region, placing.allocator.directory)
-        self._unknown.gone = lambda task: self._wake(task.rpartition("-")[0])
+        self._unknown.gone = lambda task: self.wake(task.rpartition("-")[0])
         self.ahead = PreparedMachines(region, placing.allocator)
         self._capped = region.limits.of(
             LimitName.CAPPED_MOVES,
             region.settings.capped_moves_per_s,
             region.settings.capped_moves_burst,
         )
-        controllers.listen(self._wake)
-        jobs.listen(lambda name, *_: self._wake(name), loaded=ignore)
+        controllers.listen(self.wake)
+        jobs.listen(lambda name, *_: self.wake(name), loaded=ignore)
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.observations.listen(self._machine_seen, self._one_seen)
 
-    async def run(self, epoch: int) -> None:
-        """Schedule all jobs, in this term, until cancelled."""
-        self._epoch = epoch
+    async def run(self, number: Callable[[], int]) -> None:
+        """Schedule all jobs until cancelled; `number` is that of the term, see `Dispatcher.run`."""
+        self._number = number
         if self._observations.restored:
             self._unknown.begin()
-        ends = self._runtime.on_pause(lambda _: self._quiet_since.clear())
+        ends = self.runtime.on_pause(lambda _: self._quiet_since.clear())
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -150,33 +148,34 @@ class Scheduler:
 
     def update_note(self, record: JobRecord) -> str:
         """Return how a job's update goes, in a sentence; empty: as it should."""
-        return told(record, Moment(self._runtime.wall(), self._runtime.now()))
+        return told(record, Moment(self.runtime.wall(), self.runtime.now()))
 
     def second_copies(self, record: JobRecord) -> list[str]:
         """Return which tasks of a job may run twice, each with where."""
         if not record.leaving:
             return []
-        pools, now = self._placements.pools_of(record), self._runtime.date()
+        pools, now = self._placements.pools_of(record), self.runtime.date()
         return second_copies(record, self._observations.view(pools, record.leaving, now))
 
     # -- waking
 
-    def _wake(self, name: str) -> None:
-        if self._jobs.find(name) is not None:
+    def wake(self, name: str) -> None:
+        """Look at a job soon, if it is one of this shard."""
+        if self._placements.are_ours(self._jobs.find(name)):
             self._idle_jobs.heard(name)
             self._workers.wake(name)
 
     def _wake_whole(self, name: str) -> None:
         """Wake a job once all of its machines were heard since the start, or after a while."""
-        if self._startup_barrier.awaits(name):
+        if self._startup_barrier.awaits(name) and self._placements.are_ours(self._jobs.find(name)):
             self._idle_jobs.heard(name)
-            self._workers.wake_at(name, self._runtime.now() + ARRIVING_S)
+            self._workers.wake_at(name, self.runtime.now() + ARRIVING_S)
         else:
-            self._wake(name)
+            self.wake(name)
 
     def _machine_changed(self, name: str, *_: MachineRecord | None) -> None:
         for job in sorted(self._allocator.directory.jobs(name) | self._awaited.pop(name, set())):
-            self._wake(job)
+            self.wake(job)
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
@@ -188,14 +187,14 @@ class Scheduler:
     def _wake_due(self) -> None:
         self._is_waking = False
         for job in self._allocator.waiting.take_due():
-            self._wake(job)
+            self.wake(job)
 
     def _machine_seen(self, name: str) -> None:
         if self._startup_barrier.is_first(name):
             for job in sorted(self._allocator.directory.jobs(name)):
                 self._wake_whole(job)
             for job in sorted(self._awaited.pop(name, ())):
-                self._wake(job)
+                self.wake(job)
             self._wake_waiting()
         else:
             self._machine_changed(name)
@@ -205,18 +204,19 @@ class Scheduler:
         """Wake whom news of one task or image concerns: nobody else on its machine."""
         known = self._allocator.directory.tasks(machine).get(which)
         if known is not None:
-            self._wake(known.job)
+            self.wake(known.job)
         elif which in self._observations.observation(machine).images:
             for job in sorted(self._awaited.pop(machine, ())):
-                self._wake(job)
+                self.wake(job)
         else:
             self._machine_seen(machine)
         self._wake_waiting()
 
     def _remove_strays(self, name: str) -> None:
         """Stop what runs on a machine although it was moved away or its job is gone."""
-        observation = self._observations.observation(name)
-        if self._group is None or not observation.answering:
+        observation, record = self._observations.observation(name), self._broker.table.find(name)
+        is_ours = record is not None and self._placements.owns(record.entitlement)
+        if self._group is None or not observation.answering or not is_ours:
             return
         for task in self._allocator.strays(name):
             generation = observation.tasks[task].generation
@@ -239,7 +239,7 @@ class Scheduler:
     def _rests_s(self, name: str) -> float | None:
         """Return how long a job may be left alone in which nothing is to be done; None: look."""
         record = self._jobs.find(name)
-        if record is None or name in self._answers or name in self._asking:
+        if record is None or name in self._answers or name in self.asking:
             return None
         pool, entitlement = (
             self._placements.pool_of(record),
@@ -259,20 +259,20 @@ class Scheduler:
         """Decide, store, send."""
         async with self._jobs.lock(name):
             before = self._jobs.find(name)
-            if before is None:
-                self._forget(name)
+            if before is None or not self._placements.are_ours(before):
+                self.forget(name)
                 return None
-            now = Moment(self._runtime.date(), self._runtime.now())
+            now = Moment(self.runtime.date(), self.runtime.now())
             view = self._view(before, now)
             heard = await self._approvals.join(before)
             seen, repairs = await self._seen(before, view, now, heard)
             made = decide(before, seen)
-            await self._runtime.checkpoint()
+            await self.runtime.checkpoint()
             if made.chosen or made.overdue:
                 go_on(made, await self._found(made, repairs), seen)
                 for _ in range(made.capped):
                     self._capped.take(now.steady)
-            is_asked = name in self._asking
+            is_asked = name in self.asking
             request = None if is_asked else self._placements.request(made.record, view)
             answer = self._answer(name, request)
             if not (made.record.tasks or request or is_asked) and made.record.stopping:
@@ -288,15 +288,15 @@ class Scheduler:
         if answer is None and request is not None:
             self._ask(name, request)
         elif answer is not None and self._allocator.waiting.is_outdated(name, answer.gain):
-            self._wake(name)
+            self.wake(name)
         self._wake_waiting()
         if made.record != before and not view.keys() >= _machines_of(made.record):
             view = self._view(made.record, now)
-        await self._runtime.checkpoint()
+        await self.runtime.checkpoint()
         asked = commands(made.record, view)
         for command in asked:
             self._dispatcher.send(command)  # it is derived anew when its turn has come
-            await self._runtime.checkpoint()
+            await self.runtime.checkpoint()
         self._approvals.ask(made.record, view)
         looks = (next_look(made.record, now, view), release.next_look(made.record, now))
         due_s = [look - now.steady for look in looks if look is not None]
@@ -329,13 +329,13 @@ class Scheduler:
             for task in made.record.tasks
             if waits(task) and task.operation is not None and task.operation.cause is Cause.POWER
         )
-        now = self._runtime.now()
+        now = self.runtime.now()
         if waiting and not self._capped.ready(now):
             self._capped.hold_back(now, "others leave machines whose power is capped", 60.0)
         return waiting > 0
 
-    def _forget(self, name: str) -> None:
-        """Drop what is remembered of a job that is gone."""
+    def forget(self, name: str) -> None:
+        """Drop what is remembered of a job that is gone, or of another shard."""
         self._workers.forget(name)
         self._approvals.forget(name)
         self._idle_jobs.gone(name)
@@ -371,7 +371,7 @@ class Scheduler:
             return ()
         quiet_s = now.steady - self._quiet_since.setdefault(record.name, now.steady)
         is_known = self._evened.get(record.name) == state and not any(map(waits, record.tasks))
-        if is_known or quiet_s < self._settings.repair_after_s or record.name in self._asking:
+        if is_known or quiet_s < self._settings.repair_after_s or record.name in self.asking:
             return ()
         self._evened[record.name] = state
         return await self._placements.repairs(record, view)
@@ -398,7 +398,7 @@ class Scheduler:
                 self._awaited[target.machine].add(record.name)
                 if target.is_taken and self._group is not None:
                     taking = self.ahead.take(target.machine, self._placements.pool_of(record))
-                    self._runtime.spawn_in(self._group, "scheduler", taking)
+                    self.runtime.spawn_in(self._group, "scheduler", taking)
                 continue
             observation = self._observations.observation(target.machine)
             image, keys = wanted[index].image, self._placements.image_keys(wanted[index])
@@ -431,9 +431,9 @@ class Scheduler:
         A store that fails holds up an allocation for as long as it does; what else happens to
         the job, and what its owner wants, does not wait for that (BUG-CP5).
         """
-        if self._group is not None and name not in self._asking:
-            self._asking.add(name)
-            self._runtime.spawn_in(self._group, "scheduler", self._allocate(name, request))
+        if self._group is not None and name not in self.asking:
+            self.asking.add(name)
+            self.runtime.spawn_in(self._group, "scheduler", self._allocate(name, request))
 
     async def _allocate(self, name: str, request: Request) -> None:
         try:
@@ -445,14 +445,14 @@ class Scheduler:
         except TwineError as e:
             log.warning("no machines", extra={"job": name, "reason": str(e)})
             pause_s = _OVERTAKEN_S if isinstance(e, Conflict) else self._settings.retry_s
-            self._workers.wake_at(name, self._runtime.now() + pause_s)
+            self._workers.wake_at(name, self.runtime.now() + pause_s)
         except Exception:
             log.exception("no machines", extra={"job": name})
-            self._workers.wake_at(name, self._runtime.now() + self._settings.retry_s)
+            self._workers.wake_at(name, self.runtime.now() + self._settings.retry_s)
         else:
-            self._wake(name)
+            self.wake(name)
         finally:
-            self._asking.discard(name)
+            self.asking.discard(name)
 
     def _view(self, record: JobRecord, now: Moment) -> View:
         pools = self._placements.pools_of(record)
@@ -473,7 +473,7 @@ class Scheduler:
         job, _, index = task.rpartition("-")
         record = self._jobs.find(job)
         if record is not None and index.isdecimal():
-            now = self._runtime.date()
+            now = self.runtime.date()
             left = [name for name, tasks in record.leaving.items() if task in tasks]
             view = self._observations.view(self._placements.pools_of(record), [machine, *left], now)
             command = command_about(record, int(index), machine, view)
@@ -481,7 +481,7 @@ class Scheduler:
                 if self._unknown.elsewhere(task, machine):
                     return None
                 spec = record.specs.get(command.version, record.spec)
-                return self._placements.told(spec, command, self._epoch)
+                return self._placements.told(spec, command, self._number())
             if command is not None:
                 return command
         observation = self._observations.observation(machine)

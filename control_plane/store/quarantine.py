@@ -20,6 +20,7 @@ from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
+from control_plane.api.ownership import EntitlementOwner
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
 from control_plane.api.shards import ShardPart
@@ -39,6 +40,7 @@ from control_plane.store.records import (
     JOBS,
     MACHINES,
     OPERATORS,
+    OWNERSHIPS,
     PLANS,
     PROFILES,
     QUARANTINE,
@@ -78,6 +80,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     PROFILES: ProfileVersion,
     ROLLOUTS: ProfileRollout,
     SHARDS: ShardPart,
+    OWNERSHIPS: EntitlementOwner,
 }
 """What is below each prefix; `jobs/` may hold records of the release before, too."""
 _HEARSAY = ("facts", "hardware")

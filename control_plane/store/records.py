@@ -17,6 +17,7 @@ from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
+from control_plane.api.ownership import EntitlementOwner
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
 from control_plane.api.rebalancing import RebalanceRecord
@@ -49,6 +50,7 @@ SCHEMAS: dict[type, int] = {
     ProfileVersion: 1,
     ProfileRollout: 1,
     ShardPart: 1,
+    EntitlementOwner: 1,
     Restored: 1,
     RebalanceRecord: 1,
 }
@@ -71,6 +73,7 @@ HOST_ADMINS = "people/host-admins/"
 REVOKED = "people/revoked/"
 SHARDS = "shards/"
 REBALANCE = "rebalance/"
+OWNERSHIPS = "ownerships/"
 QUARANTINE = "quarantine/"
 """Records that cannot be used, each under its whole name (`quarantine.py`)."""
 USES = "entitlement-uses/"

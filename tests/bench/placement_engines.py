@@ -11,6 +11,7 @@ from agent.api import Limits
 from control_plane.allocator.standalone import allocator_over
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.jobs import JobSpec
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import MachineRecord
 from control_plane.runtime.garbage import heap_that_stays
 from control_plane.store.records import ENTITLEMENTS, MACHINES, decode
@@ -192,10 +193,10 @@ class TwineEngine:
         await self.allocator.forget(job)
 
     async def fail(self, machine: str) -> None:
-        await self.allocator.broker.mark_down(machine, "the bench says so")
+        await self.allocator.broker.carry_out(machine, MarkDown(reason="the bench says so"))
 
     async def restore(self, machine: str) -> None:
-        await self.allocator.broker.mark_up(machine)
+        await self.allocator.broker.carry_out(machine, MarkUp())
 
     def explain(self, job: str) -> str:
         return "; ".join(self._reasons.get(job, ()))

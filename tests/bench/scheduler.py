@@ -175,7 +175,7 @@ async def run(machines: int, tasks: int, jobs: int) -> dict[str, float]:
                 await _until(lambda: _all_heard(cp, silent))
                 start_s = time.perf_counter() - began
                 _tell(f"{machines} machines heard", began, used)
-                await _until(cp._scheduler._workers.is_idle)
+                await _until(cp.shards.all[0].scheduler._workers.is_idle)
                 _tell(f"{len(region.sizes)} jobs looked at", began, used)
                 start_cpu_s = time.process_time() - used
                 cost_s = await _events(cp, region)

@@ -7,11 +7,14 @@ asks under an old one. `TwineError` is raised as the real agent would put it on 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from agent import api
 from agent.api import ProfileState, TaskState
+from agent.api.term import OwnerTerm
+from agent.core.term import is_passed_on, with_owner
 from vm_lab.region.machine import RESERVE_BYTES, Copy, Machine
 from wire.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
 
@@ -182,13 +185,35 @@ def _key(spec: api.TaskSpec) -> tuple[object, ...]:
     return (spec.image, tuple(spec.command), tuple(sorted(spec.environment.items())))
 
 
+def _hear(machine: Machine, request: AgentCall) -> None:
+    """Take note of who owns the machine's entitlement; `Conflict`: an earlier owner commands."""
+    told = request.owner
+    if told is None:
+        return
+    if request.mutates and is_passed_on(told, machine.owners):
+        raise Conflict(f"nothing is changed on {machine.name}: {told.text()} is an earlier owner")
+    machine.owners = with_owner(told, machine.owners)
+
+
 def _image(digest: str) -> api.ImageInfo:
     return api.ImageInfo(digest=digest, format=api.ImageFormat.TAR, stream_bytes=1, created_at=0.0)
 
 
-def answer(machine: Machine, handle: Callable[..., object], args: tuple[object, ...]) -> object:
+@dataclass(frozen=True, slots=True)
+class AgentCall:
+    """What one request asks of an agent, and what it says of its sender."""
+
+    handle: Callable[..., object]
+    args: tuple[object, ...]
+    owner: OwnerTerm | None = None
+    """In which term the sender owns the machine's entitlement; None: nobody owns it."""
+    mutates: bool = False
+
+
+def answer(machine: Machine, request: AgentCall) -> object:
     """Return what the agent answers, errors included."""
     try:
-        return handle(machine, *args)
+        _hear(machine, request)
+        return request.handle(machine, *request.args)
     except TwineError as e:
         return e

@@ -225,6 +225,14 @@ class Checker(Observer):
         is_right = wanted is None or is_profile_of(profile.name, wanted.host_profile)
         return is_right and profile.state is ProfileState.VERIFIED
 
+    def _has_one_owner(self, entitlement: str) -> None:
+        """An entitlement is one shard's at any time, and of none only while it is moved."""
+        plane = self.region.plane.serving
+        shards = plane.shards.all if plane is not None else []
+        owners = [shard.number for shard in shards if shard.allocator.region.owns(entitlement)]
+        if len(owners) > 1:
+            self.violate("one-owner", f"shards {owners} own {entitlement}", entitlement)
+
     def put_sent(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
         """A second copy is asked for only after the first is gone, or its machine down."""
         if self._has_profile(machine, spec.entitlement):
@@ -236,6 +244,7 @@ class Checker(Observer):
                 f"{task_id} of {spec.entitlement} is sent to {machine.name}"
                 f" of {standing.entitlement or 'nobody'}",
             )
+        self._has_one_owner(spec.entitlement)
         owned = self.region.clients.jobs.get(task_id.rpartition("-")[0])
         if owned is not None and spec.image not in owned.images:
             self.violate("version", f"{task_id} is sent with an image nobody asked for")

@@ -14,7 +14,7 @@ from vm_lab.region import owners
 from vm_lab.region.clients import Wish
 from vm_lab.region.machine import Copy, Machine
 from vm_lab.region.network import Condition
-from vm_lab.region.operators import power_cap, switch, upgrade
+from vm_lab.region.operators import move_entitlement, power_cap, switch, upgrade
 from vm_lab.region.stores import CrashPoint, Disk, Trouble
 from vm_lab.region.story import Fault
 from vm_lab.region.topology import image
@@ -353,6 +353,7 @@ _STRIKES: dict[str, Strike] = {
     "move-task": owners.move_task,
     "move-job": owners.move_job,
     "restart": owners.restart,
+    "move-entitlement": move_entitlement,
     "propose-profile": owners.propose_profile,
     "stop-job": _stop_job,
     "controller-down": _controller,

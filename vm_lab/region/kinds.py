@@ -43,6 +43,7 @@ KINDS: dict[str, str] = {
     "move-task": "an owner has a task run elsewhere",
     "restart": "an owner has all tasks of a job started anew where they are",
     "move-job": "an owner has a job run in another entitlement",
+    "move-entitlement": "operators give an entitlement to another shard",
     "propose-profile": "an owner proposes a host profile; one in three cannot be reached",
     "stop-job": "a job is stopped, and created again after a while",
     "controller-down": "the controller of a job does not answer",
@@ -82,7 +83,7 @@ INSTANT = frozenset(
     {
         *("reboot", "task-crash", "task-lost", "drift", "host-clock", "plane-clock"),
         *("bad-release", "move-task", "move-job", "propose-profile", "patience"),
-        "restart",
+        *("restart", "move-entitlement"),
         *("release", "resize", "twice", "plane-restart", "plane-kill-at-step"),
         *("plane-kill-at-write", "plane-kill-after-write"),
     }

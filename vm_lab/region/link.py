@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from agent import api
+from agent.api.term import OWNER_HEADER, read_owner
 from agent.usage import Usages
 from vm_lab.region import agent as agents
 from vm_lab.region.machine import Machine
@@ -19,6 +20,7 @@ from wire.errors import NotFound, Refused, TwineError, Unreachable
 if TYPE_CHECKING:
     from vm_lab.region.plane import Life
 
+Said = Callable[[str], Mapping[str, str]]
 POLL_S = 3.0
 """How long an agent holds a request for events (`SchedulerSettings.poll_wait_s`)."""
 GIVE_UP_S = 5.5
@@ -31,9 +33,12 @@ class AgentLink:
     Whatever belongs to a process that was killed is severed: its calls reach nobody.
     """
 
-    def __init__(self, network: Network, life: Life, machine: Machine) -> None:
-        """Connect to nothing yet."""
+    def __init__(
+        self, network: Network, life: Life, machine: Machine, said: Said = lambda _: {}
+    ) -> None:
+        """Connect to nothing yet; `said` is `OwnershipMap.said`."""
         self._network, self._life, self._machine = network, life, machine
+        self._said = said
 
     async def _call(
         self,
@@ -44,8 +49,10 @@ class AgentLink:
     ) -> Any:
         if not self._life.alive:
             raise asyncio.CancelledError
-        exchange = Exchange(self._network, self._life, self._machine, handle, args)
-        exchange.send(deferred=deferred, mutates=mutates)
+        said = self._said(self._machine.name).get(OWNER_HEADER, "")
+        request = agents.AgentCall(handle, args, read_owner(said), mutates)
+        exchange = Exchange(self._network, self._life, self._machine, request)
+        exchange.send(deferred=deferred)
         return await exchange.future
 
     async def get_machine(self) -> api.MachineFacts:

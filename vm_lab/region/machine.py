@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -120,6 +120,8 @@ class Machine:
         self.boots = 1
         self.copies: dict[str, Copy] = {}
         self.tombstones: dict[str, tuple[int, int]] = {}
+        self.owners: Mapping[str, int] = {}
+        """Entitlement → the number of the term of its owner that spoke last (docs/adr/0150)."""
         self.images: set[str] = set()
         self.pulls: dict[str, list[Callable[[str], None]]] = {}
         self.profile = api.ProfileStatus()

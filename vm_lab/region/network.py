@@ -126,22 +126,21 @@ class Network:
 class Exchange:
     """One request and its answer."""
 
-    __slots__ = ("args", "future", "handle", "life", "machine", "network")
+    __slots__ = ("future", "life", "machine", "network", "request")
 
     def __init__(
         self,
         network: Network,
         life: Life,
         machine: Machine,
-        handle: Callable[..., object],
-        args: tuple[object, ...],
+        request: agents.AgentCall,
     ) -> None:
         """Send nothing yet."""
         self.network, self.life, self.machine = network, life, machine
-        self.handle, self.args = handle, args
+        self.request = request
         self.future: asyncio.Future[object] = life.loop.create_future()
 
-    def send(self, *, deferred: bool, mutates: bool) -> None:
+    def send(self, *, deferred: bool) -> None:
         """Send the request; `deferred` handlers answer when they like."""
         network, machine = self.network, self.machine
         network.calls += 1
@@ -155,7 +154,7 @@ class Exchange:
             return
         takes = network.one_way(machine)
         timeline.after(takes, self._arrive, deferred)
-        if mutates and path.duplicate and machine.random.random() < path.duplicate:
+        if self.request.mutates and path.duplicate and machine.random.random() < path.duplicate:
             timeline.after(takes + machine.random.uniform(0.0, 8.0), self._again)
 
     def _arrive(self, deferred: bool) -> None:
@@ -170,15 +169,15 @@ class Exchange:
             network.timeline.at(machine.hung_until, self._arrive, deferred)
         else:
             if deferred:
-                self.handle(machine, *self.args, self.answer)
+                self.request.handle(machine, *self.request.args, self.answer)
             else:
-                self.answer(agents.answer(machine, self.handle, self.args))
+                self.answer(agents.answer(machine, self.request))
 
     def _again(self) -> None:
         """The same request arrives once more; nobody waits for its answer."""
         machine = self.machine
         if self.network.answers(machine):
-            agents.answer(machine, self.handle, self.args)
+            agents.answer(machine, self.request)
 
     def answer(self, outcome: object) -> None:
         """Send the answer back."""

@@ -7,6 +7,7 @@ drains, releases and everything that fails.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from control_plane.roles import ControlPlane
 from vm_lab.region.clients import Wish
 from vm_lab.region.network import Condition
 from vm_lab.region.story import Fault
-from wire.errors import Conflict
+from wire.errors import Busy, Conflict
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
@@ -155,3 +156,18 @@ def _in_waves(work: Work) -> MaintenanceWish:
     return MaintenanceWish(
         work=work, reason="-", wave_size=WAVE, within=Within.RACK, return_within_s=60.0
     )
+
+
+def move_entitlement(region: SimulatedRegion, _: Fault, number: int) -> None:
+    """Give an entitlement to another shard; one that is busy stays where it is."""
+    names, shards = sorted(region.clients.entitlements), region.plane.settings.shards
+    if not names or shards < 2:
+        return
+    name, to = names[number % len(names)], (number // len(names)) % shards
+
+    async def ask(cp: ControlPlane) -> None:
+        with suppress(Busy, Conflict):  # a store that fails, or a job between two entitlements
+            await cp.shards.move(name, to)
+
+    text = f"move entitlement {name} to shard {to} {number}"
+    region.clients.want(Wish(f"shard of {name}", text, ask, lambda: None))

@@ -13,6 +13,7 @@ from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
+from control_plane.shards.ownership import OwnershipMap
 from control_plane.task_control.controllers import CallController, nobody
 from vm_lab.region.history import History
 from vm_lab.region.link import AgentLink, FollowedEvents
@@ -226,9 +227,10 @@ class Plane:
 
     def _build(self, life: Life, stores: dict[str, StoreFacade]) -> ControlPlane:
         main = stores.pop("main")
+        ownership = OwnershipMap(main)
         return ControlPlane(
             main,
-            lambda record: self._link(life, record),
+            lambda record: self._link(life, record, ownership),
             SteppedRuntime(self.wall, zlib.crc32(f"{self._seed} {life.number}".encode())),
             self.settings,
             self._find_image,
@@ -237,10 +239,11 @@ class Plane:
             boot_id="always the same",
             portal=PortalSettings(profile_keys=self.profile_keys),
             solve=_solved,
+            ownership=ownership,
         )
 
-    def _link(self, life: Life, record: MachineRecord) -> AgentLink:
-        return AgentLink(self.network, life, self.machines[record.machine])
+    def _link(self, life: Life, record: MachineRecord, ownership: OwnershipMap) -> AgentLink:
+        return AgentLink(self.network, life, self.machines[record.machine], ownership.said)
 
     async def _find_image(self, digest: str) -> ImageInfo | None:
         if digest not in self.images:

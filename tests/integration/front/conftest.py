@@ -61,6 +61,7 @@ from control_plane.api.operations import (
     OperationState,
     TaskStory,
 )
+from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
@@ -136,6 +137,26 @@ EVENT = JobEvent(
 )
 
 
+class CannedShards:
+    """Two shards; a move is noted."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[str, int, bool]] = []
+
+    async def list_shards(self) -> ShardLoads:
+        loads = [
+            ShardLoad(shard=0, machines=7, entitlements=["ads", "front"], jobs=3, tasks=9),
+            ShardLoad(shard=1, moving=["ads"]),
+        ]
+        return ShardLoads(shards=loads, term=4)
+
+    async def move(self, pool: str, to: int, *, dry_run: bool = False) -> ShardMoved:
+        self.moves.append((pool, to, dry_run))
+        return ShardMoved(
+            entitlement=pool, from_shard=0, to_shard=to, jobs=["web"], machines=3, done=not dry_run
+        )
+
+
 class CannedIntents:
     """Remembers who wrote what, and answers alike."""
 
@@ -207,11 +228,17 @@ class CannedControlPlane(ControlPlane):
             used=lambda name: Used(),
         )
         self.capacity = CapacityService(self.portal, sources, Runtime())
-        self.allocations = Allocations(store, RegionIndex(), self.brokers)
+        self.allocations = [Allocations(store, RegionIndex(), self.brokers)]
         table = JobTable(store, Runtime().checkpoint)
         allocator = Allocator(shared, self.portal, table, store)
         self.maintenance = OpsPlanner(
-            shared, allocator, table, self.inventory.outages, self.census, store
+            shared,
+            allocator,
+            lambda _pool: allocator,
+            table,
+            self.inventory.outages,
+            self.census,
+            store,
         )
         self.rebalancer = ReBalancer(
             *(shared, table, allocator, RebalanceDesk(table, Runtime()), store),
@@ -223,6 +250,7 @@ class CannedControlPlane(ControlPlane):
         keys = self.portal.settings.profile_keys
         self.profiles = ProfileRollouts(shared, self.portal, store, keys)
         self.task_desk = TaskService(table, _NoAgents())
+        self.shards = CannedShards()  # type: ignore[assignment]
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.intents = CannedIntents()  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = {}

@@ -101,7 +101,7 @@ def test_what_limits_hold_back_is_in_the_metrics(region: Region) -> None:
 
 def test_what_the_allocator_did_is_in_the_metrics(region: Region) -> None:
     """AL24, BUG-AU5"""
-    counts = region.control_plane.allocations.counts
+    counts = region.control_plane.allocations[0].counts
     counts.hits, counts.misses, counts.conflicts = 7, 3, 2
     counts.stored, counts.taken, counts.cpu_s = 4, 5, 1.5
     lines = asyncio.run(scrape(region))

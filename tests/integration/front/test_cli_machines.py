@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from control_plane.api.health import HeldBack
+from control_plane.api.machine_commands import MarkDown
 from control_plane.cli import main
 from control_plane.client import ControlPlaneClient
 
@@ -178,7 +179,7 @@ def test_a_subscriber_follows_a_broker_over_http(ctl: Ctl, region: Region) -> No
             assert [record.machine for record in page.machines] == ["m1", "m2"]
             waiting = asyncio.ensure_future(client.broker_changes("prn1", page.revision, 20.0))
             await asyncio.sleep(0)
-            region.run(region.control_plane.brokers.mark_down("m2", "test"))
+            region.run(region.control_plane.brokers.carry_out("m2", MarkDown(reason="test")))
             news = await waiting
             assert (await client.broker_changes("prn1", 1)).lost
             return [change.name for change in news.changes]

@@ -104,6 +104,8 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "label_machines": OPERATORS,
     "held_back_machines": USERS,
     "confirm_down": OPERATORS,
+    "list_shards": USERS,
+    "move_entitlement": OPERATORS,
     "list_limits": USERS,
     "lift_limit": OPERATORS,
     "rebalance_status": USERS,

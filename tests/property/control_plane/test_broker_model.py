@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agent.api import Location
+from control_plane.api.machine_commands import MarkDown, MarkUp, QuarantineMachine
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
@@ -136,7 +137,7 @@ class BrokerModel(RuleBasedStateMachine):
     @rule(name=MACHINE)
     def quarantine(self, name: str) -> None:
         if self.owner[name] != FREE:
-            self.run(self.brokers.quarantine(name, "test", 0.0))
+            self.run(self.brokers.carry_out(name, QuarantineMachine(reason="test", until=0.0)))
             self.owner[name] = FREE
             self.donors.pop(name, None)
             self.overdue.discard(name)
@@ -162,8 +163,8 @@ class BrokerModel(RuleBasedStateMachine):
 
     @rule(name=MACHINE)
     def fail_and_return(self, name: str) -> None:
-        self.run(self.brokers.mark_down(name, "test"))
-        self.run(self.brokers.mark_up(name))
+        self.run(self.brokers.carry_out(name, MarkDown(reason="test")))
+        self.run(self.brokers.carry_out(name, MarkUp()))
 
     @rule()
     def restart(self) -> None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agent.api import Location
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.outages import Outages
@@ -82,11 +83,11 @@ class CensusModel(RuleBasedStateMachine):
 
     @rule(name=MACHINE)
     def fail(self, name: str) -> None:
-        self.attempt(self.brokers.mark_down(name, "test"))
+        self.attempt(self.brokers.carry_out(name, MarkDown(reason="test")))
 
     @rule(name=MACHINE)
     def come_back(self, name: str) -> None:
-        self.attempt(self.brokers.mark_up(name))
+        self.attempt(self.brokers.carry_out(name, MarkUp()))
 
     @rule(name=MACHINE, datacenter=DATACENTER)
     def move(self, name: str, datacenter: str) -> None:

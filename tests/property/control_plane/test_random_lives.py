@@ -28,6 +28,7 @@ from control_plane.allocator.standalone import allocator_over
 from control_plane.api.allocations import AllocationRecord
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.policy import Neighbour, Property
 from control_plane.api.settings import PowerSettings, SchedulerSettings
@@ -137,20 +138,24 @@ class Life:
     async def relabel(self, what: tuple[int, str]) -> None:
         number, disk = what
         to, gone = ({"disk": disk}, []) if disk else ({}, ["disk"])
-        await self.at.broker.change(f"m{number}", lambda r: relabelled(r, to, gone))
+        await self.at.broker.of(f"m{number}").change_many(
+            [f"m{number}"], lambda r: relabelled(r, to, gone)
+        )
 
     async def correct(self, what: tuple[int, Hardware]) -> None:
         """Correct what the inventory says of a machine that has no tasks, held or not."""
         number, hardware = what
         machine = self.at.index.machines[f"m{number}"]
         if not machine.jobs:
-            await self.at.broker.change(machine.name, lambda r: changed(r, hardware=hardware))
+            await self.at.broker.of(machine.name).change_many(
+                [machine.name], lambda r: changed(r, hardware=hardware)
+            )
 
     async def down(self, number: int) -> None:
-        await self.at.broker.mark_down(f"m{number}", "says the test")
+        await self.at.broker.carry_out(f"m{number}", MarkDown(reason="says the test"))
 
     async def up(self, number: int) -> None:
-        await self.at.broker.mark_up(f"m{number}")
+        await self.at.broker.carry_out(f"m{number}", MarkUp())
 
     async def tidy(self, _: int) -> None:
         """Give back what is empty."""

@@ -13,6 +13,7 @@ from builders import FakeHost, a_spec, running, unit, until
 
 from agent import fence
 from agent.api import Disconnect, DisconnectPolicy, TaskState
+from agent.api.term import OWNER_HEADER
 from agent.client import AgentClient
 from agent.services import callers
 from agent.services.contact import Contact
@@ -151,13 +152,29 @@ async def test_whoever_asks_on_the_host_itself_is_not_the_control_plane(
 
 
 @pytest.mark.usefixtures("component")
+async def test_an_earlier_owner_of_an_entitlement_starts_and_stops_nothing(host: FakeHost) -> None:
+    """SH3: not even a task of which the host has never heard, nor an image."""
+    socket = f"unix:{host.config.socket}"
+    async with host.agent(), AgentClient(socket) as new, AgentClient(socket) as old:
+        new.headers, old.headers = lambda: {OWNER_HEADER: "web/7"}, lambda: {OWNER_HEADER: "web/6"}
+        await old.put_task("web", a_spec(epoch=6))
+        await new.get_events(0)
+        with pytest.raises(Conflict, match=r"term 6 .* of entitlement web is older than 7"):
+            await old.put_task("other", a_spec(epoch=6))
+        with pytest.raises(Conflict, match="another one owns it"):
+            await old.delete_task("web", 1, 6)
+        assert [task.task_id for task in (await old.list_tasks()).tasks] == ["web"]
+        await new.put_task("other", a_spec(epoch=7))
+
+
+@pytest.mark.usefixtures("component")
 async def test_a_control_plane_of_an_older_term_is_not_heard(
     host: FakeHost, uptime: Uptime
 ) -> None:
     """F-43: a leader that was stopped and continued prolongs nothing."""
     socket = f"unix:{host.config.socket}"
     async with host.agent(), AgentClient(socket) as new, AgentClient(socket) as old:
-        new.epoch = 7
+        new.epoch = lambda: 7
         await _start(host, uptime, new, epoch=7)
         await old.get_events(0)
         for _ in range(3):

@@ -12,8 +12,8 @@ import pytest
 
 from agent.api.term import Term, read_term
 from agent.core.term import is_older, newest
-from agent.services.fencing import FencingTerm
-from wire.errors import HostError, InvalidInput, OlderStore
+from agent.services.fencing import FencingOwners, FencingTerm
+from wire.errors import Conflict, HostError, InvalidInput, OlderStore
 
 ONE, TWO = "0" * 15 + "1", "0" * 15 + "2"
 
@@ -86,3 +86,28 @@ async def test_what_a_command_told_outlives_the_agent(tmp_path: Path) -> None:
         after.hear(said(TWO, 7, 7), commands=False)
     path.unlink()  # it joined anew
     after.hear(said(TWO, 0, 0), commands=False)
+
+
+async def test_the_owners_of_a_host_outlive_the_agent(tmp_path: Path) -> None:
+    """SH3: an earlier owner is refused after a reboot; a host that joins anew forgets both."""
+    path, owners = tmp_path / "o", FencingOwners(tmp_path / "o")
+
+    async def write(where: Path, data: bytes) -> None:
+        where.write_bytes(data)
+
+    watch = asyncio.create_task(owners.watch(write))
+    owners.hear(None, commands=True)  # of an earlier release
+    owners.hear("ads/3", commands=True)
+    owners.hear("web/7", commands=True)
+    await _until(lambda: path.exists() and "web/7" in path.read_text())
+    watch.cancel()
+    with suppress(asyncio.CancelledError):
+        await watch
+    after = FencingOwners(path)
+    for earlier in ("web/6", "ads/2"):
+        with pytest.raises(Conflict, match="another one owns it"):
+            after.hear(earlier, commands=True)
+    with pytest.raises(InvalidInput, match="is no owner"):
+        after.hear("nonsense", commands=False)
+    path.unlink()  # it joined anew
+    after.hear("web/1", commands=True)

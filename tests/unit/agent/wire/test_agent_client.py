@@ -100,7 +100,7 @@ async def test_an_agent_of_an_earlier_release_is_asked_in_its_own_words(tmp_path
         return web.Response(body=b'{"events": [], "latest": 7}')
 
     async with _server(tmp_path / "s", earlier) as endpoint, AgentClient(endpoint) as client:
-        client.epoch = 5
+        client.epoch = lambda: 5
         for _ in range(2):
             await client.get_events(7, 1.0)
     assert asked == ["after=7&wait_s=1.0"] * 2

@@ -104,7 +104,7 @@ class Bench:
             pool = AgentPool(lambda record: Agent(self, record.machine))
             self.dispatcher = Dispatcher(region, pool, find_image)
             self.dispatcher.follow(lambda machine, task: self.wanted.get((machine, task)))
-            loop = asyncio.create_task(self.dispatcher.run(1))
+            loop = asyncio.create_task(self.dispatcher.run(lambda: 1))
             await RUNTIME.sleep(0)
             yield self
             loop.cancel()

@@ -11,6 +11,7 @@ from control_plane.allocator.standalone import allocator_of, allocator_over
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobSpec
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.policy import Admission, Preference, Property, Strategy
 from control_plane.broker.keys import prefix_of
@@ -109,7 +110,7 @@ async def test_tasks_leave_a_machine_that_takes_none_any_more():  # AL3
     async with allocator_of(machines(), FRONT) as allocator:
         made = await allocator.place(a_job(3))
         lost = next(iter(made.claims or ())).machine.name
-        await allocator.broker.mark_down(lost, "says the test")
+        await allocator.broker.carry_out(lost, MarkDown(reason="says the test"))
         after = await allocator.place(a_job(3))
         assert lost not in {claim.machine.name for claim in after.claims or ()}
         assert len(after.claims or ()) == 3
@@ -170,11 +171,11 @@ async def test_a_repair_of_the_spread_keeps_to_the_preferences_before_it():
     async with allocator_of(listed, FRONT) as allocator:
         spec = a_job(8, preferences=[first, over_msbs])
         for name in ("dc1-msb2-0", "dc1-msb2-1"):
-            await allocator.broker.mark_down(name, "says the test")
+            await allocator.broker.carry_out(name, MarkDown(reason="says the test"))
         made = await allocator.place(spec)
         assert per_msb(made) == [8]
         assert await allocator.repairs(allocator._request(spec), 3) == ()  # only dc2 has room
-        await allocator.broker.mark_up("dc1-msb2-0")
+        await allocator.broker.carry_out("dc1-msb2-0", MarkUp())
         found = await allocator.repairs(allocator._request(spec), 3)
         assert {move.to_bin for move in found} == {"dc1/msb2"}
         assert len(found) == 3

@@ -8,6 +8,7 @@ from test_place import GIB, a_job, machines
 from agent.api import Limits
 from control_plane.allocator.standalone import allocator_of, allocator_over
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.policy import Overcommit
 from control_plane.api.settings import PowerSettings, SchedulerSettings
 from control_plane.broker.keys import prefix_of
@@ -32,11 +33,11 @@ async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hi
             hit = {claims.job for claims in allocator.index.machines[lost].jobs}
             match event % 3:
                 case 0:
-                    await allocator.broker.mark_down(lost, "says the test")
+                    await allocator.broker.carry_out(lost, MarkDown(reason="says the test"))
                 case 1:
                     specs[name], hit = a_job(5, name), {name}
                 case _:
-                    await allocator.broker.mark_up(lost)
+                    await allocator.broker.carry_out(lost, MarkUp())
                     hit = set()
             before = counts.misses
             for spec in specs.values():

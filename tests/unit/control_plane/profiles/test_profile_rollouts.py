@@ -15,6 +15,7 @@ from world import World, a_job, a_region, scenario
 from agent.api import Health, Limits, ProfileState, ProfileStatus, SettingOutcome
 from agent.api.profile import ProfileSwitch, SettingSwitch
 from control_plane.api.jobs import ControllerRef, JobPhase, UpdatePolicy
+from control_plane.api.machine_commands import ExpectReboot, QuarantineMachine
 from control_plane.api.machines import EventKind
 from control_plane.api.operations import STOP
 from control_plane.api.profiles import ProfileWish, version_name
@@ -233,7 +234,9 @@ def test_a_machine_that_leaves_its_entitlement_leaves_its_switch_of_profile_behi
             if leave == "release":
                 await broker.release(name, revision=broker.table.revision(name))
             else:
-                await broker.quarantine(name, "it cannot be brought to it", 0.0)
+                await broker.carry_out(
+                    name, QuarantineMachine(reason="it cannot be brought to it", until=0.0)
+                )
             record = broker.table.get(name)
             assert record.entitlement == FREE
             assert unavailable(record, w.runtime.date()) == ""
@@ -246,7 +249,9 @@ async def test_a_reboot_owed_to_one_entitlement_is_not_awaited_by_the_next(w: Wo
     """BUG-CP54: its deadline would put the machine aside before the new switch begins."""
     await w.set_up()
     broker, name = w.cp._broker, sorted(w.region.machines)[0]
-    await broker.expect_reboot(name, "for the old profile", w.runtime.date() + 60)
+    await broker.carry_out(
+        name, ExpectReboot(reason="for the old profile", deadline=w.runtime.date() + 60)
+    )
     await broker.assign(name, "front", "web", revision=broker.table.revision(name))
     assert open_event(broker.table.get(name), EventKind.PLANNED) is None
 

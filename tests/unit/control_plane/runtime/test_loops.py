@@ -80,7 +80,13 @@ def test_work_that_somebody_spawned_and_nobody_awaits_is_seen_too():
     assert run(main()) == "aside failed: ValueError: no such thing"
 
 
-@pytest.mark.parametrize(("role", "name"), [("_scheduler", "scheduler"), ("_checker", "health")])
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [
+        (lambda control_plane: control_plane.shards.all[0].scheduler, "scheduler"),
+        (lambda control_plane: control_plane._checker, "health"),
+    ],
+)
 def test_readiness_says_which_loop_of_the_control_plane_failed(role, name):
     async def main() -> None:
         world = World(a_region())
@@ -91,7 +97,7 @@ def test_readiness_says_which_loop_of_the_control_plane_failed(role, name):
                 await RUNTIME.sleep(5)
                 raise IndexError("of nothing")
 
-            getattr(control_plane, role).run = breaks
+            role(control_plane).run = breaks
             async with control_plane:
                 assert (await control_plane.ready()).ok
                 with pytest.raises(IndexError):

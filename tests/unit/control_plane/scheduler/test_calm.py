@@ -83,7 +83,7 @@ async def calm(w: World) -> str:
     """Deploy a job, wait until nothing is done to it, and return a machine that has a task."""
     await w.deployed(a_job(3))
     await asyncio.sleep(3 * w.settings.resync_s + w.settings.repair_after_s)
-    assert "web" in w.cp._scheduler._idle_jobs._known
+    assert "web" in w.cp.shards.all[0].scheduler._idle_jobs._known
     return next(machine for machine, tasks in w.region.where().items() if tasks)
 
 

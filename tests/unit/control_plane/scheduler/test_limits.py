@@ -262,7 +262,8 @@ async def test_an_operator_may_let_an_upgrade_go_on_although_much_is_lost(w: Wor
 async def test_a_plan_that_cannot_wait_is_carried_out_at_its_deadline(w: World):
     """TC7, SC18: a limit on capacity does not stand above a deadline."""
     await w.deployed(a_job(3, limits=LARGE), quota=6)
-    w.cp._scheduler._losses.held = lambda record: dict.fromkeys(w.region.machines, "much is lost")
+    losses = w.cp.shards.all[0].scheduler._losses
+    losses.held = lambda record: dict.fromkeys(w.region.machines, "much is lost")
     host = next(m for m, tasks in w.region.where().items() if tasks)
     wish = MaintenanceWish(
         machines=[host], work=Work.REPAIR, reason="fan", deadline_s=300.0, despite=True

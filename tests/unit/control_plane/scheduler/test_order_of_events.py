@@ -99,7 +99,7 @@ def on(w: World, machine: str) -> list[int]:
 async def test_a_machine_fails(w: World):
     """SC3, SC9, HC1, HC10, HC11: event, unlisted, asked, let, placed elsewhere, started, listed."""
     await w.deployed(a_job(6, controller=REF, update=UpdatePolicy(max_unavailable=2)))
-    counts = w.cp.allocations.counts
+    counts = w.cp.allocations[0].counts
     told, lost, misses = Told(w), on(w, "m1"), counts.misses
     w.region.machines["m1"].power_off()
     await w.until(lambda: told.said.count(f"{lost[0]} asked") > 2)

@@ -17,13 +17,13 @@ async def two_jobs_on_one_machine(w: World) -> list[str]:
     await w.cp.apply_job(a_job(2, name="other"))
     await w.stable("other")
     woken: list[str] = []
-    wake = w.cp._scheduler._workers.wake
+    wake = w.cp.shards.all[0].scheduler._workers.wake
 
     def noted(job: str) -> None:
         woken.append(job)
         wake(job)
 
-    w.cp._scheduler._workers.wake = noted
+    w.cp.shards.all[0].scheduler._workers.wake = noted
     return woken
 
 
@@ -49,6 +49,6 @@ async def test_news_of_the_machine_wakes_all_that_have_tasks_there(w: World) -> 
 async def test_an_image_that_came_wakes_only_who_waits_for_it(w: World) -> None:
     woken = await two_jobs_on_one_machine(w)
     (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
-    w.cp._scheduler._awaited[machine].add("other")
+    w.cp.shards.all[0].scheduler._awaited[machine].add("other")
     w.cp._observations.image_came(machine, "sha256:" + "7" * 64)
     assert woken == ["other"]

@@ -9,6 +9,7 @@ from msgspec.structs import replace as changed
 
 from control_plane.allocator.core.request import Back, Group, Request
 from control_plane.allocator.transactions import Allocation
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import EventKind, UnavailabilityEvent
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.broker.core.assignment import FREE
@@ -366,7 +367,7 @@ def maintenance(record):
 
 
 async def goes_down(p, name: str) -> None:
-    await p.brokers.mark_down(name, "fire")
+    await p.brokers.carry_out(name, MarkDown(reason="fire"))
 
 
 async def is_taken(p, name: str) -> None:
@@ -509,7 +510,7 @@ async def test_what_failed_is_not_answered_from_the_cache(small: Region):  # AL1
         request = Request("web", "front", (Group(TASK, (0,), running=False),))
         await p.allocate(request)
         was = p.where()[0]
-        await p.brokers.mark_down(was, "fire")  # its claims are not valid any more
+        await p.brokers.carry_out(was, MarkDown(reason="fire"))  # its claims are not valid any more
         p.store.fails = [Busy("no"), Busy("no")]
         for _ in range(2):
             with pytest.raises(Busy):
@@ -531,9 +532,9 @@ async def test_what_had_no_room_is_tried_again_when_there_is_some(small: Region)
         assert (counts.hits, got.unplaced) == (1, (4,))
         rest = [name for name in p.index.machines if name not in p.held()]
         for name in rest:
-            await p.brokers.mark_down(name, "fire")
+            await p.brokers.carry_out(name, MarkDown(reason="fire"))
         assert (await p.allocate(request)).unplaced == (4,)
-        await p.brokers.mark_up(rest[0])
+        await p.brokers.carry_out(rest[0], MarkUp())
         assert (await p.allocate(request)).unplaced == ()
 
 

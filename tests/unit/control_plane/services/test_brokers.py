@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from inventory import a_join, a_machine, a_region_of, loaded
 
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.broker import Broker
 from control_plane.broker.brokers import Brokers
@@ -82,7 +83,7 @@ async def test_machines_are_found_by_every_level_of_the_topology() -> None:  # M
         await brokers.assign("m00001", "front", "web", revision=revision)
         assert [m.machine for m in brokers.find_machines(entitlement="front")] == ["m00001"]
         assert len(brokers.find_machines(entitlement=FREE)) == total - 1
-        await brokers.mark_down("m00003", "test")
+        await brokers.carry_out("m00003", MarkDown(reason="test"))
         assert [m.machine for m in brokers.find_machines(state=MachineState.DOWN)] == ["m00003"]
 
 
@@ -156,7 +157,7 @@ async def test_subscribers_are_told_every_change_after_the_list(store: Store) ->
         await broker.put_many({f"m{i}": a_machine(f"m{i}") for i in range(3)})
         revision, machines = broker.list()
         assert [m.machine for m in machines] == ["m0", "m1", "m2"]
-        await broker.mark_down("m1", "test")
+        await broker.carry_out({"m1": MarkDown(reason="test")})
         await broker.assign("m0", "front", "web", revision=broker.table.revision("m0"))
         told = []
         async for change in broker.watch(revision):
@@ -168,7 +169,7 @@ async def test_subscribers_are_told_every_change_after_the_list(store: Store) ->
         waiting = asyncio.create_task(anext(aiter(broker.watch(told[1].revision))))
         await asyncio.sleep(0)
         assert not waiting.done()
-        await broker.mark_up("m1")
+        await broker.carry_out({"m1": MarkUp()})
         assert (await waiting).name == "m1"
 
 
@@ -179,7 +180,7 @@ async def test_a_subscriber_too_far_behind_is_told_to_list_again() -> None:  # R
         await broker.put_many({"m1": a_machine("m1")})
         revision, _ = broker.list()
         broker.table._history.clear()
-        await broker.mark_down("m1", "test")
+        await broker.carry_out({"m1": MarkDown(reason="test")})
         broker.table._history.clear()
         with pytest.raises(Compacted):
             await anext(aiter(broker.watch(revision)))
@@ -258,14 +259,14 @@ async def test_a_cancelled_writer_leaves_no_doubt_about_what_it_wrote(tmp_path: 
         broker = Broker(store, Runtime(lambda: 1.0), "dc1")
         await broker.load()
         await broker.put_many({"m1": a_machine("m1")})
-        writer = asyncio.create_task(broker.mark_down("m1", "test"))
+        writer = asyncio.create_task(broker.carry_out({"m1": MarkDown(reason="test")}))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         writer.cancel()
         await asyncio.wait([writer])
         for _ in range(3):
             try:
-                await broker.mark_down("m1", "again")
+                await broker.carry_out({"m1": MarkDown(reason="again")})
                 break
             except Conflict:
                 continue
@@ -281,7 +282,7 @@ async def test_what_is_not_known_cannot_be_asked_for() -> None:
         with pytest.raises(NotFound, match="there is no machine 'm9'"):
             brokers.table.get("m9")
         with pytest.raises(NotFound):
-            await brokers.mark_down("m9", "test")
+            await brokers.carry_out("m9", MarkDown(reason="test"))
         with pytest.raises(Conflict):
             await store.txn(brokers.table.expect(["m9"]), [])
 
@@ -323,7 +324,7 @@ async def test_what_listeners_were_told_is_true_after_a_move_that_failed(
         with pytest.raises(OSError, match=r"no space|did not answer"):
             await brokers.move("m1", "dc2")
         with contextlib.suppress(NotFound):  # where it was, and the disk says so only now
-            await brokers.mark_down("m1", "it went away meanwhile")
+            await brokers.carry_out("m1", MarkDown(reason="it went away meanwhile"))
         await brokers.add({"m2": a_machine("m2")})  # settles the move first
         again = await loaded(store)
         (m1, _) = again.table.records()

@@ -15,6 +15,7 @@ from control_plane.api.allocations import AllocationRecord
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
 from control_plane.api.jobs import JobPhase, UpdatePolicy
+from control_plane.api.machine_commands import MarkUp, QuarantineMachine
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.api.policy import Admission, Property, Requirement
 from control_plane.api.settings import Overgrant
@@ -367,7 +368,7 @@ async def test_a_machine_that_comes_back_while_others_are_exchanged_stays(w: Wor
     async def slowly(name: str, *, revision: int) -> object:
         states.append(w.cp._broker.table.get(name).state)
         if len(states) == 1:
-            await w.cp._broker.mark_up(second if name == first else first)
+            await w.cp._broker.carry_out(second if name == first else first, MarkUp())
         return await release(name, revision=revision)
 
     w.cp._broker.release = slowly
@@ -573,7 +574,7 @@ async def test_the_end_of_a_quarantine_is_noticed(w: World):  # AL3
     for name in ("m1", "m2", "m3"):
         revision = broker.table.revision(name)
         await broker.assign(name, "front", "front", revision=revision)
-        await broker.quarantine(name, "it is broken", clock() + 300)
+        await broker.carry_out(name, QuarantineMachine(reason="it is broken", until=clock() + 300))
     await w.cp.apply_job(job("a", 3))
     await asyncio.sleep(120)
     assert hosts(w, "a") == {}

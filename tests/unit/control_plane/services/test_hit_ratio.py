@@ -23,6 +23,7 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.request import Allowance, Group, Request
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementRecord
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from tests.bench.churn import Churn, Event
 from tests.regions import check
 from vm_lab.region.generator import make_racks, make_region
@@ -107,7 +108,7 @@ class Day:
                 await self.fails(event.name)
             case "back":
                 self.down.discard(event.name)
-                await self.process.brokers.mark_up(event.name)
+                await self.process.brokers.carry_out(event.name, MarkUp())
             case "start":
                 shape = self.shapes[len(self.jobs) % len(self.shapes)]
                 self.jobs[event.name] = Job(event.name, *shape)
@@ -139,7 +140,7 @@ class Day:
         """Let a machine go down: its jobs are looked at at once, and their tasks move."""
         hurt = {claims.job for claims in self.process.index.machines[machine].jobs}
         self.down.add(machine)
-        await self.process.brokers.mark_down(machine, "the test says so")
+        await self.process.brokers.carry_out(machine, MarkDown(reason="the test says so"))
         for name in sorted(hurt):
             await self.changed(self.jobs[name])
 
@@ -197,7 +198,7 @@ async def test_a_release_that_needs_the_same_is_known_to_the_cache(w: World):  #
     await w.deployed()
     await asyncio.sleep(60)
     before = w.alive()
-    counts = w.cp.allocations.counts
+    counts = w.cp.allocations[0].counts
     counts.hits = counts.misses = 0
     await w.cp.apply_job(a_job(image=IMAGE_2))
     await w.stable(within_s=600)

@@ -6,6 +6,7 @@ import pytest
 from inventory import a_machine, loaded
 
 from agent.api import ProfileState
+from control_plane.api.machine_commands import MarkDown, RaiseGeneration
 from control_plane.api.machines import EventKind, UnavailabilityEvent
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
@@ -87,7 +88,7 @@ async def test_every_machine_that_stands_against_it_is_named_and_none_is_held() 
         brokers = await four_machines(store)
         await brokers.add({"m5": a_machine("m5"), "m6": a_machine("m6")})
         await brokers.assign("m1", "other", "web", revision=brokers.table.revision("m1"))
-        await brokers.mark_down("m2", "test")
+        await brokers.carry_out("m2", MarkDown(reason="test"))
         await brokers.prepare("t0", {"m3": Take("other", "web")})
         event = UnavailabilityEvent(
             event_id="e", kind=EventKind.MAINTENANCE, reason="new power supply", start=1500.0
@@ -132,7 +133,7 @@ async def test_several_are_released_together_or_not_at_all() -> None:
         await brokers.prepare("t1", TAKES)
         await brokers.commit("t1")
         revisions = {name: brokers.table.revision(name) for name in ("m1", "m2")}
-        await brokers.raise_generation("m2", 0)
+        await brokers.carry_out("m2", RaiseGeneration(above=0))
         with pytest.raises(Conflict, match="'m2': it was changed meanwhile"):
             await brokers.release_many(revisions)
         assert len(brokers.held("front")) == 4

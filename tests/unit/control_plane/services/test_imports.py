@@ -10,6 +10,7 @@ from inventory import a_machine, loaded
 
 from agent.api import Location
 from control_plane.api.inventory import InventoryMachine
+from control_plane.api.machine_commands import QuarantineMachine
 from control_plane.api.machines import Hardware
 from control_plane.broker.brokers import Brokers
 from control_plane.runtime.table import PART
@@ -185,7 +186,7 @@ async def test_what_fails_before_the_decision_changes_nothing(engines) -> None:
             await brokers.import_machines(the_list())
         assert set(brokers.table) == {"stays", "moves", "other"}
         await brokers.add({"more": a_machine("more")})
-        await brokers.quarantine("more", "", 0.0)
+        await brokers.carry_out("more", QuarantineMachine(reason="", until=0.0))
     assert await leftovers(stores) == []
 
 

@@ -7,6 +7,7 @@ from inventory import a_join, a_machine, loaded
 from virtual_time import RUNTIME, run
 
 from control_plane.api.inventory import MachineScope
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
@@ -209,8 +210,8 @@ async def test_open_events_are_never_forgotten_and_old_ones_are() -> None:
         brokers, outages, _ = await four(store)
         await outages.plan_unavailability(["m0"], EventKind.REFRESH, "next year", 9e6)
         for _ in range(30):
-            await brokers.mark_down("m0", "test")
-            await brokers.mark_up("m0")
+            await brokers.carry_out("m0", MarkDown(reason="test"))
+            await brokers.carry_out("m0", MarkUp())
         record: MachineRecord = brokers.table.get("m0")
         assert len(record.unavailability) <= 21
         assert open_event(record, EventKind.REFRESH) is not None

@@ -6,6 +6,7 @@ import pytest
 from inventory import a_join, a_machine, a_region_of
 
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
+from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import EventKind, MachineState, MachineView
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.inventory import COLUMNS
@@ -65,7 +66,7 @@ async def test_a_subscriber_lists_a_broker_and_then_hears_its_changes() -> None:
         world = await a_world(store)
         await world.brokers.add({f"m{i}": a_machine(f"m{i}") for i in range(5)})
         first = await world.service.broker_page("dc1", "", 3)
-        await world.brokers.mark_down("m4", "test")
+        await world.brokers.carry_out("m4", MarkDown(reason="test"))
         second = await world.service.broker_page("dc1", first.next, 3)
         assert [m.machine for m in first.machines + second.machines] == [f"m{i}" for i in range(5)]
         assert second.next == ""
@@ -73,7 +74,7 @@ async def test_a_subscriber_lists_a_broker_and_then_hears_its_changes() -> None:
         assert [c.name for c in news.changes] == ["m4"]
         waiting = asyncio.create_task(world.service.broker_changes("dc1", news.revision, 100, 30.0))
         await asyncio.sleep(0)
-        await world.brokers.mark_up("m4")
+        await world.brokers.carry_out("m4", MarkUp())
         record = (await waiting).changes[0].record
         assert record is not None
         assert record.state is MachineState.UP

@@ -10,6 +10,7 @@ from world import World, a_region, scenario
 
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.inventory import MachineScope
+from control_plane.api.machine_commands import MarkDown
 from control_plane.api.machines import EventKind, MachineState
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.faulty import MADE, REFUSED, FaultyStore
@@ -88,7 +89,7 @@ async def test_one_slow_answer_after_a_blip_leaves_no_machine_down(w: World):
 async def test_a_machine_that_answers_is_up_whoever_marked_it_down(w: World):
     """BUG-CP1: up is where a machine is seen to be, not an event that may be missed."""
     await w.deployed()
-    await w.cp.inventory._brokers.mark_down("m1", "a verdict that came too late")
+    await w.cp.inventory._brokers.carry_out("m1", MarkDown(reason="a verdict that came too late"))
     await w.until(lambda: is_state(w, "m1", MachineState.UP), within_s=15)
     await w.stable()
 

@@ -5,6 +5,8 @@ import asyncio
 from virtual_time import run
 from world import World, a_region
 
+from control_plane.api.machine_commands import RaiseGeneration
+
 
 def test_machines_of_which_there_is_no_news_are_looked_at_every_ten_minutes_at_most():
     """BUG-CP10: all machines were compared every half a minute, 20 µs each."""
@@ -22,7 +24,7 @@ def test_machines_of_which_there_is_no_news_are_looked_at_every_ten_minutes_at_m
             assert len(looked) <= 6 * 6
             allocator._counted.note(w.cp._broker.table.get("m1"))
             looked.clear()
-            await w.cp._broker.raise_generation("m1", 1)
+            await w.cp._broker.carry_out("m1", RaiseGeneration(above=1))
             await asyncio.sleep(w.settings.resync_s + 5)
             assert set(looked) == {"m1"}
 

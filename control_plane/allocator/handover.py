@@ -1,0 +1,62 @@
+"""A pool passes from one allocator of this process to another (docs/adr/0152).
+
+The records of its allocations are in the store that both have, so they are read, not copied. No
+shard may allocate for the pool meanwhile: the caller has stopped that, and waits with `is_busy`
+until what was under way has ended. Then `read`, before the new owner is written; and `drop` and
+`adopt` in one step of the loop after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.core.allocation_record import restoring
+from control_plane.allocator.core.claims import Change
+from control_plane.allocator.stored import Stored
+from control_plane.broker.core.assignment import FREE
+
+
+def is_busy(allocator: Allocator, pool: str, jobs: Collection[str]) -> bool:
+    """Return whether anything is under way for these jobs, or for a machine of their pool.
+
+    Also where any machine is being taken: until its broker says so, its pool is not known.
+    """
+    return allocator.allocations.is_under_way(jobs) or any(
+        allocator.is_giving_back(record.machine) for record in allocator.broker.held(pool)
+    )
+
+
+async def read(allocator: Allocator, jobs: Collection[str]) -> list[Stored]:
+    """Return what is stored of the allocations of jobs; changes nothing."""
+    found = [await allocator.allocations.stored.read(job) for job in sorted(jobs)]
+    return [stored for stored in found if stored is not None]
+
+
+def drop(allocator: Allocator, jobs: Collection[str]) -> None:
+    """Let an allocator forget the claims of jobs: another one has them from this step on.
+
+    Nothing is written, and no machine is given back: the room of these machines is free in this
+    allocator's index only, which plans for pools of its own alone.
+    """
+    index = allocator.index
+    for job in jobs:
+        claims = index.claims.get(job)
+        if claims is not None:
+            change = Change(job, claims.pool, freed=list(claims))
+            index.reserve(change)
+            index.settle(change)
+        allocator.allocations.forget_answer(job)
+        allocator.allocations.stored.forget(job)
+        allocator.waiting.drop(job)
+
+
+def adopt(allocator: Allocator, pool: str, stored: Sequence[Stored], step: int = 1 << 20) -> None:
+    """Take in the allocations of a pool's jobs, as `read` found them."""
+    for one in stored:
+        allocator.allocations.stored.note(one)
+        for _ in restoring(one.record, allocator.index, step):
+            pass
+    allocator.refresh([record.machine for record in allocator.broker.held(pool)])
+    allocator.index.loosened(pool)
+    allocator.index.loosened(FREE)

@@ -1,0 +1,332 @@
+"""The shards of this process: a scheduler and an allocator each, 1:1, by entitlement.
+
+All of them have the same brokers, jobs, portal and dispatcher. A shard decides about the pools
+that the map gives it, and about no others (docs/adr/0152).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from agent.api import TaskSpec
+from control_plane.agents.core.commands import Stop
+from control_plane.agents.dispatcher import Dispatcher
+from control_plane.agents.region import Region
+from control_plane.allocator import handover
+from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.pool_keeper import PoolKeeper
+from control_plane.api.jobs import JobRecord, JobSpec, bound_to
+from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
+from control_plane.api.plans import JobExplanation, JobPlan
+from control_plane.portal.core.pools import members, pool_of
+from control_plane.portal.portal import Portal
+from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.loops import Failing, Loops
+from control_plane.scheduler.event_log import EventLog
+from control_plane.scheduler.job_control import JobControl
+from control_plane.scheduler.job_planner import JobPlanner
+from control_plane.scheduler.losses import Losses
+from control_plane.scheduler.placement import Placements
+from control_plane.scheduler.scheduler import Scheduler
+from control_plane.shards.ownership import OwnershipMap, least_loaded
+from control_plane.store import Store
+from control_plane.task_control.controllers import Controllers
+from wire.errors import Busy, Conflict, NotFound, TwineError
+
+log = logging.getLogger(__name__)
+_IDLE_S, _PAUSE_S = 10.0, 0.01
+"""How long a move waits for what is under way in its entitlement, and between two looks."""
+_SETTLE_S = 1.0
+"""Between two questions whether the new owner was written, of a store that does not answer."""
+ALLOCATOR = "allocator"
+"""Name of shard 0's allocator, and of the only one of earlier releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningShard:
+    """One scheduler with its allocator."""
+
+    number: int
+    allocator: Allocator
+    placements: Placements
+    keeper: PoolKeeper
+    scheduler: Scheduler
+    planner: JobPlanner
+
+
+@dataclass(frozen=True, slots=True)
+class ShardParts:
+    """What all shards of the process use."""
+
+    region: Region
+    portal: Portal
+    jobs: JobTable
+    control: JobControl
+    dispatcher: Dispatcher
+    event_log: EventLog
+    controllers: Controllers
+    losses: Losses
+
+
+class RunningShards:
+    """The shards by number; each question goes to the one that owns what it is about."""
+
+    def __init__(self, parts: ShardParts, ownership: OwnershipMap, allocators: list[Allocator]):
+        """Run nothing yet; `allocators` are those of `allocators_of`."""
+        self._parts, self._ownership = parts, ownership
+        self._moves = asyncio.Lock()
+        self.all = [self._made(number, made) for number, made in enumerate(allocators)]
+        parts.dispatcher.follow(self._wanted)
+
+    def _made(self, number: int, allocator: Allocator) -> RunningShard:
+        parts = self._parts
+        placing = Placements(allocator, allocator.region.owns)
+        scheduler = Scheduler(
+            allocator.region,
+            parts.jobs,
+            placing,
+            parts.dispatcher,
+            parts.event_log,
+            parts.controllers,
+            parts.losses,
+        )
+        keeper = PoolKeeper(allocator.region, allocator)
+        planner = JobPlanner(parts.jobs, placing, parts.control, scheduler)
+        return RunningShard(number, allocator, placing, keeper, scheduler, planner)
+
+    def of_pool(self, pool: str) -> RunningShard:
+        """Return the shard that owns a pool; shard 0 for the free one."""
+        return self.all[self._ownership.shard_of(pool)]
+
+    def of_entitlement(self, name: str) -> RunningShard:
+        """Return the shard that places the tasks of an entitlement."""
+        record = self._parts.portal.table.find(name)
+        return self.of_pool(pool_of(name, record.spec) if record is not None else name)
+
+    def of_job(self, name: str) -> RunningShard:
+        """Return the shard of a job; any where there is no such job."""
+        record = self._parts.jobs.find(name)
+        return self.of_entitlement(record.spec.entitlement) if record is not None else self.all[0]
+
+    # -- which shard has what
+
+    def loads(self) -> list[ShardLoad]:
+        """Return what each shard has to do, by number."""
+        broker, loads = self._parts.region.broker, []
+        pools = members(self._parts.portal.specs())
+        for shard in self.all:
+            own = [pool for pool in pools if self._ownership.shard_of(pool) == shard.number]
+            jobs = [job for pool in own for job in self.jobs_in(pool)]
+            records = [record for job in jobs if (record := self._parts.jobs.find(job))]
+            loads.append(
+                ShardLoad(
+                    shard=shard.number,
+                    machines=sum(len(broker.held(pool)) for pool in own),
+                    entitlements=own,
+                    jobs=len(records),
+                    tasks=sum(len(record.tasks) for record in records),
+                    moving=sorted(
+                        p for p, to in self._ownership.moving.items() if to == shard.number
+                    ),
+                )
+            )
+        return loads
+
+    def jobs_in(self, pool: str) -> list[str]:
+        """Return the jobs whose tasks are on machines of a pool, or are going to be."""
+        names = members(self._parts.portal.specs()).get(pool, [pool])
+        jobs_of = self.all[0].allocator.jobs_of
+        return sorted({job for name in names for job in jobs_of(name)})
+
+    async def give(self, entitlement: str) -> None:
+        """Give an entitlement that has no shard and is not used yet to the one with least to do."""
+        record = self._parts.portal.table.find(entitlement)
+        if len(self.all) == 1 or record is None:
+            return
+        pool = pool_of(entitlement, record.spec)
+        is_used = self.jobs_in(pool) or self._parts.region.broker.held(pool)
+        if self._ownership.table.find(pool) is None and not is_used:
+            await self._ownership.give(pool, least_loaded(self.loads()))
+
+    def check_move(self, job: str, entitlement: str) -> None:
+        """Raise `Conflict` if a job would come to another shard: it lives in one."""
+        here, there = self.of_job(job).number, self.of_entitlement(entitlement).number
+        if self._parts.jobs.find(job) is not None and here != there:
+            raise Conflict(
+                f"cannot move job {job!r}: it is in shard {here}, and entitlement {entitlement!r}"
+                f" in shard {there}; a job lives in one shard",
+                hint=f"twinectl shard move {entitlement} --to {here}",
+            )
+
+    async def list_shards(self) -> ShardLoads:
+        """Return what each shard has to do, and in which term."""
+        return ShardLoads(shards=self.loads(), term=self._ownership.number())
+
+    async def move(self, pool: str, to: int, *, dry_run: bool = False) -> ShardMoved:
+        """Give an entitlement to another shard; no task restarts.
+
+        Announce, stop new operations and wait for those under way, read the records, write the new
+        owner (the commit point), and go on there. `Busy` where something does not end: nothing
+        changed then. A process that ends anywhere starts with the owner that the map names.
+        """
+        source, target = self.of_pool(pool), self._target(pool, to)
+        jobs = self.jobs_in(pool)
+        self._check_alone(pool, jobs)
+        machines = len(self._parts.region.broker.held(pool))
+        moves = source is not target and not dry_run
+        if moves:
+            async with self._moves:
+                work = self._tried(pool, source, target, jobs)  # it ends though a client left
+                task = self._parts.region.runtime.spawn("shard move", work)
+                if (error := await asyncio.shield(task)) is not None:
+                    raise error
+            log.info("entitlement moved", extra={"entitlement": pool, "shard": target.number})
+        return ShardMoved(
+            entitlement=pool,
+            from_shard=source.number,
+            to_shard=target.number,
+            jobs=jobs,
+            machines=machines,
+            done=moves,
+        )
+
+    async def _tried(
+        self, pool: str, source: RunningShard, target: RunningShard, jobs: list[str]
+    ) -> TwineError | None:
+        """Move, and return why that was not done; a process does not end because of it."""
+        try:
+            await self._move(pool, source, target, jobs)
+        except TwineError as e:
+            return e
+        return None
+
+    async def _move(
+        self, pool: str, source: RunningShard, target: RunningShard, jobs: list[str]
+    ) -> None:
+        self._ownership.moving[pool] = target.number  # no shard begins anything in it from here on
+        try:
+            async with self._parts.jobs.lock(*jobs):
+                jobs = self.jobs_in(pool)
+                self._check_alone(pool, jobs)  # others were faster, perhaps
+                await self._until_idle(pool, source, jobs)
+                stored = await handover.read(target.allocator, jobs)
+                await self._write(pool, target.number)
+                if self._ownership.shard_of(pool) == target.number:
+                    handover.drop(source.allocator, jobs)
+                    handover.adopt(target.allocator, pool, stored)
+        finally:
+            del self._ownership.moving[pool]
+            for job in self.jobs_in(pool):
+                source.scheduler.forget(job)
+                self.of_pool(pool).scheduler.wake(job)
+            self.of_pool(pool).keeper.look_at(pool)
+
+    async def _until_idle(self, pool: str, source: RunningShard, jobs: list[str]) -> None:
+        runtime = self._parts.region.runtime
+        ends = runtime.now() + _IDLE_S
+        while source.scheduler.asking & set(jobs) or handover.is_busy(source.allocator, pool, jobs):
+            if runtime.now() >= ends:
+                raise Busy(
+                    f"cannot move entitlement {pool!r}: an allocation in it goes on for more than"
+                    f" {_IDLE_S:g} s, nothing was changed",
+                    hint="try again; `twinectl status` says which store does not answer",
+                )
+            await runtime.sleep(_PAUSE_S)
+
+    async def _write(self, pool: str, shard: int) -> None:
+        """Write the new owner, and return once it is known whether that was done."""
+        try:
+            await self._ownership.move(pool, shard)
+        except Conflict:
+            raise
+        except TwineError as e:
+            log.warning("owner not written", extra={"entitlement": pool, "reason": str(e)})
+            while True:
+                try:
+                    await self._ownership.table.settle()
+                except TwineError:
+                    await self._parts.region.runtime.sleep(_SETTLE_S)
+                else:
+                    break
+            if self._ownership.shard_of(pool) != shard:
+                raise
+
+    def _target(self, pool: str, to: int) -> RunningShard:
+        specs = self._parts.portal.specs()
+        if pool not in specs:
+            raise NotFound(f"there is no entitlement {pool!r}", hint="twinectl entitlement list")
+        if specs[pool].materialization:
+            raise Conflict(
+                f"cannot move entitlement {pool!r}: it shares the machines of"
+                f" {specs[pool].materialization!r}, and its shard",
+                hint=f"twinectl shard move {specs[pool].materialization} --to {to}",
+            )
+        if to >= len(self.all):
+            raise NotFound(f"there is no shard {to}: they are 0 to {len(self.all) - 1}")
+        return self.all[to]
+
+    def _check_alone(self, pool: str, jobs: list[str]) -> None:
+        """Raise `Conflict` where a job is on its way between this entitlement and another."""
+        names = set(members(self._parts.portal.specs()).get(pool, [pool]))
+        for job in jobs:
+            record = self._parts.jobs.find(job)
+            others = bound_to(record) - names if record is not None else ()
+            if others:
+                raise Conflict(
+                    f"cannot move entitlement {pool!r}: job {job!r} is on its way between it and"
+                    f" {', '.join(sorted(others))}",
+                    hint="wait until that is done",
+                )
+
+    # -- asked about one of them
+
+    async def plan(self, spec: JobSpec) -> JobPlan:
+        """Return what applying a job would lead to; see `JobPlanner`."""
+        return await self.of_entitlement(spec.entitlement).planner.plan(spec)
+
+    async def explain(self, name: str) -> JobExplanation:
+        """Return why tasks of a job have no machine; see `JobPlanner`."""
+        return await self.of_job(name).planner.explain(name)
+
+    def start(self, loops: Loops, number: Callable[[], int]) -> None:
+        """Start the loops of all; `number` is that of the term."""
+        for shard in self.all:
+            at = f" {shard.number}" if shard.number else ""
+            loops.start(f"scheduler{at}", partial(shard.scheduler.run, number))
+            loops.start(f"allocator{at}", shard.allocator.run)
+            loops.start(f"pool keeper{at}", shard.keeper.run, Failing.BEGINS_ANEW)
+
+    def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
+        """Return what a machine is told about a task: of a stray, by the owner of the machine."""
+        record: JobRecord | None = self._parts.jobs.find(task.rpartition("-")[0])
+        if record is not None:
+            shard = self.of_entitlement(record.spec.entitlement)
+        else:
+            known = self._parts.region.broker.table.find(machine)
+            shard = self.of_pool(known.entitlement if known is not None else "")
+        return shard.scheduler.wanted(machine, task)
+
+
+def allocators_of(
+    region: Region, portal: Portal, jobs: JobTable, store: Store, ownership: OwnershipMap
+) -> list[Allocator]:
+    """Return an allocator for each shard, which owns what the map says.
+
+    Transactions of a shard that was and is not any more are shard 0's to finish.
+    """
+    made = []
+    names = [f"{ALLOCATOR}-{n}" if n else ALLOCATOR for n in range(region.settings.shards)]
+    for number, name in enumerate(names):
+        owns = _owner(ownership, number)
+        made.append(Allocator(replace(region, owns=owns), portal, jobs, store, name))
+    running = tuple(f"{name}:" for name in names[1:])
+    made[0].allocations.is_ours = lambda transaction: not transaction.startswith(running)
+    return made
+
+
+def _owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
+    return lambda pool: ownership.shard_of(pool) == number and pool not in ownership.moving

@@ -1,0 +1,1 @@
+"""Scheduler and allocator shards: which of them owns which entitlement."""

@@ -1,0 +1,115 @@
+"""Who may command a machine of an entitlement: the agent and the modelled machine agree (SH3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import api
+from agent.api.term import OwnerTerm, read_owner
+from agent.core import term
+from agent.services.fencing import FencingOwners
+from vm_lab.region import agent as modelled
+from vm_lab.region.history import History
+from vm_lab.region.loop import Timeline
+from vm_lab.region.machine import Machine, Setting
+from wire.errors import Conflict
+
+Ask = Callable[[str, int, bool], bool]
+"""Returns whether a request of a term is taken: (entitlement, number, does it change anything)."""
+
+
+def real(folder: Path) -> Ask:
+    owners = FencingOwners(folder / "last-owners")
+
+    def ask(entitlement: str, number: int, commands: bool) -> bool:
+        try:
+            owners.hear(OwnerTerm(entitlement, number).text(), commands=commands)
+        except Conflict:
+            return False
+        return True
+
+    return ask
+
+
+def model(_: Path) -> Ask:
+    timeline = Timeline()
+    machine = Machine(Setting(timeline, History(timeline)), "m1", api.Location(), "seed")
+
+    def ask(entitlement: str, number: int, commands: bool) -> bool:
+        owner = OwnerTerm(entitlement, number)
+        request = modelled.AgentCall(modelled.list_tasks, (), owner, commands)
+        return not isinstance(modelled.answer(machine, request), Conflict)
+
+    return ask
+
+
+KINDS = (real, model)
+
+
+@pytest.fixture(params=KINDS)
+def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Ask:
+    made: Ask = request.param(tmp_path)
+    return made
+
+
+def test_a_command_of_an_earlier_owner_is_refused(ask: Ask) -> None:
+    assert ask("web", 7, True)
+    assert not ask("web", 6, True)
+    assert ask("web", 7, True), "what was refused changed nothing"
+
+
+def test_a_poll_of_a_new_owner_is_enough(ask: Ask) -> None:
+    """A machine on which the new owner has nothing to do refuses the earlier one, too."""
+    assert ask("web", 6, True)
+    assert ask("web", 7, False)
+    assert not ask("web", 6, True)
+
+
+def test_an_earlier_owner_may_look(ask: Ask) -> None:
+    assert ask("web", 7, True)
+    assert ask("web", 6, False)
+    assert not ask("web", 6, True)
+
+
+def test_a_machine_that_passes_on_keeps_both_fences(ask: Ask) -> None:
+    """Terms of different entitlements are not compared, and neither is forgotten."""
+    assert ask("web", 9, True)
+    assert ask("ads", 2, True), "it belongs to ads now, whose term is lower"
+    assert not ask("web", 8, True)
+    assert not ask("ads", 1, True)
+    assert ask("web", 9, True), "it came back to the owner that it had"
+
+
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from(["web", "ads", "db"]), st.integers(0, 6), st.booleans()), max_size=40
+)
+
+
+@given(REQUESTS)
+def test_agent_and_model_take_the_same_requests(requests: list[tuple[str, int, bool]]) -> None:
+    asked, highest = [kind(Path("/nowhere")) for kind in KINDS], dict[str, int]()
+    for entitlement, number, commands in requests:
+        taken = {ask(entitlement, number, commands) for ask in asked}
+        assert taken == {not commands or number >= highest.get(entitlement, 0)}
+        highest[entitlement] = max(number, highest.get(entitlement, 0))
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    known = dict[str, int]()
+    for number in range(term.OWNERS_MAX + 10):
+        known = dict(term.with_owner(OwnerTerm(f"e{number}", 1), known))
+    assert len(known) == term.OWNERS_MAX
+    assert f"e{term.OWNERS_MAX + 9}" in known
+    assert "e9" not in known
+
+
+def test_an_owner_is_read_as_it_was_written_and_nothing_else_is_one() -> None:
+    owner = OwnerTerm("web-1", 1 << 52)
+    assert read_owner(owner.text()) == owner
+    for bad in ("", "web", "web/", "/1", "web/-1", "web/1/2", "a b/1", "Web/1", f"web/{'9' * 17}"):
+        assert read_owner(bad) is None, bad

@@ -1,0 +1,41 @@
+"""`twinectl shard`: what each shard has to do, and moves between them (SH4)."""
+
+from __future__ import annotations
+
+from click.testing import CliRunner, Result
+
+from control_plane.cli import main
+
+from .conftest import CannedShards, Region
+
+
+def ctl(region: Region, *arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, env={"TWINE_ENDPOINT": f"unix:{region.socket}"})
+
+
+def test_shards_are_listed_with_what_they_have_to_do(region: Region) -> None:
+    lines = ctl(region, "shard", "list").stdout.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["0", "7", "2", "3", "9", "-"],
+        ["1", "0", "0", "0", "0", "ads"],
+    ]
+    assert ctl(region, "shard", "show", "0").stdout.split() == ["ENTITLEMENT", "ads", "front"]
+    wrong = ctl(region, "shard", "show", "2")
+    assert wrong.exit_code != 0
+    assert "there is no shard 2" in wrong.output
+
+
+def test_a_move_is_planned_and_done_and_kept_in_the_audit_log(region: Region) -> None:
+    shards = region.control_plane.shards
+    assert isinstance(shards, CannedShards)
+    planned = ctl(region, "shard", "move", "front", "--to", "1", "--plan")
+    assert planned.stdout == (
+        "entitlement front would move from shard 0 to 1, with 3 machines and 1 jobs\n"
+    )
+    assert "move_entitlement" not in ctl(region, "audit", "-o", "json").stdout
+    done = ctl(region, "shard", "move", "front", "--to", "1")
+    assert done.stdout == "entitlement front moved from shard 0 to 1, with 3 machines and 1 jobs\n"
+    assert shards.moves == [("front", 1, True), ("front", 1, False)]
+    assert "entitlement/front" in ctl(region, "audit", "-o", "json").stdout
+    same = ctl(region, "shard", "move", "front", "--to", "0")
+    assert same.stdout == "entitlement front is in shard 0 already\n"
