@@ -24,6 +24,8 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
+from control_plane.api.intent_wishes import IntentWish, JobIntents
+from control_plane.api.intents import Dimension
 from control_plane.api.inventory import (
     BrokerMachines,
     BrokerViews,
@@ -108,6 +110,26 @@ class ControlPlaneClient(PeopleClient):
         """Have a job run in another entitlement, by a rolling update."""
         wish = JobMove(entitlement=entitlement)
         return _as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
+
+    async def get_intents(self, job: str) -> JobIntents:
+        """Return what each writer wants of a job, and what it comes to."""
+        return _as(JobIntents, await self.call(_ROUTE["get_intents"], job=job))
+
+    async def put_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
+        """Write one dimension of what is wanted of a job; the wish is that of the dimension."""
+        return _as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
+
+    async def withdraw_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
+        """End a job's canary or hold before its time."""
+        answer = await self.call(
+            _ROUTE["withdraw_intent"],
+            job=job,
+            dimension=dimension.value,
+            reason=wish.reason or None,
+            expect=wish.expect,
+            take_over="true" if wish.take_over else None,
+        )
+        return _as(JobIntents, answer)
 
     async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return what was done to a job's tasks after an event, oldest first."""

@@ -45,6 +45,7 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.core.rollout import earlier, summarize
 from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.event_log import EventLog
+from control_plane.scheduler.intent_service import IntentService
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
@@ -125,6 +126,7 @@ class ControlPlane:
             self._allocator.index,
             settings.default_cpu_cores,
         )
+        self.intents = IntentService(runtime, self._jobs, self._control, self._allocator.index)
         self._dispatcher = Dispatcher(region, self._pool, find_image)
         self._checker = HealthChecker(region, self._pool, Marks(self._broker, runtime))
         self.task_desk = TaskService(self._jobs, self._dispatcher)
@@ -240,9 +242,11 @@ class ControlPlane:
 
     # -- jobs
 
-    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
+    async def apply_job(
+        self, spec: JobSpec, *, dry_run: bool = False, writer: str = ""
+    ) -> JobStatus:
         """Create a job or change what is wanted of it; all errors at once, or none applied."""
-        record = await self._control.apply(spec, dry_run=dry_run)
+        record = await self._control.apply(spec, dry_run=dry_run, writer=writer)
         return summarize(record)
 
     async def get_job(self, name: str) -> JobStatus:
@@ -259,19 +263,19 @@ class ControlPlane:
 
     async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
         """Hold back the update of a job, or let it go on."""
-        return summarize(await self._control.pause(name, paused=paused))
+        return summarize(await self._control.pause(name, held_back=paused))
 
-    async def restart_job(self, name: str) -> JobStatus:
+    async def restart_job(self, name: str, writer: str = "") -> JobStatus:
         """Have every task of a job started anew, like an update."""
-        return summarize(await self._control.restart(name))
+        return summarize(await self._control.restart(name, writer))
 
-    async def rollback_job(self, name: str) -> JobStatus:
+    async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
         """Go back to what the version before wanted of the tasks."""
-        return summarize(await self._control.rollback(name))
+        return summarize(await self._control.rollback(name, writer))
 
-    async def move_job(self, name: str, entitlement: str) -> JobStatus:
+    async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
         """Have a job run in another entitlement."""
-        return summarize(await self._control.move(name, entitlement))
+        return summarize(await self._control.move(name, entitlement, writer))
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
         """Have a task run elsewhere."""

@@ -67,7 +67,7 @@ def read(wire: bytes) -> Question | dns.message.Message | None:
     except dns.exception.DNSException:
         return _malformed(wire)
     if query.flags & dns.flags.QR:
-        return None  # an answer: whoever answers those starts a loop
+        return None  # an answer: to answer it would start a loop
     if query.opcode() != dns.opcode.QUERY:
         return _refusal(query, dns.rcode.NOTIMP)
     if len(query.question) != 1:

@@ -1,6 +1,6 @@
 """Follows where jobs answer: one waiting call for all of them, and what was known last.
 
-A job is followed from when it is first asked for until nobody has asked for a while. While the
+A job is followed from when it is first asked for until no client has asked for a while. While the
 control plane is away its last answer stays good: tasks outlive the control plane (P1), so what
 was listed mostly still serves.
 """
@@ -25,7 +25,7 @@ Watch = Callable[[Mapping[str, int | None], float], Awaitable[EndpointsNews]]
 
 WAIT_S = 30.0
 IDLE_S = 600.0
-"""A job that nobody has asked for so long is followed no more."""
+"""A job that no client has asked for in so long is no longer followed."""
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 5.0
 
 

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from sidekick import boot, reboot
 from sidekick.boot import LINE
-from sidekick.observe import Sight, fresh, tasks_of
-from sidekick.plan import claims
+from sidekick.observe import LEFT_TO_BOOT, Sight, fresh, tasks_of
+from sidekick.plan import claims, since_start
 from sidekick.report import (
     Change,
     Disruption,
@@ -33,7 +33,6 @@ from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of
 from sidekick.settle import in_passes, write_all
 from sidekick.state import (
-    Attempt,
     Began,
     Failure,
     Planned,
@@ -51,6 +50,11 @@ from wire.errors import HostError, TwineError, Unprocessable
 
 class _ChangeFailed(HostError):
     """A change was refused or did not read back as wanted."""
+
+    def __init__(self, reason: str, change: Change | None = None) -> None:
+        """`change` is the one that was refused."""
+        super().__init__(reason)
+        self.change = change
 
 
 class Run:
@@ -207,11 +211,33 @@ class Run:
         """Write changes, those of interdependent kinds in an order that the kernel accepts."""
         live = (change for change in changes if change.setting != LINE)
         for depends, group in groupby(live, lambda c: setting_of(c.setting).interdependent):
-            if depends:
-                write_all(list(group), self._make, self._sight.undo)
-            else:
-                for change in group:
-                    self._make(change)
+            left = list(group)
+            while left:
+                try:
+                    write_all(left, self._make, self._sight.undo if depends else None)
+                    break
+                except _ChangeFailed as e:
+                    left.remove(self._leave_to_boot(e))
+
+    def _leave_to_boot(self, failed: _ChangeFailed) -> Change:
+        """Leave an original that the kernel does not take back to the next boot.
+
+        Raises `failed` where the profile wants the value, or a boot would not bring it.
+        """
+        change = failed.change
+        if (
+            change is None
+            or change.setting in self._sight.names
+            or not setting_of(change.setting).is_restored_by_boot
+        ):
+            raise failed
+        left = {**self._record.left, change.setting: change.after}
+        self._record = replace(self._record, left=left)
+        self._written = [c for c in self._written if c.setting != change.setting]
+        made = self._results[change.setting]
+        outcome, detail = Outcome.PENDING_REBOOT, f"{made.detail}; {LEFT_TO_BOOT}"
+        self._results[change.setting] = replace(made, outcome=outcome, detail=detail)
+        return change
 
     def _make(self, change: Change) -> None:
         """Write one change and read it back. Raises `_ChangeFailed`."""
@@ -238,7 +264,7 @@ class Run:
             took_ms=round(took_ms, 3),
         )
         if outcome is Outcome.FAILED:
-            raise _ChangeFailed(f"{change.setting}: {applied.detail}")
+            raise _ChangeFailed(f"{change.setting}: {applied.detail}", change)
         self._keep(lambda: self._state.step(Wrote(setting=change.setting)))
 
     def _staging(self) -> list[Change]:
@@ -289,21 +315,14 @@ class Run:
                 )
             before = len(changed)
             self._keep(partial(self._state.step, Planned(changes=tuple(changed))))
-            self._write([self._since_start(change) for change in changed])
+            found = self._first.observed
+            self._write([since_start(change, self._written, found) for change in changed])
         for report in again.verify():
             if report.setting not in self._results or report.setting == LINE:
                 already = report.outcome is Outcome.APPLIED
                 self._results[report.setting] = (
                     replace(report, outcome=Outcome.ALREADY) if already else report
                 )
-
-    def _since_start(self, change: Change) -> Change:
-        """Return a change such that undoing it brings back what was found before the run."""
-        first = next((c for c in self._written if c.setting == change.setting), change)
-        found = self._first.observed.get(change.setting)
-        if first is not change:
-            return first if first.after == change.after else replace(first, after=change.after)
-        return change if found is None else replace(change, before=found)
 
     def _commit(self) -> Report:
         """Make the target the applied profile, and judge whether a reboot kept its promise."""
@@ -343,15 +362,9 @@ class Run:
                     f"no reboot while tasks run ({', '.join(tasks[:3])})",
                     hint="drain the machine first; the profile stays staged",
                 )
-            config, reboots = reboot.read_config(host), self._record.reboots
-            way = reboot.choose(host, config, sight.boot, sight.wish, reboots)
-            now = host.now()
-            attempt = Attempt(
-                boot_id=host.hardware.boot_id, purpose=self._purpose(), way=way.name, at=now
-            )
-            self._record = replace(
-                self._record, attempt=attempt, reboots=reboot.noted(host, reboots)
-            )
+            way, attempt = reboot.plan(host, self._record, sight.boot, sight.wish, self._purpose())
+            reboots = reboot.noted(host, self._record.reboots)
+            self._record = replace(self._record, attempt=attempt, reboots=reboots)
             self._state.save(self._record)
             report = replace(report, detail=f"rebooting by {way.name}")
             self._state.write_status(report)
@@ -366,15 +379,7 @@ class Run:
 
     def _refuse(self) -> Report:
         """Report that this kernel cannot run the profile; nothing was written."""
-        missing = self._sight.plan.missing
-        for wanted in missing:
-            self._results[wanted.setting] = SettingReport(
-                setting=wanted.setting,
-                outcome=Outcome.FAILED,
-                wanted=wanted.value,
-                actual="-",
-                detail=setting_of(wanted.setting).lacking(wanted.setting),
-            )
+        self._results |= {report.setting: report for report in self._sight.missing_reports()}
         report = self._failed(f"{self._sight.lacks}; nothing was changed")
         if not self._interrupted:
             self._state.end()
@@ -405,7 +410,7 @@ class Run:
         wrote = list(reversed(self._written))
         _, refused = in_passes(wrote, self._undo_one)
         dependent = [c for c in wrote if c.setting != LINE and setting_of(c.setting).interdependent]
-        again = [*dependent, *self._changed_too()]
+        again = [*dependent, *self._first.changed_with(c.setting for c in wrote)]
         for step in (self._sight.undo, self._sight.check_undone):
             if not refused:
                 _, refused = in_passes(again, step)
@@ -424,13 +429,6 @@ class Run:
         if made.outcome is not Outcome.FAILED:
             made = replace(made, outcome=Outcome.UNDONE, actual=change.before, detail="")
         self._results[change.setting] = made
-
-    def _changed_too(self) -> list[Change]:
-        """Return what the written changes changed in settings that the run did not write."""
-        wrote = {change.setting for change in self._written}
-        names = {n for s in wrote if s != LINE for n in setting_of(s).changes_too(s)} - wrote
-        found = {name: self._first.observed.get(name) for name in sorted(names)}
-        return [Change(setting=n, before=v, after=v) for n, v in found.items() if v is not None]
 
     def _go_back(self) -> list[str]:
         """Return to the profile of the record where the run before left half of another one."""

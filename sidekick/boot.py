@@ -2,7 +2,7 @@
 
 Settings contribute arguments (`Setting.boot`); here they become one line and one entry of the
 boot loader, so that all of them wait for one boot. The entry becomes the loader's default
-only in a boot that runs with it; until then a boot that nobody asked for takes the host's own.
+only in a boot that runs with it; until then an unplanned boot takes the host's own.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Wish(msgspec.Struct, frozen=True):
     lacking: tuple[str, ...]
     """Arguments that are not in force and have to be."""
     gone: tuple[str, ...]
-    """Arguments of ours in force that nobody wants any more."""
+    """Arguments of ours in force that no profile wants any more."""
     why: str
 
     @property

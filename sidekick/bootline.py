@@ -120,7 +120,7 @@ def without(line: str, owned: Sequence[OwnedGroup]) -> str:
 
 
 def leftovers(line: str, owned: Sequence[OwnedGroup], groups: Groups) -> list[str]:
-    """Return our arguments that the kernel runs with, nobody wants, and only a boot undoes."""
+    """Return our arguments in force that no profile wants and that only a boot undoes."""
     tokens, _ = tokens_of(line)
     return [
         argument

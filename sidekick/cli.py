@@ -37,7 +37,7 @@ from sidekick.shown import print_error, print_json, print_plan, print_report
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
 from sidekick.upkeep import resume as finish
-from sidekick.upkeep import watch
+from sidekick.upkeep import settled, watch
 from wire.errors import Forbidden, ProgramError, TwineError
 
 STATE = Path("/var/lib/twine/sidekick")
@@ -195,7 +195,7 @@ def apply_profile(
                 asked = Target(name=profile, generation=generation, epoch=epoch)
                 standing.refuse(host, ctx.state, asked, e)
             raise
-        _conclude(ctx, run.carry_out(), output)
+        _conclude(ctx, settled(host, ctx.state, run.carry_out()), output)
 
 
 @PROGRAM.command(
@@ -248,7 +248,7 @@ def resume(ctx: Context, wait_s: float, output: str) -> None:
 
 @PROGRAM.command("status", OUTPUT)
 def status(ctx: Context, output: str) -> None:
-    """Show how this host stands, without looking at each setting anew."""
+    """Show how this host stands, from the last report."""
     report = standing.status(ctx.host(), ctx.state)
     ctx.code = 0
     if output == "json":
@@ -344,7 +344,7 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
             code = context.code
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head`: nobody reads on, so there is nothing to say at exit either
+    except BrokenPipeError:  # `| head`: the reader is gone, so that nothing is said at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except TwineError as e:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import tomllib
 
 from agent.machine import Hardware
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from sidekick.expression import Fact
-from wire.errors import KernelFileError
+from wire.errors import ConfigError, KernelFileError
 
 FACTS = {
     "cpu.arch": "amd64 or arm64, as the package manager calls it; empty where unknown",
@@ -38,6 +39,12 @@ FACTS = {
     "host.virtual": "whether the host is a virtual machine",
     "kernel.release": "as uname -r prints it",
     "kernel.version": "its first two numbers, to be compared: kernel.version >= [6, 1]",
+    "location.datacenter": "data center of the machine, as it was joined to its region",
+    "location.msb": "its main switch board, likewise",
+    "location.rack": "its rack",
+    "location.region": "its region",
+    "location.row": "its row of racks",
+    "machine.type": "the machine type that it was joined as",
     "memory.mib": "memory in MiB, rounded down: it stays the same from boot to boot",
     "memory.page_bytes": "size of a page of memory",
     "memory.total_bytes": "MemTotal, rounded down to whole MiB for the same reason",
@@ -51,6 +58,8 @@ FACTS = {
 VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
 _CPUS = "/sys/devices/system/cpu"
 _NET = "/sys/class/net"
+LOCATION = "/etc/twine/location.toml"
+"""Written by `twine-agent join`, or by hand where no control plane is."""
 _NO_DISKS = re.compile(r"(loop|ram|zram|sr|fd|md|dm-|nbd)\d+.*")
 
 
@@ -86,6 +95,7 @@ def read_facts(fs: KernelFs, hardware: Hardware | None = None) -> dict[str, Fact
         "host.virtual": "hypervisor" in flags,
         "kernel.release": hardware.kernel,
         "kernel.version": [int(n) for n in re.findall(r"\d+", hardware.kernel)[:2]],
+        **read_location(fs),
         "memory.mib": mib,
         "memory.page_bytes": _page_bytes(fs),
         "memory.total_bytes": mib << 20,
@@ -96,6 +106,23 @@ def read_facts(fs: KernelFs, hardware: Hardware | None = None) -> dict[str, Fact
         else 0,
         "nic.speed_mbps": _speed_mbps(fs, fastest) if fastest else 0,
     }
+
+
+def read_location(fs: KernelFs) -> dict[str, Fact]:
+    """Return where the machine stands, "" for what is not known. Raises `ConfigError`."""
+    try:
+        said = tomllib.loads(fs.find(LOCATION) or "")
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(
+            f"{LOCATION} is not TOML: {e}", hint="`twine-agent join` writes it"
+        ) from e
+    names = {name: name.rpartition(".")[2] for name in FACTS if name.startswith("location.")}
+    names["machine.type"] = "machine_type"
+    unknown = said.keys() - names.values()
+    if unknown or not all(isinstance(value, str) for value in said.values()):
+        known = ", ".join(sorted(names.values()))
+        raise ConfigError(f"{LOCATION} may say only {known}, each as text")
+    return {fact: said.get(key, "") for fact, key in names.items()}
 
 
 def vendor_of(cpuinfo: str) -> str:

@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from sidekick.boot import LINE, PANIC, BootLine, Wish
 from sidekick.plan import Plan, make_plan
-from sidekick.report import Change, SettingReport
+from sidekick.report import Change, Outcome, SettingReport
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of, settings_of
 from sidekick.state import OwnedGroup, Record, Target
 from sidekick.targets import contributions, of_kind
 from wire.errors import HostError
 
+LEFT_TO_BOOT = "the next boot brings the original back"
 TASK_SLICES = ("workload.slice", "sideload.slice")
 CGROUPS = "/sys/fs/cgroup"
 
@@ -33,7 +34,7 @@ def fresh(host: Host, record: Record) -> Record:
         for setting, value in record.originals.items()
         if setting_of(setting).outlives_boot(setting, booted_with)
     }
-    return replace(record, boot_id=host.hardware.boot_id, originals=originals)
+    return replace(record, boot_id=host.hardware.boot_id, originals=originals, left={})
 
 
 class Sight:
@@ -51,7 +52,8 @@ class Sight:
         owns = [v for s, v in record.originals.items() if PANIC in setting_of(s).touches(s)]
         self.boot = BootLine(host, record.boot, next(iter(owns), None))
         self._contributions = contributions(target.wanted, self.boot.own)
-        own = [w.setting for w in target.wanted] + list(record.originals)
+        self._left = record.left if record.boot_id == host.hardware.boot_id else {}
+        own = [w.setting for w in target.wanted] + list(record.originals) + list(self._left)
         names = own + [too for n in own for too in setting_of(n).changes_too(n)]
         self.observed: dict[str, str | None] = {}
         self._settings = settings_of(names)
@@ -71,6 +73,26 @@ class Sight:
     def lacks(self) -> str:
         """Return a sentence that names the wanted settings that this kernel does not have."""
         return f"this kernel lacks {', '.join(w.setting for w in self.plan.missing)}"
+
+    def missing_reports(self) -> list[SettingReport]:
+        """Return a failure for each wanted setting that this kernel does not have."""
+        return [
+            SettingReport(
+                setting=wanted.setting,
+                outcome=Outcome.FAILED,
+                wanted=wanted.value,
+                actual="-",
+                detail=setting_of(wanted.setting).lacking(wanted.setting),
+            )
+            for wanted in self.plan.missing
+        ]
+
+    def changed_with(self, written: Iterable[str]) -> list[Change]:
+        """Return what the kernel changed along with the written settings, as it was found."""
+        wrote = set(written)
+        names = {n for s in wrote if s != LINE for n in setting_of(s).changes_too(s)} - wrote
+        found = {name: self.observed.get(name) for name in sorted(names)}
+        return [Change(setting=n, before=v, after=v) for n, v in found.items() if v is not None]
 
     def pruned(self, record: Record) -> Record:
         """Return the record without the originals that are back and arguments that are gone."""
@@ -143,7 +165,23 @@ class Sight:
             for setting in self._settings
             for wanted in of_kind(setting, self.target.wanted)
         ]
-        return reports + self.boot.verify(self.wish)
+        return reports + self._left_reports() + self.boot.verify(self.wish)
+
+    def _left_reports(self) -> list[SettingReport]:
+        """Return the originals that only a boot brings back."""
+        return [
+            SettingReport(
+                setting=name,
+                outcome=Outcome.PENDING_REBOOT,
+                wanted=original,
+                actual=now,
+                detail=LEFT_TO_BOOT,
+            )
+            for name, original in self._left.items()
+            if name not in self.names
+            if (now := self.observed.get(name)) is not None
+            if not setting_of(name).same(now, original)
+        ]
 
     def owned_after(self) -> tuple[OwnedGroup, ...]:
         """Return what of the boot line stays ours once all of this is done."""

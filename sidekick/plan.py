@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from sidekick.report import Change, Disruption, PlanReport, Wanted, most_disruptive
 from sidekick.setting import Observed, Setting
@@ -67,6 +68,15 @@ def claims(names: Iterable[str], observed: Observed, originals: Observed) -> dic
         if observed.get(name) is not None and name not in originals
     }
     return {**originals, **new}
+
+
+def since_start(change: Change, written: Sequence[Change], observed: Observed) -> Change:
+    """Return a change such that undoing it brings back what was found before the run."""
+    first = next((c for c in written if c.setting == change.setting), change)
+    found = observed.get(change.setting)
+    if first is not change:
+        return first if first.after == change.after else replace(first, after=change.after)
+    return change if found is None else replace(change, before=found)
 
 
 def describe(name: str, plan: Plan, wanted: Sequence[Wanted]) -> PlanReport:

@@ -15,7 +15,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.expression import ExpressionError, Facts, parse
+from sidekick.report import ProfileText
 from sidekick.toml_lines import Lines, find_excess
 from wire.errors import ConfigError, FieldError, NotFound
 
@@ -58,6 +59,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     """Who may change the file. One that inherits from a file with `allow` says only what that
     lets this owner say."""
+    unset: list[str] = []
+    """What of its parents it leaves as the host has it: `sysctl.vm.swappiness`, a member of a list
+    such as `modules.br_netfilter`, or a whole table such as `thp`."""
     fits: str = ""
     """An expression of facts: which hosts it was made for. `recommend` goes by it; nothing else."""
     allow: dict[str, list[str]] = {}
@@ -79,6 +83,8 @@ class Profile(msgspec.Struct, frozen=True):
     """The decoded table of each kind that a file speaks of."""
     sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Where it is said, as `web:12` (file and line): by `sysctl.NAME`, `hugepages`, …"""
+    texts: tuple[ProfileText, ...] = ()
+    """Its own file, its parent's, and so on."""
 
     def section(self, kind: str) -> Any:
         """Return the decoded table of a kind of setting, None where no file speaks of it."""
@@ -104,7 +110,7 @@ class _File(msgspec.Struct):
     """One file as it was read, and what is wrong with it."""
 
     name: str
-    path: Path
+    path: str
     lines: Lines
     header: Header | None = None
     fits: bool | None = None
@@ -141,24 +147,7 @@ class Library(msgspec.Struct, frozen=True):
         Raises `NotFound` where there is none of that name, and `ConfigError` with every error of
         every file of its lineage.
         """
-        files: list[_File] = []
-        parent: str | None = name
-        while parent is not None:
-            if parent in (file.name for file in files):
-                path = " -> ".join([file.name for file in files] + [parent])
-                raise ConfigError(f"profile {name} inherits from itself: {path}")
-            path_of = self.find(parent)
-            if path_of is None:
-                raise self._missing(parent, files[-1].name if files else None)
-            files.append(_read(parent, path_of, self.settings, facts))
-            header = files[-1].header
-            parent = header.extends if header else None
-        _check_owners(files)
-        errors = tuple(error for file in files for error in file.errors)
-        if errors:
-            many = f"{len(errors)} error{'s' if errors[1:] else ''}"
-            raise ConfigError(f"profile {files[0].path} has {many}", errors=errors)
-        return _merge(files, self.settings)
+        return render(name, self._text_of, self.settings, facts)
 
     def find(self, name: str) -> Path | None:
         """Return the file of a profile, without its parents."""
@@ -166,6 +155,16 @@ class Library(msgspec.Struct, frozen=True):
             return None
         paths = (folder / f"{name}.toml" for folder in self.folders)
         return next((path for path in paths if os.path.isfile(path)), None)
+
+    def _text_of(self, name: str, child: str | None) -> ProfileText:
+        path = self.find(name)
+        if path is None:
+            raise self._missing(name, child)
+        try:
+            text = path.read_bytes()[: MAX_BYTES + 1].decode()
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"cannot read profile {path}: {e}") from e
+        return ProfileText(name, str(path), text)
 
     def _missing(self, name: str, child: str | None) -> ConfigError | NotFound:
         known = ", ".join(self.names()) or "none"
@@ -176,12 +175,41 @@ class Library(msgspec.Struct, frozen=True):
         return ConfigError(f"profile {child} extends {name!r}, which does not exist", hint=hint)
 
 
-def _read(name: str, path: Path, kinds: Mapping[str, Section], facts: Facts) -> _File:
+def render(
+    name: str,
+    text_of: Callable[[str, str | None], ProfileText],
+    kinds: Mapping[str, Section],
+    facts: Facts,
+) -> Profile:
+    """Return a profile with its parents merged in, as it is on a host with these facts.
+
+    `text_of` returns the file of a profile; it is given the name of the child that extends it, or
+    None, and raises where there is no such file. Raises `ConfigError` with every error of every
+    file of the lineage.
+    """
+    files: list[_File] = []
+    texts: list[ProfileText] = []
+    parent: str | None = name
+    while parent is not None:
+        if parent in (file.name for file in files):
+            path = " -> ".join([file.name for file in files] + [parent])
+            raise ConfigError(f"profile {name} inherits from itself: {path}")
+        texts.append(text_of(parent, files[-1].name if files else None))
+        files.append(_read(texts[-1], kinds, facts))
+        header = files[-1].header
+        parent = header.extends if header else None
+    _check_owners(files)
+    _check_unset(files)
+    errors = tuple(error for file in files for error in file.errors)
+    if errors:
+        many = f"{len(errors)} error{'s' if errors[1:] else ''}"
+        raise ConfigError(f"profile {files[0].path} has {many}", errors=errors)
+    return msgspec.structs.replace(_merge(files, kinds), texts=tuple(texts))
+
+
+def _read(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) -> _File:
     """Return one file, its expressions evaluated and its tables checked; parents not looked at."""
-    try:
-        text = path.read_bytes()[: MAX_BYTES + 1].decode()
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"cannot read profile {path}: {e}") from e
+    name, path, text = file_text.name, file_text.path, file_text.text
     if len(text) > MAX_BYTES:
         raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
     excess = find_excess(text)
@@ -323,13 +351,41 @@ def _check_owners(files: Sequence[_File]) -> None:
         patterns = allow.get(owner, [])
         if file.header.allow:
             file.wrong(("allow",), f"may not be changed by {owner}")
-        for block in file.blocks:
-            for kind, table in block.tables.items():
-                for key in table:
-                    name = f"{kind}.{key}"
-                    if not any(fnmatch.fnmatchcase(name, p) for p in patterns):
-                        may = ", ".join(patterns) or "nothing"
-                        file.wrong((*block.at, kind, key), f"{owner} may set {may}")
+        said = [
+            ((*block.at, kind, key), f"{kind}.{key}")
+            for block in file.blocks
+            for kind, table in block.tables.items()
+            for key in table
+        ]
+        said += [(("unset", at), name) for at, name in enumerate(file.header.unset)]
+        for place, name in said:
+            if not any(fnmatch.fnmatchcase(name, p) for p in patterns):
+                file.wrong(place, f"{owner} may set {', '.join(patterns) or 'nothing'}")
+
+
+def _check_unset(files: Sequence[_File]) -> None:
+    """Note every name to unset that no parent sets on any host: most likely it is misspelt."""
+    for number, file in enumerate(files):
+        tables = [block.tables for parent in files[number + 1 :] for block in parent.blocks]
+        for at, name in enumerate(file.header.unset if file.header else ()):
+            if not any(_without(one, name) != one for one in tables):
+                file.wrong(("unset", at), f"no parent of {file.name} sets {name}")
+
+
+def _without(table: Table, name: str) -> Table:
+    """Return a table without a key, or without a member of a list, that a dotted name leads to."""
+    left: Table = {}
+    for key, value in table.items():
+        rest = name.removeprefix(f"{key}.")
+        if isinstance(value, list) and name in value:
+            value = [one for one in value if one != name]
+        elif rest != name and isinstance(value, dict):
+            value = _without(value, rest)
+        elif rest != name and isinstance(value, list):
+            value = [one for one in value if one != rest]
+        if key != name:
+            left[key] = value
+    return left
 
 
 def _merge(files: Sequence[_File], kinds: Mapping[str, Section]) -> Profile:
@@ -337,6 +393,8 @@ def _merge(files: Sequence[_File], kinds: Mapping[str, Section]) -> Profile:
     raw: dict[str, Table] = {}
     sources: dict[str, str] = {}
     for file in reversed(files):
+        for name in file.header.unset if file.header else ():
+            raw = _without(raw, name)
         for block in (b for b in file.blocks if b.holds):
             for kind, table in block.tables.items():
                 raw[kind] = kinds[kind].merge(raw[kind], table) if kind in raw else table

@@ -72,7 +72,7 @@ def list_(ctx: Surroundings, output: str) -> None:
 @takes(OUTPUT)
 @click.pass_obj
 def show(ctx: Surroundings, profile: str, output: str) -> None:
-    """Show what a profile asks of this host, and which line of which file says so."""
+    """Show what a profile asks of this host, and the file and line that say so."""
     host = ctx.host()
     found = ctx.profile(profile, host)
     wanted = target_of(found, host).wanted
@@ -138,7 +138,7 @@ def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
 @takes(OUTPUT)
 @click.pass_obj
 def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -> None:
-    """Show which line of which profile sets a setting, what it was, and who documents it."""
+    """Show the profile and line that set a setting, what it was, and where it is documented."""
     host, record = ctx.host(), ctx.state.load()
     name = profile or (record.applied.name if record.applied else "")
     if not name:

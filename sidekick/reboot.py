@@ -14,7 +14,7 @@ import msgspec
 from sidekick.boot import BootLine, Wish
 from sidekick.bootline import GUARD, VERSION
 from sidekick.setting import Host
-from sidekick.state import Attempt, Failure, Rebooted, Target
+from sidekick.state import Attempt, Failure, Rebooted, Record, Target
 from wire.errors import ConfigError, ProgramError, Unprocessable
 
 CONFIG = "/etc/twine/sidekick.toml"
@@ -91,6 +91,15 @@ def came_back_without(target: Target, attempt: Attempt) -> Failure:
         f"{attempt.purpose}; it is not rebooted again",
         rolled_back=False,
     )
+
+
+def plan(
+    host: Host, record: Record, boot: BootLine, wish: Wish, purpose: str
+) -> tuple[Way, Attempt]:
+    """Return how to reboot, and what to note before. Raises what `choose` raises."""
+    way = choose(host, read_config(host), boot, wish, record.reboots)
+    boot_id, now = host.hardware.boot_id, host.now()
+    return way, Attempt(boot_id=boot_id, purpose=purpose, way=way.name, at=now)
 
 
 def choose(host: Host, config: Config, boot: BootLine, wish: Wish, reboots: Reboots) -> Way:

@@ -81,6 +81,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What else its kind has to know to apply it, in its own words."""
 
 
+class ProfileText(msgspec.Struct, frozen=True):
+    """The file of one profile as it was read: enough to render it again for the host of then."""
+
+    name: str
+    path: str
+    text: str
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One write of a run."""
 

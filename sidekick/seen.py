@@ -33,7 +33,7 @@ class KeepingFs(KernelFs, frozen=True):
     """What was reached in a way that is not kept."""
 
     def path(self, path: str) -> Path:
-        """Return where a file is: whoever asks reads it by himself."""
+        """Return where a file is: the caller reads it itself."""
         self.beyond.append(path)
         return self.plain.path(path)
 

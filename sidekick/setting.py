@@ -35,7 +35,7 @@ STAGED = "boot.staged"
 
 
 class Log(Protocol):
-    """Who is told what happens while it happens: a `logging.Logger`, or nobody."""
+    """Where each step is logged: a `logging.Logger`, or `NoLog`."""
 
     def info(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
         """Tell what changed."""
@@ -44,8 +44,8 @@ class Log(Protocol):
         """Tell what somebody may have to act upon."""
 
 
-class Nobody:
-    """A log that nobody reads: most runs answer by their report alone."""
+class NoLog:
+    """A log that is dropped: most runs answer by their report alone."""
 
     def info(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
         """Tell nobody."""
@@ -66,7 +66,7 @@ class Host(msgspec.Struct, frozen=True):
     monotonic: Callable[[], float]
     """Seconds since the boot, suspension included."""
     sleep: Callable[[float], None]
-    log: Log = Nobody()
+    log: Log = NoLog()
     services: Services | None = None
     """The service manager; None for the one that belongs to `fs`."""
     mounts: Mounts | None = None
@@ -110,6 +110,9 @@ class Setting:
     interdependent: ClassVar[bool] = False
     """Whether its values bound or change each other: the order of its writes is searched, and a
     value that a later write changed is written again."""
+
+    is_restored_by_boot: ClassVar[bool] = False
+    """Whether an original that the kernel does not take back may be left to the next boot."""
 
     # what a profile says
 

@@ -14,13 +14,18 @@ from wire.errors import TwineError
 Write = Callable[[Change], None]
 
 
-def write_all(changes: Sequence[Change], make: Write, take_back: Write) -> None:
+def write_all(changes: Sequence[Change], make: Write, take_back: Write | None) -> None:
     """Write all changes, in the given order where the kernel accepts it.
 
+    Without `take_back` the changes do not depend on each other, and no other order is tried.
     A refused change is tried again after the others. A change that stays refused is written
     first, after the others were taken back. `make` raises for a refusal; that error is raised
     if no such order is accepted.
     """
+    if take_back is None:
+        for change in changes:
+            make(change)
+        return
     head, moved = list[Change](), set[str]()
     while True:
         rest = [change for change in changes if change not in head]

@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sidekick.look import KEPT
-from sidekick.report import Change, Report, Wanted
+from sidekick.report import Change, ProfileText, Report, Wanted
 from wire.errors import Busy, Forbidden, HostError
 
 SCHEMA = 2
@@ -160,6 +160,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     epoch: int = 0
     wanted: tuple[Wanted, ...] = ()
+    texts: tuple[ProfileText, ...] = ()
+    """The files it was rendered from: `verify` renders them again for the host of then."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +212,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     applied: Target | None = None
     originals: dict[str, str | None] = {}
     """What every setting was before the first profile that claimed it."""
+    left: dict[str, str] = {}
+    """Originals that the kernel did not take back: the next boot brings them."""
     boot: tuple[OwnedGroup, ...] = ()
     """What of the boot line is ours: staged, in force, or still to be taken off."""
     failure: Failure | None = None

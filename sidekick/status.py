@@ -14,7 +14,10 @@ from sidekick.report import Outcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
 from sidekick.settings import setting_of
 from sidekick.state import Failure, Record, StateFolder, Target
+from sidekick.targets import rendered_again
 from wire.errors import HostError, TwineError
+
+NEW_HERE = "the host did not have it when the profile was applied; apply the profile again"
 
 
 def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:
@@ -33,11 +36,8 @@ def verify(host: Host, state: StateFolder) -> Report:
     """Compare the host with the applied profile, and keep the result for the agent."""
     began = host.monotonic()
     record = state.load()
-    target = record.applied or Target()
     last = state.read_status()
-    found = Sight(host, record, target).verify()
-    reports = [_blamed(host, report, last) for report in found]
-    report = _judged(host, state, record, reports)
+    report = _looked_at(host, state, record, last)
     report = replace(report, took_ms=round((host.monotonic() - began) * 1000, 3))
     state.write_status(report)
     return report
@@ -55,8 +55,7 @@ def status(host: Host, state: StateFolder) -> Report:
             detail=unfinished.describe(running=True),
         )
     if last is None and unfinished is None and record.applied:
-        found = Sight(host, record, record.applied).verify()
-        return _judged(host, state, record, found)
+        return _looked_at(host, state, record, last)
     rebooted = bool(record.boot_id) and record.boot_id != host.hardware.boot_id
     if unfinished or rebooted:
         return _judged(host, state, record, last.settings if last else [])
@@ -64,7 +63,7 @@ def status(host: Host, state: StateFolder) -> Report:
 
 
 def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) -> Report:
-    """Report a request that cannot even be begun to whoever reads the status file.
+    """Report a request that cannot be started, in the status file.
 
     The host stays as it is; the caller holds the lock.
     """
@@ -81,6 +80,24 @@ def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) ->
     last = state.read_status()
     report = replace(_judged(host, state, record, last.settings if last else []), command="apply")
     state.write_status(report)
+    return report
+
+
+def _looked_at(host: Host, state: StateFolder, record: Record, last: Report | None) -> Report:
+    """Compare the host with what its profile asks of it now."""
+    applied = record.applied or Target()
+    target, problem = rendered_again(applied, host)
+    applied_names = {wanted.setting for wanted in applied.wanted}
+    found = Sight(host, record, target).verify()
+    reports = [
+        replace(report, detail=NEW_HERE)
+        if report.outcome is Outcome.DRIFTED and report.setting not in {*applied_names, LINE}
+        else _blamed(host, report, last)
+        for report in found
+    ]
+    report = _judged(host, state, record, reports)
+    if problem and report.state is ProfileState.VERIFIED:
+        return replace(report, state=ProfileState.DRIFTED, detail=problem)
     return report
 
 

@@ -34,7 +34,7 @@ RISING = {
     "net.ipv4.udp_mem": 3,
 }
 """So many numbers, none smaller than the one before it: the kernel takes others of most of them,
-and behaves as nobody meant."""
+and then misbehaves."""
 
 
 def why_out_of_range(name: str, value: str) -> str:

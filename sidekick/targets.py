@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sidekick import boot
-from sidekick.profile import Profile
+from sidekick.facts import read_facts
+from sidekick.profile import Profile, render
 from sidekick.report import Wanted
 from sidekick.setting import Contribution, Host, Setting
-from sidekick.settings import setting_of, settings_of
+from sidekick.settings import SETTINGS, setting_of, settings_of
 from sidekick.state import Target
-from wire.errors import ConfigError, FieldError
+from wire.errors import ConfigError, FieldError, TwineError
 
 
 def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0) -> Target:
@@ -26,7 +27,30 @@ def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0)
         errors = [*_twice(wanted), *boot.conflicts(contributions(wanted, ""))]
     if errors:
         raise ConfigError(f"profile {profile.name} cannot be used", errors=tuple(errors))
-    return Target(name=profile.name, generation=generation, epoch=epoch, wanted=tuple(wanted))
+    return Target(
+        name=profile.name,
+        generation=generation,
+        epoch=epoch,
+        wanted=tuple(wanted),
+        texts=profile.texts,
+    )
+
+
+def rendered_again(target: Target, host: Host) -> tuple[Target, str]:
+    """Return what an applied profile asks of the host of now, from the files it was applied from.
+
+    Disks, interfaces and processors come and go. A target of an earlier release has no files and
+    is returned as it is. So is one that the host of now cannot be asked for, with the reason.
+    """
+    texts = {text.name: text for text in target.texts}
+    if target.name not in texts:
+        return target, ""
+    try:
+        profile = render(target.name, lambda name, _: texts[name], SETTINGS, read_facts(host.fs))
+        return target_of(profile, host, target.generation, target.epoch), ""
+    except TwineError as e:
+        reason = "; ".join([str(e), *(f"{error.field}: {error.reason}" for error in e.errors)])
+        return target, f"the profile does not fit the host as it is now: {reason}"
 
 
 def contributions(wanted: Sequence[Wanted], own: str) -> list[Contribution]:

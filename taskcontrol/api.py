@@ -33,7 +33,7 @@ class TaskOperation(_Sent, frozen=True, kw_only=True):
     machine: str = ""
     """Where the task is."""
     notice: str = ""
-    """The advance notice because of which it is asked; empty: none."""
+    """The advance notice that it is asked for; empty: none."""
     deadline: float | None = None
     """It is done then, acknowledged or not, in seconds since 1970; None: it waits for ever."""
     instead: list[str] = []
@@ -132,4 +132,4 @@ class TaskControlResponse(_Sent, frozen=True, kw_only=True):
     """What may be done now: any of the operations asked, in any order."""
 
     ack: list[str | Ack] = []
-    """Ids of operations. What is not here is asked again; what nobody asked has no effect."""
+    """Ids of operations. What is not here is asked again; others have no effect."""

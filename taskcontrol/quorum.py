@@ -20,9 +20,9 @@ class Quorum:
     """Members that must be left beyond the majority."""
 
     def answer(self, request: TaskControlRequest, leader: int | None) -> TaskControlResponse:
-        """Return what is acknowledged; `leader` is the index of who leads, None: nobody knows.
+        """Return what is acknowledged; `leader` is the index of the leader, None: not known.
 
-        Without a known leader nobody goes: it may be the one, or an election is under way.
+        Without a known leader no task goes: it may be the leader, or an election is under way.
         """
         down, majority = request.down, request.tasks // 2 + 1
         serving = request.tasks - len(down)

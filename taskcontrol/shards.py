@@ -26,7 +26,7 @@ class Sharded:
     most_down: int = 1
     """Replicas of a shard that may be away at once."""
     rebuild_s: float = 1800.0
-    """How long it takes to have a replica anew elsewhere: what is shorter is sat out."""
+    """How long it takes to build a replica elsewhere: shorter outages are waited out."""
     at_once: int | None = None
     """Tasks that may be away at once, whatever their shards; None: as many as the shards allow."""
 

@@ -1,7 +1,7 @@
 """Tasks that are all alike: as many at once as the rest can carry the load of.
 
 While little is asked of the service a release is fast; at its peak it goes slowly, or waits, and
-nobody has to be there for it (paper §5.2, the web tier).
+no operator has to be there for it (paper §5.2, the web tier).
 """
 
 from __future__ import annotations

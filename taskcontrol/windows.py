@@ -85,8 +85,7 @@ class Never:
     def left(self, request: TaskControlRequest) -> TaskControlRequest:
         """Return the request with only those operations that may be thought about now.
 
-        What is done to a task that is down anyway goes on: nobody waits for the evening to have a
-        failed task replaced.
+        Operations on a task that is down anyway go on: a failed task is replaced at any hour.
         """
         if not self.is_now(request.at):
             return request

@@ -50,7 +50,7 @@ IsVoid = Callable[[str, float], bool]
 
 
 class _PendingConnection:
-    """A connection of which nothing is known but where it comes from."""
+    """A connection; only its address is known."""
 
     __slots__ = ("address", "is_transports", "network", "since", "sock", "task")
 
@@ -87,14 +87,14 @@ class ConnectionAdmission:
         logger: logging.Logger,
         is_void: IsVoid | None = None,
     ) -> None:
-        """Let nobody in yet; the socket listens already and becomes the door's."""
+        """Take over a listening socket; accept no connection yet."""
         self.limits = limits
         self._runner, self._listener, self._tls = runner, listener, tls
         self._logger, self._is_void = logger, is_void
         self._loop = asyncio.get_running_loop()
         self._guests: dict[_PendingConnection, None] = {}
         self._silent: dict[_PendingConnection, None] = {}
-        """Guests of whom no byte came yet; both the oldest first."""
+        """Accepted connections that sent no byte yet; both the oldest first."""
         self._visitors: dict[Visitor, None] = {}
         self._strangers: dict[str, dict[_PendingConnection, None]] = {}
         """Guests by network, the oldest first."""
@@ -124,7 +124,7 @@ class ConnectionAdmission:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     async def close(self) -> None:
-        """Let nobody in any more; visitors are the runner's to send away."""
+        """Accept no more connections; the runner closes the open ones."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
@@ -135,7 +135,7 @@ class ConnectionAdmission:
         for timer in (self._beginning, self._sweeping):
             if timer is not None:
                 timer.cancel()
-        self._is_soon = True  # whoever leaves from now on is not swept after
+        self._is_soon = True  # connections that end from now on start no sweep
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -177,7 +177,7 @@ class ConnectionAdmission:
     def _welcome(self, sock: socket.socket, name: object) -> None:
         sock.setblocking(False)
         if self._has_left(sock):
-            sock.close()  # it left already, and displaces nobody
+            sock.close()  # it closed already, and displaces no connection
             return
         address, network = whence(sock, name)
         of_network = len(self._strangers.get(network, ()))
@@ -242,7 +242,7 @@ class ConnectionAdmission:
         return False
 
     def _has_left(self, sock: socket.socket) -> bool:
-        """Return whether nobody waits for an answer: with TLS, who ended its side gets none."""
+        """Return whether no client waits: with TLS, one that ended its side gets no answer."""
         return _first_byte(sock) == b"" or (self._tls is not None and _is_ended(sock))
 
     def _take_on(self, guest: _PendingConnection) -> None:
@@ -425,7 +425,7 @@ class ConnectionAdmission:
     def sweep(self) -> float | None:
         """End all connections that are past a deadline, and say once what was ended and why.
 
-        Returns after how many seconds to look again although nothing happens; None: nobody is in.
+        Returns after how many seconds to look again at the latest; None without connections.
         """
         now, wall, limits = self._loop.time(), time.time(), self.limits
         next_s = _CALM_S
@@ -449,7 +449,7 @@ class ConnectionAdmission:
             log.warning("connections were closed", extra={**fields, "why": dict(self._ended)})
             self._ended.clear()
         if self._visitors and self._is_void is not None:
-            return _SWEEP_S  # nobody says here when an identity is revoked
+            return _SWEEP_S  # revocations are not announced here
         return max(_SWEEP_S, next_s) if self._guests or self._visitors else None
 
 

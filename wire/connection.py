@@ -85,7 +85,7 @@ class Visitor(web.RequestHandler):
         self._rested_at = loop.time()
         """Since when it is not being served."""
         self._heard_at: float | None = None
-        """When a request began of which the header is not complete."""
+        """When a request began whose header is not complete."""
         self._blocked_at: float | None = None
         self._half_closed_at: float | None = None
         self._closing_at: float | None = None
@@ -167,10 +167,10 @@ class Visitor(web.RequestHandler):
         assert self._request is not None
         if not self._request.content.is_eof():
             self._request.content.set_exception(ConnectionResetError("closed before its end"))
-            self._request.content.feed_eof()  # so that nobody waits for the rest
+            self._request.content.feed_eof()  # so that the handler does not wait for the rest
 
     def pause_writing(self) -> None:
-        """Take note that nobody takes what is written."""
+        """Note that the client does not read what is written."""
         self._blocked_at = self._loop.time()
         self.stir()
         super().pause_writing()
@@ -181,7 +181,7 @@ class Visitor(web.RequestHandler):
         super().resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Let go of everything."""
+        """Release everything."""
         super().connection_lost(exc)
         self._data_received_cb = None  # of a websocket, which refers to this connection: a cycle
         self._request = None

@@ -11,7 +11,7 @@ TwineError
 ├── Unprocessable     well-formed, but cannot be carried out            422
 ├── Busy              somebody else is at it; try again                 503
 ├── Unreachable       the other side does not answer                    503
-│   └── Refused       its host does, but nobody listens there           503
+│   └── Refused       its host does, but nothing listens there          503
 ├── HostError         the host refused: kernel, systemd, btrfs, programs
 │   ├── KernelFileError
 │   ├── SystemdError
@@ -175,7 +175,7 @@ class Unreachable(TwineError):
 
 
 class Refused(Unreachable):
-    """The other side's host answers, but nobody listens there: it lives, the service does not."""
+    """The other side's host answers, but no program listens there."""
 
     code = "refused"
 

@@ -1,4 +1,4 @@
-"""How much is under way to who reads slowly: no more than a window beyond what was taken.
+"""Flow control to a slow reader: at most a window beyond what it has read is under way.
 
 Without it a conversation stands still as a whole where one stream does: no signal gets through, no
 end is noticed, and the pings of `duplex` are not answered, so that it breaks off.
@@ -17,7 +17,7 @@ class Outflow:
     """What is sent to the other side of a stream, and what that says it has taken."""
 
     def __init__(self) -> None:
-        """Nothing was sent, and nobody counts yet."""
+        """Nothing was sent, and the reader has acknowledged nothing."""
         self._sent = 0
         self._taken: int | None = None
         self._news = asyncio.Event()

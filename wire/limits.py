@@ -49,7 +49,7 @@ class Limits:
 LOCAL = Limits(
     connections=256, strangers=256, anonymous=256, strangers_per_address=192, idle_s=300.0
 )
-"""Of a unix socket: nobody there shows a certificate, and the kernel says who it is."""
+"""Of a unix socket: its callers show no certificate; the kernel names their users."""
 
 
 def raise_descriptor_limit() -> int:

@@ -1,7 +1,7 @@
 """Logging of all programs: a sentence for people, and fields for programs.
 
 `configure` sends records to journald with native fields where journald listens, to stderr
-as JSON lines where nobody reads along, and as plain text on a terminal. Where a person reads
+as JSON lines, and as plain text on a terminal. Where a person reads
 (a terminal, `journalctl -u`), the sentence says what the fields know, see `spoken`.
 """
 

@@ -21,7 +21,7 @@ class Suspects:
     """
 
     def __init__(self) -> None:
-        """Suspect nobody yet."""
+        """Suspect no address yet."""
         self._until: dict[str, float] = {}
         self._proved_until: dict[str, float] = {}
 

@@ -10,7 +10,7 @@ import click
 
 
 class PipedGroup(click.Group):
-    """Commands that end well where nobody reads on (`| head`): what was wanted was said.
+    """Commands that succeed where their reader stops (`| head`): it has what it wanted.
 
     click itself ends a program with 1 there, before any caller hears of it.
     """

@@ -1,6 +1,6 @@
 """Ed25519 signatures of images (RFC 8032): what is signed, and by which key (docs/adr/0104).
 
-The library is loaded by whoever has a signature to make or to check: an agent without a policy
+The library is loaded only to make or to check a signature: an agent without a policy
 starts without it.
 """
 

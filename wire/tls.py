@@ -133,7 +133,7 @@ class _ClientContext(_Context):
 
     sslobject_class = _CheckedObject
     expected: str = ""
-    """Who must answer; empty: whom the task that connects says in `EXPECTED`, or nobody."""
+    """Which identity must answer; empty: the one that `EXPECTED` of the task names, or none."""
     domain: str = ""
     """Trust domain of who answers; empty: any of this authority's."""
     judge: Judge | None = None
@@ -191,7 +191,7 @@ def server_context(credential: Credential, *, require_client: bool) -> ssl.SSLCo
 
     With `require_client` false a client may come without a certificate (a host that joins
     has none yet), but none that comes with a bad one. There are no tickets: each connection
-    proves anew who is at its other end, so nobody resumes an identity that has ended.
+    proves the identity of its other end again, so that no session outlives an identity.
     """
     context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

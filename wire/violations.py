@@ -78,7 +78,8 @@ class _Search:
         if kind.__struct_config__.forbid_unknown_fields:
             for key in value:
                 if key not in fields:
-                    reason = self._unknown(str(key), fields)
+                    moved = getattr(kind, "MOVED", {}).get(key)
+                    reason = moved or self._unknown(str(key), fields)
                     yield FieldError(field=_join(where, key), reason=reason)
         for name, field in fields.items():
             if name in value:
@@ -152,7 +153,7 @@ def _is_refused(value: Any, kind: Any) -> bool:
 
 
 def _of_parts(value: Any, kind: Any) -> str:
-    """Return what a table says of its own parts (`__post_init__`), each of which is right."""
+    """Return what a table says of its parts (`__post_init__`) where each alone is right."""
     if not isinstance(value, dict) or not is_struct(kind):
         return ""
     try:

@@ -61,7 +61,7 @@ def join(config_path: Path | None, /, url: str, **options: str) -> None:
     """Make this host a machine of the region behind the control plane at URL."""
     from agent.daemon import real_machine
     from agent.services.facts import Facts
-    from agent.services.identity import Candidate, HostIdentity, Invitation
+    from agent.services.identity import Candidate, HostIdentity, Invitation, write_location
 
     config = load(config_path)
     name = options["name"]
@@ -78,6 +78,7 @@ def join(config_path: Path | None, /, url: str, **options: str) -> None:
     identity = HostIdentity(Path(config.state_dir) / "identity")
     invitation = Invitation(url, options["token"], options["ca_hash"])
     joined = asyncio.run(identity.join(invitation, candidate))
+    write_location(candidate)
     click.echo(f"{joined.machine} joined {joined.control_plane_url}")
 
 

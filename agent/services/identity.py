@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 LAST_TERM = "last-term"
 """Beside the identity: which control plane spoke last (`last_term`)."""
+LOCATION = Path("/etc/twine/location.toml")
+"""Where the machine stands, for host profiles (`sidekick facts`)."""
 DEFAULT_FOLDER = Path("/var/lib/twine/identity")
 RENEW_FROM, RENEW_TO = 0.5, 0.66
 """Share of a certificate's life after which the next one is fetched, drawn at random so that
@@ -76,6 +78,15 @@ class Candidate:
     facts: api.MachineFacts
     location: api.Location
     machine_type: str = "small"
+
+
+def write_location(candidate: Candidate, path: Path = LOCATION) -> None:
+    """Tell host profiles where the machine stands: all may read it. Raises `HostError`."""
+    names = {**msgspec.structs.asdict(candidate.location), "machine_type": candidate.machine_type}
+    lines = ["# Written by twine-agent join; profiles read it as location.* and machine.type.\n"]
+    lines += [f'{name} = "{value}"\n' for name, value in names.items()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.write(path, "".join(lines).encode(), mode=0o644)
 
 
 class HostIdentity:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,7 @@ from agent.api import (
     Umask,
     VolumeMap,
 )
+from control_plane.api.intents import INSTEAD_OF_OVERRIDES, StoredIntent
 from control_plane.api.job_life import JobLife
 from control_plane.api.job_life import JobProbe as JobProbe
 from control_plane.api.operations import Operation
@@ -69,6 +70,7 @@ class ControllerRef(_Written, frozen=True, kw_only=True):
 class JobSpec(_Written, frozen=True, kw_only=True):
     """What an owner wants to run: the file given to `twinectl job apply`."""
 
+    MOVED: ClassVar[dict[str, str]] = INSTEAD_OF_OVERRIDES
     name: JobName
     """Of the job, unique in the region."""
     entitlement: Name
@@ -134,6 +136,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     identity: bool = False
     """Whether each task has a key and a certificate of its own to prove to others which task it
     is, renewed while it runs (docs/credentials.md)."""
+    runtime: Annotated[str, Meta(max_length=63)] = ""
+    """Which runtime its push started with; tasks find it in `TWINE_RUNTIME`. Operators choose it
+    (docs/intents.md): a file may only say what the job has."""
     network: Reach = Reach()
     """Whose network its tasks live in, and who may reach them; see `ports` for theirs."""
     relaxations: Relaxations = []
@@ -206,6 +211,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     invocation_id: str = ""
     restarts: int = 0
     last_exit: Exit | None = None
+    wants: int = 0
+    """The version that it is to run, where not all tasks are to run the newest (`compose`)."""
     begun: float | None = None
     """When the phase last changed on the clock of durations; None: before this process began,
     so that what is counted from it counts anew."""
@@ -250,6 +257,16 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of calls that an earlier job of this name may have used are not above this."""
     told: int = 0
     """Events of its log that its controller knows of are up to this number, or further."""
+    intents: dict[str, StoredIntent] = {}
+    """Dimension → what its writer wants. Of a job that an earlier release stored there are none:
+    then `version` is pushed to all tasks, and `spec.tasks` is the size."""
+    trials: tuple[int, ...] = ()
+    """Versions of canaries; kept for as long as a task runs one."""
+    highest: int = 0
+    """The highest number of a canary's version; a new version is above it."""
+    composed: int = 0
+    """In memory only: the tasks' `wants` follow so many writes of intents (`writes_of`); 0: they
+    are not set."""
 
 
 class JobPhase(StrEnum):

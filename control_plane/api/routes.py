@@ -6,6 +6,7 @@ from agent.api import Ack, ImageInfo, Images, ImageSignature, Liveness, NamedIma
 from agent.routes import JOIN_ROUTES
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.health_routes import HEALTH_ROUTES
+from control_plane.api.intent_routes import INTENT_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.limit_routes import LIMIT_ROUTES
 from control_plane.api.machine_routes import MACHINE_ROUTES
@@ -173,6 +174,7 @@ ROUTES: tuple[Route, ...] = (
         needs=Needs.VIEWER,
         summary="Healthy tasks that serve a shard, in order; waits like the job's endpoints",
     ),
+    *INTENT_ROUTES,
     *TASK_ROUTES,
     *MACHINE_ROUTES,
     *HEALTH_ROUTES,

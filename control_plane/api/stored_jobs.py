@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from agent.api import DisconnectPolicy
+from control_plane.api.intents import StoredIntent
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
 from control_plane.api.operations import Operation
 from control_plane.api.updates import Rollout
@@ -71,6 +72,9 @@ class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
     asked: int = 0
     numbered: int = 0
     told: int = 0
+    intents: dict[str, StoredIntent] = {}
+    trials: tuple[int, ...] = ()
+    highest: int = 0
 
 
 class RetiredJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,6 +134,9 @@ def intent_of(record: JobRecord) -> JobIntent:
         asked=record.asked,
         numbered=record.numbered,
         told=record.told,
+        intents=record.intents,
+        trials=record.trials,
+        highest=record.highest,
     )
 
 
@@ -141,6 +148,9 @@ def same_intent(one: JobRecord, other: JobRecord) -> bool:
         and one.asked == other.asked
         and one.numbered == other.numbered
         and one.told == other.told
+        and (one.intents is other.intents or one.intents == other.intents)
+        and one.trials == other.trials
+        and one.highest == other.highest
         and one.version == other.version
         and one.stopping == other.stopping
         and one.paused == other.paused
@@ -240,6 +250,9 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
         asked=intent.asked,
         numbered=intent.numbered,
         told=intent.told,
+        intents=intent.intents,
+        trials=intent.trials,
+        highest=intent.highest,
         leaving={machine: sorted(ids) for machine, ids in sorted(leaving.items())},
         lasting={machine: sorted(ids) for machine, ids in sorted(lasting.items())},
     )

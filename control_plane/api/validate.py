@@ -61,6 +61,12 @@ def job_relations(document: Any) -> list[FieldError]:
     return list(islice(_relations(document), MAX_ERRORS)) if isinstance(document, dict) else []
 
 
+def push_relations(document: Any) -> list[FieldError]:
+    """Return what the specification of a push gets wrong, like `job_relations`."""
+    found = job_relations(document.get("spec")) if isinstance(document, dict) else []
+    return [FieldError(field=f"spec.{error.field}", reason=error.reason) for error in found]
+
+
 def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
     listed = document.get("ports", [])
     some = listed[: 2 * MAX_LISTED] if isinstance(listed, list) else []

@@ -12,6 +12,7 @@ from control_plane.cli.duplicates import machine_duplicates, machine_forget_dupl
 from control_plane.cli.entitlements import entitlement
 from control_plane.cli.events import events, task
 from control_plane.cli.images import image
+from control_plane.cli.intents import canary, hold, intents, push, runtime, scale
 from control_plane.cli.job_specs import job_history, job_show
 from control_plane.cli.jobs import job
 from control_plane.cli.limits import limit
@@ -60,7 +61,19 @@ job.add_command(job_history)
 job.add_command(explain)
 job.add_command(events)
 job.add_command(shards)
-for command in (pause, resume, restart, rollback, move):
+for command in (
+    pause,
+    resume,
+    restart,
+    rollback,
+    move,
+    intents,
+    push,
+    scale,
+    canary,
+    hold,
+    runtime,
+):
     job.add_command(command)
 
 

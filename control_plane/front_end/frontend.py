@@ -23,7 +23,7 @@ from agent.api import (
 from agent.api.task_identity import TaskCertificate
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.api.machines import Token
-from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
+from control_plane.api.operations import JobEvents, MoveWish, RestartWish, TaskStory
 from control_plane.api.people import IssuedCredential, Revocation
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
@@ -35,13 +35,14 @@ from control_plane.front_end.capacity_handlers import CapacityHandlers
 from control_plane.front_end.duplicate_handlers import DuplicateHandlers
 from control_plane.front_end.guard import Guard
 from control_plane.front_end.health_handlers import HealthHandlers
+from control_plane.front_end.intent_handlers import IntentHandlers
 from control_plane.front_end.limit_handlers import LimitHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
 from control_plane.front_end.maintenance_handlers import MaintenanceHandlers
 from control_plane.front_end.metrics import Metrics
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
 from control_plane.front_end.profile_handlers import ProfileHandlers
-from control_plane.front_end.recorder import Recorder
+from control_plane.front_end.recorder import Recorder, caller_of
 from control_plane.front_end.restored_handlers import RestoredHandlers
 from control_plane.front_end.task_handlers import TaskHandlers, index_of
 from control_plane.front_end.trail import Trail
@@ -76,6 +77,7 @@ class FrontEnd(
     AuthorityHandlers,
     DuplicateHandlers,
     RestoredHandlers,
+    IntentHandlers,
 ):
     """A handler for each row of the table."""
 
@@ -108,6 +110,7 @@ class FrontEnd(
         AuthorityHandlers.__init__(self, registrar.rotation)
         DuplicateHandlers.__init__(self, registrar.duplicates)
         RestoredHandlers.__init__(self, control_plane.restored)
+        IntentHandlers.__init__(self, control_plane)
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images
@@ -238,7 +241,9 @@ class FrontEnd(
         """Create or change a job."""
         if call.body.name != call.path["job"]:
             raise InvalidInput(f"job {call.body.name} cannot be put at {call.path['job']!r}")
-        return await self._control_plane.apply_job(call.body, dry_run=call.flag("dry_run"))
+        writer = caller_of(call.peer)
+        dry_run = call.flag("dry_run")
+        return await self._control_plane.apply_job(call.body, dry_run=dry_run, writer=writer)
 
     async def plan_job(self, call: Call) -> JobPlan:
         """Say what applying a job would do."""
@@ -257,27 +262,6 @@ class FrontEnd(
     async def stop_job(self, call: Call) -> JobStatus:
         """Stop a job."""
         return await self._control_plane.stop_job(call.path["job"])
-
-    async def pause_job(self, call: Call) -> JobStatus:
-        """Hold back an update."""
-        return await self._control_plane.pause_job(call.path["job"], paused=True)
-
-    async def resume_job(self, call: Call) -> JobStatus:
-        """Let it go on."""
-        return await self._control_plane.pause_job(call.path["job"], paused=False)
-
-    async def restart_job(self, call: Call) -> JobStatus:
-        """Start every task anew."""
-        return await self._control_plane.restart_job(call.path["job"])
-
-    async def rollback_job(self, call: Call) -> JobStatus:
-        """Go back a version."""
-        return await self._control_plane.rollback_job(call.path["job"])
-
-    async def move_job(self, call: Call) -> JobStatus:
-        """Have a job run in another entitlement."""
-        wish: JobMove = call.body
-        return await self._control_plane.move_job(call.path["job"], wish.entitlement)
 
     async def job_events(self, call: Call) -> JobEvents:
         """Show what was done to a job's tasks."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from agent.api import Relaxation
 from control_plane.api.capacity import EntitlementWish
+from control_plane.api.intent_wishes import PushWish
 from control_plane.api.jobs import JobSpec
 from control_plane.api.operations import JobMove
 from control_plane.api.people import Myself, Needs, Role
@@ -106,8 +107,9 @@ class Guard:
         A job whose file does not ask for it any more may be applied by its owners.
         """
         job = _job_of(call)
-        if isinstance(call.body, JobSpec):
-            return call.body.name if Relaxation.RAW in call.body.relaxations else ""
+        spec = _spec_in(call)
+        if spec is not None:
+            return spec.name if Relaxation.RAW in spec.relaxations else ""
         held = bool(job) and call.route.name not in TAMES and self._ownership.is_raw(job)
         return job if held else ""
 
@@ -145,11 +147,17 @@ class Guard:
             names.add(call.body.entitlement)
         if "entitlement" in call.path:
             names.add(call.path["entitlement"])
-        if isinstance(call.body, JobSpec):
-            names.add(call.body.entitlement)
+        if (spec := _spec_in(call)) is not None:
+            names.add(spec.entitlement)
         if isinstance(call.body, EntitlementWish) and call.body.spec is not None:
             names.add(call.body.spec.materialization or "")
         return names - {""}
+
+
+def _spec_in(call: Call) -> JobSpec | None:
+    """Return the specification that a call brings, if it does."""
+    body = call.body.spec if isinstance(call.body, PushWish) else call.body
+    return body if isinstance(body, JobSpec) else None
 
 
 def _job_of(call: Call) -> str:

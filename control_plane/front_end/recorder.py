@@ -46,7 +46,8 @@ _TOLD = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
     *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
     *("work", "wave_size", "within", "despite", "without", "for_s", "step", "force"),
-    "relaxations",
+    *("relaxations", "share", "minimum", "maximum", "lasts_s", "machine_type", "runtime"),
+    *("expect", "take_over"),
 )
 """Fields of a request that the audit log repeats; none of them may hold a secret."""
 
@@ -141,14 +142,19 @@ class Recorder:
         await self._trail.refused(replace(entry, outcome=Outcome.REFUSED, reason=str(error)))
 
 
+def caller_of(peer: Peer) -> str:
+    """Return who calls, as it is written down: `user:ann`, `local:0`."""
+    named = peer.role in ("user", "host", "component")
+    return f"{peer.role}:{principal(peer)}" if named else peer.name
+
+
 def _entry(
     peer: Peer, route: Route, request: str, path: Mapping[str, str], body: Any = None
 ) -> AuditEntry:
-    named = peer.role in ("user", "host", "component")
     return AuditEntry(
         sequence=0,
         at=0.0,
-        caller=f"{peer.role}:{principal(peer)}" if named else peer.name,
+        caller=caller_of(peer),
         address=peer.address,
         request_id=request,
         action=route.name,

@@ -7,11 +7,14 @@ import logging
 from contextlib import AbstractAsyncContextManager, nullcontext
 from weakref import WeakValueDictionary
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.api import ImageInfo
 from agent.api.volumes import VolumeKind
 from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.api.intent_wishes import IntentWish
+from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
 from control_plane.api.stored_jobs import RetiredJob
@@ -22,16 +25,24 @@ from control_plane.portal.core.pools import pool_of
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.job_change import (
+    JobChange,
+    again,
+    applied,
+    going_on,
+    moving,
+    noted,
+    paused,
+    returning,
+)
 from control_plane.scheduler.core.job_check import (
     check_job,
     check_named,
     check_neighbours,
     check_trust,
     claiming,
-    same_tasks,
 )
 from control_plane.scheduler.core.owner_moves import with_move, with_restart
-from control_plane.scheduler.core.release import back_to, resumed, returned
 from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
 from control_plane.scheduler.event_log import retired_job
@@ -69,48 +80,43 @@ class JobControl:
         self.skipped_generations = 0
         """Of new jobs: what an earlier one of the name may have had that nobody knows of."""
 
-    async def apply(
-        self, spec: JobSpec, *, dry_run: bool, back_to: int = 0, moves: bool = False
-    ) -> JobRecord:
-        """Create the job or change what is wanted of it; with all its errors, or not at all.
+    async def apply(self, spec: JobSpec, *, dry_run: bool, writer: str = "") -> JobRecord:
+        """Create the job or change what is wanted of it: writes its push and its size.
 
-        With `dry_run` the record that would be stored is returned and nothing is. `back_to` is
-        the version that wanted it before, if it is to go back. Only if it `moves`, or goes back,
-        may it come to another entitlement.
+        With all its errors, or not at all. With `dry_run` the record that would be stored is
+        returned and nothing is.
         """
-        if spec.name in self._jobs.set_aside:
+        return await self.write(applied(spec, writer, self._runtime.date()), dry_run=dry_run)
+
+    async def write(self, change: JobChange, *, dry_run: bool = False) -> JobRecord:
+        """Store what a write makes of a job, checked under the lock of the job."""
+        name = change.job
+        if name in self._jobs.set_aside:
             raise Conflict(
-                f"cannot apply job {spec.name!r}: its stored record is damaged and was set aside;"
+                f"cannot apply job {name!r}: its stored record is damaged and was set aside;"
                 " its tasks run on",
-                hint="restore it, or drop it: twine-control-plane check-store --forget"
-                f" jobs/{spec.name}",
+                hint="restore it, or drop it:"
+                f" twine-control-plane check-store --forget jobs/{name}",
             )
+        spec = self._claiming(change.spec(self._jobs.find(name)))
         image = await self._find_image(spec.image)
-        written = spec
-        spec = self._claiming(written)
-        moves = moves or back_to > 0
-        self._check(spec, image, moves=moves)
-        async with self._turn(spec.entitlement), self._jobs.lock(spec.name):
-            known, retired = self._jobs.find(spec.name), RetiredJob()
-            if known is None:
-                retired = await retired_job(self._store, spec.name)
-            spec = self._claiming(written)
-            self._check(spec, image, moves=moves)  # others may be faster
+        self._check(spec, image, moves=change.moves)
+        async with self._turn(spec.entitlement), self._jobs.lock(name):
+            known, before = self._jobs.find(name), spec
+            retired = RetiredJob() if known else await retired_job(self._store, name)
+            spec = self._claiming(change.spec(known))
+            if (spec.image, spec.entitlement) != (before.image, before.entitlement):
+                raise Conflict(f"job {name!r} was changed meanwhile", hint="write it again")
+            self._check(spec, image, moves=change.moves)  # others may be faster
             self._check_share(spec, known)
-            if known is None:
-                record = self._new(spec, retired)
-            elif back_to:
-                reason = f"its owner wants version {back_to} again instead of {known.version}"
-                record = returned(_going_on(known), spec, reason)
-            else:
-                record = _changed(known, spec)
+            record = change.record(known or self._new(spec, retired), spec)
             if not dry_run and record != known:
                 compare = self._portal.table.expect([spec.entitlement])
                 comes = known is None or known.spec.entitlement != spec.entitlement
                 also = [Put(USES + spec.entitlement, b"{}")] if comes else []
                 with self._portal.applying(spec.entitlement):
-                    await self._jobs.commit(spec.name, record, compare, also)
-                log.info("job applied", extra={"job": spec.name, "version": record.version})
+                    await self._jobs.commit(name, record, compare, also)
+                log.info("job applied", extra={"job": name, "version": record.version})
         return record
 
     def _check(self, spec: JobSpec, image: ImageInfo | None, *, moves: bool) -> None:
@@ -188,22 +194,40 @@ class JobControl:
         log.info("job stopping", extra={"job": name})
         return record
 
-    async def pause(self, name: str, *, paused: bool) -> JobRecord:
+    async def pause(self, name: str, *, held_back: bool) -> JobRecord:
         """Hold back what tasks would be taken down for because of a newer version, or go on."""
-        record = await self._jobs.update(name, lambda r: _paused(_going_on(r), paused))
-        log.info("job paused" if paused else "job resumed", extra={"job": name})
+        record = await self._jobs.update(name, lambda r: paused(r, held_back=held_back))
+        log.info("job paused" if held_back else "job resumed", extra={"job": name})
         return record
 
-    async def restart(self, name: str) -> JobRecord:
+    async def restart(self, name: str, writer: str = "") -> JobRecord:
         """Have every task started anew as it is, like an update: within the budget, and asked."""
-        record = await self._jobs.update(name, lambda r: _again(_going_on(r)))
+        now = self._runtime.date()
+        record = await self._jobs.update(name, lambda r: again(r, writer, now))
         log.info("job restarts", extra={"job": name, "version": record.version})
+        return record
+
+    async def note(
+        self,
+        name: str,
+        dimension: Dimension,
+        value: Struct | None,
+        wish: IntentWish,
+        writer: str,
+        lasts_s: float | None = None,
+    ) -> JobRecord:
+        """Write an intent that changes no specification; `None` withdraws it."""
+        now = self._runtime.date()
+        record = await self._jobs.update(
+            name, lambda r: noted(r, dimension, value, wish, writer, now, lasts_s)
+        )
+        log.info("intent written", extra={"job": name, "dimension": dimension.value})
         return record
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> JobRecord:
         """Have a task run elsewhere, within the budget of its job like any operation."""
         machine = self._index.machines.get(to) if to else None
-        record = _going_on(self._jobs.get(name))
+        record = going_on(self._jobs.get(name))
         if to and machine is None:
             raise NotFound(f"there is no machine {to!r} that could take tasks")
         specs = self._portal.specs()
@@ -215,17 +239,17 @@ class JobControl:
             )
         now = Moment(self._runtime.date(), self._runtime.now())
         record = await self._jobs.update(
-            name, lambda r: with_move(_going_on(r), index, to, reason, now)
+            name, lambda r: with_move(going_on(r), index, to, reason, now)
         )
         log.info("task is to move", extra={"job": name, "task": index, "machine": to})
         return record
 
-    async def move(self, name: str, entitlement: str) -> JobRecord:
+    async def move(self, name: str, entitlement: str, writer: str = "") -> JobRecord:
         """Have a job run in another entitlement, a transfer: an update that starts tasks there.
 
         What is placed anew from now on is placed there; what runs stays until its turn comes.
         """
-        record = _going_on(self._jobs.get(name))
+        record = going_on(self._jobs.get(name))
         if record.spec.entitlement == entitlement:
             raise Conflict(
                 f"cannot move job {name!r}: it is in entitlement {entitlement!r} already",
@@ -238,29 +262,27 @@ class JobControl:
                 f" entitlement {record.spec.entitlement!r}",
                 hint="apply the job without these volumes first, if their content may be left",
             )
-        moved = replace(record.spec, entitlement=entitlement)
-        return await self.apply(moved, dry_run=False, moves=True)
+        return await self.write(moving(name, entitlement, writer, self._runtime.date()))
 
     async def restart_task(self, name: str, index: int, reason: str) -> JobRecord:
         """Have a task start anew where it is, within the budget of its job like any operation."""
         now = Moment(self._runtime.date(), self._runtime.now())
         record = await self._jobs.update(
-            name, lambda r: with_restart(_going_on(r), index, reason, now)
+            name, lambda r: with_restart(going_on(r), index, reason, now)
         )
         log.info("task is to restart", extra={"job": name, "task": index})
         return record
 
-    async def rollback(self, name: str) -> JobRecord:
+    async def rollback(self, name: str, writer: str = "") -> JobRecord:
         """Want again of the tasks what the version before wanted, as a new version."""
-        record = _going_on(self._jobs.get(name))
+        record = going_on(self._jobs.get(name))
         version = earlier(record)
         if version is None:
             raise Conflict(
                 f"cannot roll back job {name!r}: no earlier version of it is known",
                 hint="apply the file that you want",
             )
-        spec = back_to(record.spec, record.specs[version])
-        return await self.apply(spec, dry_run=False, back_to=version)
+        return await self.write(returning(name, version, writer, self._runtime.date()))
 
     def _new(self, spec: JobSpec, retired: RetiredJob) -> JobRecord:
         return JobRecord(
@@ -274,34 +296,3 @@ class JobControl:
             leaving=retired.leaving,
             lasting=retired.lasting,
         )
-
-
-def _going_on(record: JobRecord) -> JobRecord:
-    """Return the record, or refuse to change a job that is being stopped."""
-    if record.stopping:
-        raise Conflict(f"job {record.name!r} is being stopped")
-    return record
-
-
-def _again(record: JobRecord) -> JobRecord:
-    version = record.version + 1
-    return replace(record, version=version, specs=record.specs | {version: record.spec})
-
-
-def _paused(record: JobRecord, paused: bool) -> JobRecord:
-    """Return the record held back, or going on: then what halted it is forgiven, too."""
-    return replace(record if paused else resumed(record), paused=paused)
-
-
-def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
-    """Return the record with what is wanted now; only what tasks run makes a new version."""
-    if record.stopping:
-        raise Conflict(
-            f"cannot apply job {record.name!r}: it is being stopped",
-            hint="wait until `twinectl job status` does not list it any more",
-        )
-    if same_tasks(record.spec, spec):
-        specs = record.specs | {record.version: spec}
-        return replace(record, spec=spec, specs=specs)
-    version = record.version + 1
-    return replace(record, spec=spec, version=version, specs=record.specs | {version: spec})

@@ -38,6 +38,7 @@ from control_plane.scheduler.core.decision import Decision, Found, Seen
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import command_about, commands, next_look
 from control_plane.scheduler.core.rollout import is_quiet, summarize
+from control_plane.scheduler.core.rollout_words import told
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
@@ -149,7 +150,7 @@ class Scheduler:
 
     def update_note(self, record: JobRecord) -> str:
         """Return how a job's update goes, in a sentence; empty: as it should."""
-        return release.told(record, Moment(self._runtime.wall(), self._runtime.now()))
+        return told(record, Moment(self._runtime.wall(), self._runtime.now()))
 
     def second_copies(self, record: JobRecord) -> list[str]:
         """Return which tasks of a job may run twice, each with where."""

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,9 @@ TICK_S = 2.0
 STREAM_S = 300.0
 """A stream of changes ends after this long; the browser opens another."""
 FORM_MAX = 64 << 10
+FRESH_S, STALE_S, SHARED_MAX = 2.0, 10.0, 64
+"""Of answers that viewers share: given as they are; given while the next one is computed; kept."""
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class Console:
         self._front_end, self._routes = front_end, {route.name: route for route in routes}
         self._revision, self._writes, self._clock = revision, writes, clock
         self._key = secrets.token_bytes(32)
+        self._shared = SharedAnswers()
         loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
             loader=loader,
@@ -150,7 +154,15 @@ class Console:
             )
         api = _Routes(self._front_end, self._routes, request)
         asked = PageRequest(api, dict(request.match_info), dict(request.query), self._clock())
-        return {"now": asked.now, "revision": self._revision(), **await page.load(asked)}
+
+        async def load() -> dict[str, Any]:
+            revision = self._revision()
+            return {"now": asked.now, "revision": revision, **await page.load(asked)}
+
+        if not page.is_shared:
+            return await load()
+        key = f"{page.path}?{sorted((k, v) for k, v in asked.query.items() if k != 'format')}"
+        return await self._shared.get(key, load)
 
     def _page(
         self,
@@ -228,6 +240,47 @@ class Console:
         if not back.startswith("/ui/"):
             back = "/ui/"
         return _redirect(back, 303)
+
+
+class SharedAnswers:
+    """Answers that all viewers share: a page over a whole region is computed once, not per browser.
+
+    An answer that is older than `FRESH_S` is still given while the next one is computed, up to
+    `STALE_S`: the page says its age ("as of"), and a viewer never waits for 50,000 machines.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds."""
+        self._clock = clock
+        self._answers: dict[str, tuple[float, Answer]] = {}
+        self._loading: dict[str, asyncio.Task[Answer]] = {}
+
+    async def get(self, key: str, load: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Return an answer at most `STALE_S` old; raises what `load` raises."""
+        at, answer = self._answers.get(key, (-STALE_S, {}))
+        age = self._clock() - at
+        if answer and age < FRESH_S:
+            return answer
+        if key not in self._loading:
+            self._loading[key] = asyncio.create_task(self._load(key, load))
+            self._loading[key].add_done_callback(lambda task: self._loaded(key, task))
+        if answer and age < STALE_S:
+            return answer
+        return await asyncio.shield(self._loading[key])
+
+    async def _load(self, key: str, load: Callable[[], Awaitable[Answer]]) -> Answer:
+        began = self._clock()
+        answer = await load()
+        self._answers.pop(key, None)
+        self._answers[key] = began, answer
+        while len(self._answers) > SHARED_MAX:
+            del self._answers[next(iter(self._answers))]  # the one that was computed first
+        return answer
+
+    def _loaded(self, key: str, task: asyncio.Task[Answer]) -> None:
+        self._loading.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # its waiters raise it; without any it is not an error of the loop
 
 
 class _Routes:

@@ -1,6 +1,7 @@
 """A host that is booted from outside: a hypervisor or the network gives kernel and line.
 
-Only kexec brings it a line of ours. The line lies in a file as well, for whoever gives it.
+Only kexec brings it a line of ours. The line lies in a file as well, for the program outside that
+boots the host.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Direct:
         return Entry(line=" ".join(lines), version=version, default=True)
 
     def kept(self, host: Host, entry: Entry) -> Entry:  # noqa: ARG002
-        """Whatever is staged is the default: nobody tries it first."""
+        """A staged line is the default at once: it cannot be tried first."""
         return replace(entry, default=True)
 
     def stage(self, host: Host, entry: Entry) -> str:

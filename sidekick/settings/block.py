@@ -21,6 +21,8 @@ from sidekick.settings.leading import LeadingSetting
 from sidekick.settings.modules import installed_modules
 from wire.errors import KernelFileError
 
+SCHEDULER_MODULES = ("modules.mq_deadline", "modules.kyber_iosched", "modules.bfq")
+
 
 class Disks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is asked of one class of disks."""
@@ -80,6 +82,10 @@ class BlockSetting(LeadingSetting):
         """Return the depth of the queue, which a scheduler brings along."""
         disk, _, key = setting.removeprefix("block.").rpartition(".")
         return (f"block.{disk}.nr_requests",) if key == "scheduler" else ()
+
+    def changes_too(self, setting: str) -> tuple[str, ...]:
+        """Return the modules that the kernel loads when a scheduler is named."""
+        return SCHEDULER_MODULES if setting.endswith(".scheduler") else ()
 
     def touches(self, setting: str) -> tuple[str, ...]:
         """Return the attribute."""

@@ -1,7 +1,7 @@
 """How much programs in the kernel may sample: the rates of events and of BPF's own accounts, and
 numbers in pinned maps that those programs are configured by.
 
-Said as values of this host, so that whoever observes hosts with BPF sees the same shape everywhere.
+Said as values of this host, so that tools that use BPF see the same shape everywhere.
 Source: Linux, Documentation/admin-guide/sysctl/kernel.rst (perf_event_max_sample_rate,
 perf_cpu_time_max_percent, bpf_stats_enabled) and net.rst (bpf_jit_enable).
 """

@@ -8,6 +8,7 @@ Source: Linux, Documentation/ABI/stable/sysfs-module; modprobe(8).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -42,6 +43,7 @@ class ModulesSetting(Setting):
     section: ClassVar[type[Modules]] = Modules
     carries_others: ClassVar[bool] = True
     brings_settings: ClassVar[bool] = True
+    is_restored_by_boot: ClassVar[bool] = True
 
     def merge(self, parent: dict[str, object], child: dict[str, object]) -> dict[str, object]:
         """Return the modules of both."""
@@ -79,13 +81,21 @@ class ModulesSetting(Setting):
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return whether it is there, built in or loaded; None where there is no such module."""
-        name = setting.removeprefix("modules.")
-        if host.fs.exists(f"/sys/module/{name}"):
-            return LOADED
-        builtin = _names(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.builtin"))
-        if name in builtin:
-            return LOADED
-        return ABSENT if name in installed_modules(host) else None
+        return self.observe(host, [setting])[setting]
+
+    def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
+        """Return the same of many modules: the lists of the kernel's modules are read once."""
+        names = {setting: setting.removeprefix("modules.") for setting in settings}
+        names = {setting: name for setting, name in names.items() if self.owns(setting)}
+        found: dict[str, str | None] = dict.fromkeys(names)
+        loaded = {s for s, name in names.items() if host.fs.exists(f"/sys/module/{name}")}
+        if loaded != found.keys():
+            builtin = _names(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.builtin"))
+            loaded |= {setting for setting, name in names.items() if name in builtin}
+        if loaded != found.keys():
+            installed = installed_modules(host)
+            found |= {setting: ABSENT for setting, name in names.items() if name in installed}
+        return found | dict.fromkeys(loaded, LOADED)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Load it, or unload what an earlier profile had loaded."""

@@ -1,6 +1,6 @@
 """Frequency governor and energy preference, of all processors at once.
 
-What a driver does not offer is no failure: profiles name several governors, best first, and a host
+What a driver does not offer is skipped: profiles name several governors, best first, and a host
 that has none of them reports what it offers. Source: Linux,
 Documentation/admin-guide/pm/cpufreq.rst and intel_pstate.rst (energy performance preference).
 """

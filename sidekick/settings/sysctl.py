@@ -5,6 +5,7 @@ Source of the rules: Linux, Documentation/admin-guide/sysctl/{vm,kernel,net}.rst
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from sidekick.cpulists import numbers
 from sidekick.profile import Profile
 from sidekick.report import Change, SettingReport, Wanted
 from sidekick.setting import Host, Observed, Setting
@@ -50,8 +52,12 @@ _COARSE = re.compile(
 """Values that the kernel keeps once and shows in a coarse and in an exact unit. A write of the
 coarse name rounds, so only the exact name brings a value back (net/core/neighbour.c, route.c)."""
 
+_RANGES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
+"""Port numbers and processors: none has more digits."""
+_NUMBER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|(?P<octal>0[0-7]+)|0|[1-9]\d*)")
+
 CONFIGURED = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
-"""Where others keep sysctls (sysctl.d(5)): whoever loads those again changes ours."""
+"""Where others keep sysctls (sysctl.d(5)): loading those again changes ours."""
 REFUSED = (
     (r"vm/nr_hugepages.*", "belongs into [hugepages]"),
     (r"vm/(drop_caches|compact_memory|stat_refresh)", "is an action, not a value"),
@@ -62,12 +68,17 @@ REFUSED = (
         "cannot be undone: once raised, the kernel refuses to lower it until the next boot",
     ),
     (
+        r"net/netfilter/nf_hooks_lwtunnel",
+        "cannot be undone: once on, it stays on until the next boot",
+    ),
+    (
         r"net/ipv6/conf/[^/]+/(disable_ipv6|addr_gen_mode)",
         "cannot be undone: it drops addresses and routes, which do not come back with the value",
     ),
     (r"kernel/(core_pattern|modprobe|hotplug|poweroff_cmd)", "makes the kernel run programs"),
     (r"kernel/usermodehelper/.*|fs/binfmt_misc/.*", "makes the kernel run programs"),
     (r"kernel/(hostname|domainname)", "is the host's identity"),
+    (r"net/ipv6/conf/[^/]+/stable_secret", "cannot be undone: once set, it cannot be unset"),
     (
         r"net/ipv4/(ip_forward|conf/all/forwarding)|net/ipv6/conf/all/.*",
         "also changes settings of every interface, which could not be given back",
@@ -79,10 +90,13 @@ REFUSED = (
 LEADS = {
     PREFIX + "net.ipv4.tcp_congestion_control": (
         PREFIX + "net.ipv4.tcp_allowed_congestion_control",
-    )
+        *(f"modules.tcp_{name}" for name in ("bbr", "dctcp", "htcp", "vegas", "westwood")),
+    ),
+    PREFIX + "net.core.default_qdisc": ("modules.sch_fq", "modules.sch_cake"),
 }
 """What the kernel changes along: the default algorithm is allowed to every user from then on
-(net/ipv4/tcp_cong.c), and stays so when another one becomes the default."""
+(net/ipv4/tcp_cong.c), and stays so when another one becomes the default. A module is loaded when
+it is named, and stays."""
 
 
 def path_of(setting: str) -> str:
@@ -113,6 +127,25 @@ def text_of(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 
+def meaning(value: str) -> tuple[object, ...]:
+    """Return what the kernel reads a value as: it prints numbers in base 10 and joins ranges.
+
+    A list of numbers and ranges is a set. Source: Linux, kernel/sysctl.c (`strtoul_lenient` with
+    base 0, `proc_do_large_bitmap`).
+    """
+    return tuple(_meaning_of(word) for word in value.split())
+
+
+def _meaning_of(word: str) -> object:
+    if _RANGES.fullmatch(word) and ("," in word or "-" in word[1:]):
+        with contextlib.suppress(ValueError):  # 3-1: the kernel refuses it
+            return frozenset(numbers(word))
+    match = _NUMBER.fullmatch(word)
+    if not match:
+        return word
+    return int(word.replace("0", "0o", 1) if match["octal"] else word, 0)
+
+
 def values_of(profile: Profile) -> dict[str, SysctlValue]:
     """Return the section with every value in its long form."""
     section: Section = profile.section("sysctl") or {}
@@ -128,6 +161,7 @@ class SysctlSetting(Setting):
     kind = "sysctl"
     section = Section
     interdependent = True
+    is_restored_by_boot = True
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         """Return the values of both; the child's name of a limit replaces the parent's other."""
@@ -176,6 +210,10 @@ class SysctlSetting(Setting):
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
         return host.fs.find(path_of(setting))
+
+    def same(self, one: str, other: str) -> bool:
+        """Return whether two texts are one value, as the kernel reads them."""
+        return one.split() == other.split() or meaning(one) == meaning(other)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Write the value. A write of no bytes never reaches the kernel; an empty line does."""

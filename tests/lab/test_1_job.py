@@ -54,7 +54,7 @@ def test_every_machine_is_free_or_in_one_entitlement(web: TheLab) -> None:  # MO
 
 
 def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
-    # HP1 HP15 MO11: read in the guest's own /proc/sys, not in our records
+    # HP1 HP10 HP15 MO11: read in the guest's own /proc/sys, not in our records
     for machine in web.machines:
         status = json.loads(web.ssh(machine, "sidekick status -o json"))
         assert status["name"] == "web"
@@ -66,6 +66,8 @@ def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
         assert proofs
         assert all(t["started_at"] >= min(proofs) for t in tasks)
         assert json.loads(web.ssh(machine, "sidekick verify -o json"))["state"] == "verified"
+        facts = json.loads(web.ssh(machine, "sidekick facts -o json"))  # HP10
+        assert (facts["location.region"], facts["location.msb"]) == ("lab", f"msb{machine[1:]}")
 
 
 def test_what_a_job_file_would_do_is_said_before_it_happens(web: TheLab) -> None:  # AL4

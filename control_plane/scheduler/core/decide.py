@@ -26,11 +26,18 @@ from control_plane.api.operations import (
     OperationKind,
     OperationState,
 )
+from control_plane.job_control.core.intents import (
+    is_plain,
+    lapsed,
+    target_of,
+    waits_for_hold,
+)
 from control_plane.scheduler.core.approval import (
     OFFERED_MAX,
     is_controlled,
     take_in,
 )
+from control_plane.scheduler.core.assignment import assigned, unified
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decision import Decision, Found, Room, Seen
 from control_plane.scheduler.core.operations import (
@@ -50,7 +57,7 @@ from control_plane.scheduler.core.release import (
     cause_of_update,
     is_outdated,
     may_renew,
-    told,
+    renews,
 )
 from control_plane.scheduler.core.rollout import (
     Placed,
@@ -61,6 +68,7 @@ from control_plane.scheduler.core.rollout import (
     prune,
     take_down,
 )
+from control_plane.scheduler.core.rollout_words import told
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
 from control_plane.scheduler.core.surge import spare, stood_in, surged
 
@@ -73,7 +81,10 @@ _VOLUNTARY = (
 
 def decide(record: JobRecord, seen: Seen) -> Decision:
     """Return the decision as far as it can be made without asking for places."""
-    made = Decision(begun(record), Ledger(record, seen.now))
+    known = begun(lapsed(record, seen.now.wall))
+    if not is_plain(known):
+        known = assigned(known, unified(known, seen))
+    made = Decision(known, Ledger(record, seen.now))
     made.took(observe(made.record, seen.view, seen.now))
     made.record = advance(made.record, record, made.ledger, seen.now)
     made.record = kept(made)
@@ -84,6 +95,7 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
         made.detail = told(made.record, seen.now)
     if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
         made.detail = f"the update to version {made.record.version} is paused"
+    made.detail = made.detail or waits_for_hold(made.record)
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
     has_extras = any(task.extra for task in made.record.tasks)
     may_go = spare(made.record, seen.view) if has_extras else 0
@@ -163,7 +175,7 @@ def _propose(made: Decision, seen: Seen) -> None:
     renewed = {
         i
         for i, t in due.items()
-        if is_outdated(t, record) and not (must_move(t, view) or is_moved(t))
+        if is_outdated(t, record) and renews(t, record) and not (must_move(t, view) or is_moved(t))
     }
     room, chosen = replaced(made.room), list[int]()
     if is_controlled(record):  # who is asked chooses among all of them
@@ -263,9 +275,9 @@ def _need(
         return OperationKind.MOVE, Cause.OWNER, task.operation.reason, None
     if machine is not None and machine.leaving:
         return OperationKind.MOVE, _why_leave(machine), machine.leaving_reason, machine.deadline
-    if task.version != record.version:
-        reason = f"version {record.version} instead of {task.version}"
-        return OperationKind.UPDATE, cause_of_update(record), reason, None
+    if (target := target_of(record, task)) != task.version:
+        reason = f"version {target} instead of {task.version}"
+        return OperationKind.UPDATE, cause_of_update(record, task), reason, None
     if is_restarted(task) and task.operation is not None:
         return OperationKind.RESTART, Cause.OWNER, task.operation.reason, None
     return OperationKind.MOVE, Cause.REBALANCE, "the job stands more evenly then", None
@@ -304,6 +316,7 @@ def _going(made: Decision, ready: frozenset[int], seen: Seen, *, asks: bool) -> 
     for index in made.chosen:
         task = known[index]
         updates = task.operation is not None and task.operation.kind is OperationKind.UPDATE
+        updates = updates and renews(task, made.record)
         is_capped = task.operation is not None and task.operation.cause is Cause.POWER
         if is_capped and seen.capped_moves is not None and made.capped >= seen.capped_moves:
             continue

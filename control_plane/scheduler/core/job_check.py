@@ -46,6 +46,11 @@ def check_job(
     else:
         errors += _check_capacity(spec, entitlement, machines)
         errors += _check_relaxations(spec, entitlement)
+    runtimes = {s.runtime for s in known.specs.values()} if known is not None else set[str]()
+    if spec.runtime and spec.runtime not in runtimes:
+        errors.append(
+            _error("runtime", f"operators choose it: twinectl job runtime {spec.name} --to NAME")
+        )
     if known is not None and known.spec.entitlement != spec.entitlement and not moves:
         errors.append(
             _error(

@@ -18,6 +18,17 @@ from agent.api import Health, RestartWhen, TaskState, exit_text
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of
 from control_plane.api.operations import Cause, OperationKind, OperationState
 from control_plane.api.updates import OnFailure, Rollout
+from control_plane.job_control.core.compose import part_of
+from control_plane.job_control.core.intents import (
+    is_on_trial,
+    is_plain,
+    next_end,
+    next_version,
+    on_its_way_to,
+    push_of,
+    pushed,
+    target_of,
+)
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import waits_for
 from control_plane.scheduler.core.job_check import same_tasks
@@ -28,6 +39,8 @@ _BLAMELESS = ("lost", "cut-off")
 """Ends that say nothing of the version: its machine was rebooted, or cut off."""
 _PLACED = (TaskPhase.STARTING, TaskPhase.RUNNING)
 _ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
+_SELF = "scheduler"
+"""The writer of a push that goes back by itself (`on_failure`)."""
 
 
 def begun(record: JobRecord) -> JobRecord:
@@ -36,19 +49,22 @@ def begun(record: JobRecord) -> JobRecord:
     One that was done goes on where a lost task is back with an earlier version.
     """
     known = record.rollout
-    if known is not None and _is_of(known, record):
-        if not known.done or all(_is_new(t, record) or _is_away(t) for t in record.tasks):
+    if known is not None and is_of(known, record):
+        if not known.done or all(is_new(t, record) or _is_beside(t, record) for t in record.tasks):
             return record
         return replace(record, rollout=replace(known, done=False))
-    others = [t.version for t in record.tasks if t.version != record.version and not is_going(t)]
+    others = [
+        t.version
+        for t in record.tasks
+        if t.version != record.version and not (is_going(t) or t.version in record.trials)
+    ]
     if not others:
         return record
     if known is None:  # nothing is known of before: it had what most of its tasks run
         base = max(sorted(set(others)), key=others.count)
     else:
         base = known.version if known.done else known.base
-    serves = any(_serves(task) for task in record.tasks)
-    needs_canaries = canaries(record.spec) > 0 and serves
+    needs_canaries = record.spec.update.canary is not None and any(map(serves, record.tasks))
     fresh = Rollout(version=record.version, base=base, passed=not needs_canaries)
     return replace(record, rollout=fresh)
 
@@ -63,7 +79,7 @@ def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -
         rollout = _failures(record, rollout, before, now)
         failed = _is_failed(record, rollout) or _is_stuck(record, rollout, now)
         if failed and not (record.paused or rollout.halted):
-            return _verdict(record, rollout, ledger)
+            return _verdict(record, rollout, ledger, now)
     if rollout.passed and not rollout.halted and _is_done(record, rollout, now):
         rollout = replace(rollout, done=True)
         ledger.tell(f"version {record.version} runs on all tasks", OperationState.DONE)
@@ -71,30 +87,42 @@ def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -
 
 
 def is_outdated(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether a task is to be taken down for the newest version.
+    """Return whether a task is to be taken down for another version.
 
-    A lost one is not: it becomes the newest version where it is placed.
+    A lost one is not: it becomes what it is to run where it is placed. A push that is paused or
+    halted takes none down; others may be, for the version that they had before.
     """
-    if task.version == record.version or task.phase is TaskPhase.LOST or record.paused:
+    if task.version == (task.wants or record.version) or task.phase is TaskPhase.LOST:
         return False
-    halted = record.rollout is not None and record.rollout.halted and is_held(record)
-    return not (halted or waits_for(record, task, record.spec))
+    target = target_of(record, task)
+    if target == task.version:
+        return False
+    if target == record.version:
+        halted = record.rollout is not None and record.rollout.halted and is_held_back(record)
+        if halted or record.paused:
+            return False
+    return not waits_for(record, task, record.specs.get(target, record.spec))
 
 
-def is_held(record: JobRecord) -> bool:
+def renews(task: TaskRecord, record: JobRecord) -> bool:
+    """Return whether an update of a task brings it to the newest version."""
+    return target_of(record, task) == record.version
+
+
+def is_held_back(record: JobRecord) -> bool:
     """Return whether only some tasks may run the newest version yet."""
     rollout = record.rollout
-    return rollout is not None and _is_of(rollout, record) and _is_narrow(rollout)
+    return rollout is not None and is_of(rollout, record) and _is_narrow(rollout)
 
 
 def may_renew(record: JobRecord) -> int | None:
     """Return how many more tasks may become the newest version now; None: all of them."""
     rollout = record.rollout
-    if rollout is None or not is_held(record):
+    if rollout is None or not is_held_back(record):
         return None
     if rollout.halted:
         return 0
-    return max(0, canaries(record.spec) - sum(1 for task in record.tasks if _is_new(task, record)))
+    return max(0, canaries(record) - sum(1 for task in record.tasks if is_new(task, record)))
 
 
 def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
@@ -105,8 +133,8 @@ def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
     policy = record.spec.update
     if policy.health_gate_s <= 0 and policy.batch is None:
         return 0, None
-    new = [task for task in record.tasks if _is_new(task, record)]
-    fresh = sum(1 for t in new if _serves(t) and not _is_proven(t, record, now))
+    new = [task for task in record.tasks if is_new(task, record)]
+    fresh = sum(1 for t in new if serves(t) and not _is_proven(t, record, now))
     if policy.batch is None:
         return fresh, None
     under_way = any(not _is_proven(task, record, now) for task in new)
@@ -115,11 +143,12 @@ def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
 
 def runs_next(record: JobRecord, task: TaskRecord) -> int:
     """Return the version with which a task that is taken down starts again."""
-    operation = task.operation
+    operation, target = task.operation, target_of(record, task)
     if operation is not None and operation.kind is OperationKind.UPDATE:
+        return target
+    if not is_here(record, task.version):
         return record.version
-    stays = is_held(record) or waits_for(record, task, record.spec) != ""
-    return task.version if stays and _is_here(record, task.version) else record.version
+    return task.version if _stays(record, task, target) else target
 
 
 def placed_as(record: JobRecord, task: TaskRecord) -> int:
@@ -131,40 +160,50 @@ def placed_as(record: JobRecord, task: TaskRecord) -> int:
     where the newest version must not run beside the old copy. None is placed in an entitlement
     that its job leaves.
     """
-    if not _is_here(record, task.version):
+    if not is_here(record, task.version):
         return record.version
-    is_lost = task.phase is TaskPhase.LOST
-    stays = not is_lost or is_held(record) or is_offered(task)
-    return task.version if stays or waits_for(record, task, record.spec) else record.version
+    if task.phase is not TaskPhase.LOST or is_offered(task):
+        return task.version
+    target = target_of(record, task)
+    return task.version if _stays(record, task, target) else target
+
+
+def _stays(record: JobRecord, task: TaskRecord, target: int) -> bool:
+    """Return whether a task that starts anew does so as what it was."""
+    held_back = target == record.version and is_held_back(record)
+    return held_back or waits_for(record, task, record.specs.get(target, record.spec)) != ""
 
 
 def starts_as(record: JobRecord) -> int:
     """Return the version of tasks that are added now."""
     rollout = record.rollout
-    if rollout is not None and is_held(record) and _is_here(record, rollout.base):
+    if rollout is not None and is_held_back(record) and is_here(record, rollout.base):
         return rollout.base
     return record.version
 
 
-def cause_of_update(record: JobRecord) -> Cause:
-    """Return why a task gets the newest version now."""
-    rollout = record.rollout
-    if rollout is None or not _is_of(rollout, record):
+def cause_of_update(record: JobRecord, task: TaskRecord) -> Cause:
+    """Return why a task gets another version now."""
+    rollout, target = record.rollout, target_of(record, task)
+    if target != record.version:
+        return Cause.CANARY if target in record.trials else Cause.ROLLBACK
+    if rollout is None or not is_of(rollout, record):
         return Cause.RELEASE
     if rollout.returns_from:
         return Cause.ROLLBACK
-    if rollout.base in record.specs and not _is_here(record, rollout.base):
+    if rollout.base in record.specs and not is_here(record, rollout.base):
         return Cause.TRANSFER
     return Cause.RELEASE if rollout.passed else Cause.CANARY
 
 
-def canaries(spec: JobSpec) -> int:
-    """Return how many tasks are to be canaries; 0: none."""
-    canary = spec.update.canary
+def canaries(record: JobRecord) -> int:
+    """Return how many tasks are to be canaries of the push: none beyond its share."""
+    canary, tasks = record.spec.update.canary, record.spec.tasks
     if canary is None:
         return 0
-    part = ceil(spec.tasks * canary.share) if canary.share is not None else 0
-    return min(spec.tasks, max(canary.tasks, part))
+    part = ceil(tasks * canary.share) if canary.share is not None else 0
+    most = tasks if is_plain(record) else part_of(push_of(record).share, tasks)
+    return min(most, max(canary.tasks, part))
 
 
 def back_to(now: JobSpec, then: JobSpec) -> JobSpec:
@@ -186,7 +225,7 @@ def returned(record: JobRecord, spec: JobSpec, reason: str) -> JobRecord:
 
     It is known to work, so no canaries go first, and nothing goes back from it.
     """
-    version = record.version + 1
+    version = next_version(record)
     same = {v for v, known in record.specs.items() if same_tasks(known, spec)}
     tasks = [
         replace(task, version=version) if task.version in same else task for task in record.tasks
@@ -213,48 +252,17 @@ def resumed(record: JobRecord) -> JobRecord:
     )
 
 
-def told(record: JobRecord, now: Moment) -> str:
-    """Return how an update goes, or went, in a sentence; empty: nothing is to be said."""
-    rollout = record.rollout
-    if rollout is None or not _is_of(rollout, record) or record.stopping:
-        return ""
-    if rollout.halted:
-        return f"{rollout.reason}; nothing more is updated until it is resumed or rolled back"
-    if rollout.returns_from:
-        return rollout.reason if rollout.reason else ""
-    if rollout.done:
-        return ""
-    words = [_canaries_told(record, rollout, now), _transfer_told(record, rollout)]
-    return "; ".join(filter(None, words))
-
-
-def _transfer_told(record: JobRecord, rollout: Rollout) -> str:
-    base = record.specs.get(rollout.base)
-    if base is None or base.entitlement == record.spec.entitlement:
-        return ""
-    there = sum(1 for task in record.tasks if _is_here(record, task.version) and _serves(task))
-    return (
-        f"the job moves from entitlement {base.entitlement} to {record.spec.entitlement}:"
-        f" {there} of {record.spec.tasks} tasks serve there"
-    )
-
-
-def _canaries_told(record: JobRecord, rollout: Rollout, now: Moment) -> str:
-    if not rollout.passed and record.spec.update.canary is not None:
-        new = [task for task in record.tasks if _is_new(task, record)]
-        held_s = min((now.spent_s(task) if _serves(task) else 0.0 for task in new), default=0.0)
-        hold_s = record.spec.update.canary.hold_s
-        return (
-            f"version {record.version}: {len(new)} of {canaries(record.spec)} canaries,"
-            f" healthy for {held_s:.0f} of {hold_s:.0f} s"
-        )
-    return ""
-
-
 def next_look(record: JobRecord, now: Moment) -> float | None:
-    """Return when (steady) a task passes its gate, or is late, if nothing else happens."""
+    """Return when (steady) a task passes its gate, or is late, or an intent ends."""
+    looks, end = [_gate_look(record, now)], next_end(record)
+    if end is not None:
+        looks.append(now.steady + max(0.0, end - now.wall))
+    return min((look for look in looks if look is not None), default=None)
+
+
+def _gate_look(record: JobRecord, now: Moment) -> float | None:
     rollout, policy = record.rollout, record.spec.update
-    if rollout is None or rollout.done or rollout.halted or not _is_of(rollout, record):
+    if rollout is None or rollout.done or rollout.halted or not is_of(rollout, record):
         return None
     hold_s = policy.canary.hold_s if policy.canary is not None and not rollout.passed else 0.0
     gate_s, times = max(policy.health_gate_s, hold_s), list[float]()
@@ -263,7 +271,7 @@ def next_look(record: JobRecord, now: Moment) -> float | None:
             continue
         spent_s = now.spent_s(task)
         for after_s in (
-            (policy.health_gate_s, gate_s) if _serves(task) else (policy.healthy_within_s,)
+            (policy.health_gate_s, gate_s) if serves(task) else (policy.healthy_within_s,)
         ):
             if spent_s < after_s:
                 times.append(now.steady + after_s - spent_s)
@@ -275,12 +283,14 @@ def next_look(record: JobRecord, now: Moment) -> float | None:
 
 def _canaries(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -> Rollout:
     """Return the rollout with the canaries passed, if they held for long enough."""
-    canary, wanted = record.spec.update.canary, canaries(record.spec)
-    if canary is None or not wanted:
+    canary, wanted = record.spec.update.canary, canaries(record)
+    if canary is None or not record.spec.tasks:
         return replace(rollout, passed=True)
-    new = [task for task in record.tasks if _is_new(task, record)]
+    if not wanted:
+        return rollout  # nothing is pushed to any task yet
+    new = [task for task in record.tasks if is_new(task, record)]
     hold_s = max(canary.hold_s, record.spec.update.health_gate_s)
-    held = [task for task in new if _serves(task) and now.spent_s(task) >= hold_s]
+    held = [task for task in new if serves(task) and now.spent_s(task) >= hold_s]
     if len(held) < wanted or len(held) < len(new):
         return rollout
     ledger.tell(f"{len(held)} canaries of version {record.version} held", OperationState.DONE)
@@ -313,7 +323,7 @@ def _enough(record: JobRecord, rollout: Rollout) -> int:
     policy = record.spec.update
     most = max(1, policy.max_unavailable + policy.surge)
     if not rollout.passed:
-        most = min(most, max(1, canaries(record.spec)))
+        most = min(most, max(1, canaries(record)))
     return max(1, min(policy.failures, most, policy.batch or most, record.spec.tasks))
 
 
@@ -329,7 +339,7 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     """
     blamed, fails = frozenset(rollout.failed[rollout.forgiven :]), False
     for task in record.tasks:
-        if not _is_new(task, record) or _is_proven(task, record, now):
+        if not is_new(task, record) or _is_proven(task, record, now):
             continue
         if task.index not in rollout.failed:
             if task.phase is TaskPhase.PENDING and task.reason:
@@ -342,7 +352,7 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     return fails
 
 
-def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger) -> JobRecord:
+def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -> JobRecord:
     """Return the record after too many new tasks failed: back, if there is whereto, or halted.
 
     What goes back is not judged itself: versions do not chase each other.
@@ -362,10 +372,9 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger) -> JobRecord:
         ledger.tell(f"halted: {reason}", OperationState.FAILED)
         return replace(record, rollout=replace(rollout, halted=True, reason=reason))
     ledger.tell(f"back to version {rollout.base}: {reason}", OperationState.FAILED)
-    return returned(
-        record,
-        back_to(record.spec, base),
-        f"{reason}; the job went back to version {rollout.base}",
+    reason = f"{reason}; the job went back to version {rollout.base}"
+    return pushed(
+        returned(record, back_to(record.spec, base), reason), _SELF, now.wall, reason=reason
     )
 
 
@@ -381,10 +390,11 @@ def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     Tasks that have no machine yet show nothing.
     """
     failed = frozenset(rollout.failed)
-    serves = any(_is_proven(task, record, now) for task in record.tasks)
+    is_proven = any(_is_proven(task, record, now) for task in record.tasks)
     return all(
         is_going(task)
-        or (serves and _is_away(task) and placed_as(record, task) == record.version)
+        or is_on_trial(record, task)
+        or (is_proven and _is_away(task) and placed_as(record, task) == record.version)
         or (
             task.version == record.version
             and not _is_on_its_way(task)
@@ -411,13 +421,13 @@ def _is_on_its_way(task: TaskRecord) -> bool:
 # -- single tasks
 
 
-def _is_here(record: JobRecord, version: int) -> bool:
+def is_here(record: JobRecord, version: int) -> bool:
     """Return whether tasks of a version may still be placed: it is in the job's entitlement."""
     known = record.specs.get(version)
     return known is not None and known.entitlement == record.spec.entitlement
 
 
-def _is_of(rollout: Rollout, record: JobRecord) -> bool:
+def is_of(rollout: Rollout, record: JobRecord) -> bool:
     return rollout.version == record.version
 
 
@@ -425,24 +435,15 @@ def _is_narrow(rollout: Rollout) -> bool:
     return rollout.halted or not rollout.passed
 
 
-def _is_new(task: TaskRecord, record: JobRecord) -> bool:
+def is_new(task: TaskRecord, record: JobRecord) -> bool:
     """Return whether a task runs the newest version, or is on its way to it.
 
     One that an earlier update started, of a version that is not the newest any more, is not.
     """
-    if is_going(task):
-        return False
-    operation = task.operation
-    begins = (
-        operation is not None
-        and operation.kind is OperationKind.UPDATE
-        and operation.state is OperationState.RUNNING
-        and task.phase in _ENDING
-    )
-    return begins or task.version == record.version
+    return not is_going(task) and on_its_way_to(record, task) == record.version
 
 
-def _serves(task: TaskRecord) -> bool:
+def serves(task: TaskRecord) -> bool:
     return task.phase is TaskPhase.RUNNING and task.listed
 
 
@@ -451,10 +452,15 @@ def _is_away(task: TaskRecord) -> bool:
     return task.phase is TaskPhase.LOST or is_going(task)
 
 
+def _is_beside(task: TaskRecord, record: JobRecord) -> bool:
+    """Return whether a task does not matter to the rollout of the newest version."""
+    return _is_away(task) or is_on_trial(record, task)
+
+
 def _is_proven(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
     """Return whether a task has been healthy for as long as the gate asks."""
     gate_s = record.spec.update.health_gate_s
-    return _serves(task) and task.version == record.version and now.spent_s(task) >= gate_s
+    return serves(task) and task.version == record.version and now.spent_s(task) >= gate_s
 
 
 def _fails(task: TaskRecord, record: JobRecord, now: Moment) -> bool:

@@ -20,6 +20,12 @@ from control_plane.api.jobs import (
     task_id,
 )
 from control_plane.api.operations import MUST_LEAVE, Cause, OperationState
+from control_plane.job_control.core.intents import (
+    canary_of,
+    is_composed,
+    is_held,
+    target_of,
+)
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, waits_for
 from control_plane.scheduler.core.job_check import same_tasks
@@ -147,7 +153,7 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
 
 def earlier(record: JobRecord) -> int | None:
     """Return the newest version that wanted something else of the tasks; None: none is known."""
-    others = (v for v, s in record.specs.items() if v < record.version)
+    others = (v for v in record.specs if v < record.version and v not in record.trials)
     return max((v for v in others if not same_tasks(record.specs[v], record.spec)), default=None)
 
 
@@ -157,8 +163,12 @@ def prune(record: JobRecord) -> JobRecord:
     The newest one that wanted something else of the tasks is kept, to go back to.
     """
     used = {task.version for task in record.tasks} | {record.version}
-    if used >= record.specs.keys():
+    if used >= record.specs.keys() and not record.trials:
         return record
+    if record.trials:
+        canary = canary_of(record)
+        used |= {canary.version} if canary is not None else set()
+        record = replace(record, trials=tuple(v for v in record.trials if v in used))
     if (before := earlier(record)) is not None:
         used.add(before)
     if record.rollout is not None:
@@ -176,7 +186,9 @@ def summarize(record: JobRecord, detail: str = "") -> JobStatus:
     healthy = [t for t in running if t.health is Health.HEALTHY and t.listed]
     updated = [t for t in running if t.version == record.version]
     waiting = [t for t in staying if t.reason and not t.listed]
-    is_full = len(healthy) == len(record.tasks) == wanted == len(updated)
+    right = sum(1 for t in running if t.version == target_of(record, t))
+    is_full = is_composed(record) and len(healthy) == len(record.tasks) == wanted == right
+    is_full = is_full and not (detail and is_held(record))
     if record.stopping:
         phase = JobPhase.STOPPING
     elif is_full and not (detail and any(_should_leave(task) for task in staying)):
@@ -227,7 +239,7 @@ def is_quiet(record: JobRecord) -> bool:
         and not record.leaving
         and all(
             task.listed
-            and task.version == record.version
+            and task.version == target_of(record, task)
             and task.phase is TaskPhase.RUNNING
             and (task.operation is None or task.operation.cause is Cause.REBALANCE)
             for task in record.tasks

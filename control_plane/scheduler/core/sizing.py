@@ -1,4 +1,4 @@
-"""How many tasks a job shall have, which of them go, and which version those get that are new."""
+"""How many tasks a job shall have: those that are missing are added, others go in their turn."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from control_plane.agents.core.seen import View
-from control_plane.allocator.core.spread import fullest_first
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationState
+from control_plane.job_control.core.compose import UnifiedSpec
+from control_plane.job_control.core.intents import is_plain, target_of
 from control_plane.scheduler.core.approval import is_controlled, was_let
+from control_plane.scheduler.core.assignment import assigned, unified
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import waits_for
 from control_plane.scheduler.core.decision import Decision, Seen
@@ -22,8 +23,8 @@ from control_plane.scheduler.core.operations import (
     waits,
 )
 from control_plane.scheduler.core.reconcile import available
-from control_plane.scheduler.core.release import is_held, starts_as
-from control_plane.scheduler.core.rollout import HOMELESS, is_overdue, take_down, wanted_tasks
+from control_plane.scheduler.core.release import is_held_back, starts_as
+from control_plane.scheduler.core.rollout import is_overdue, take_down, wanted_tasks
 
 
 def remaining(record: JobRecord, seen: Seen) -> tuple[int, ...]:
@@ -38,20 +39,24 @@ def resized(made: Decision, seen: Seen) -> JobRecord:
     """Return the record with missing tasks added and surplus ones on their way out.
 
     A task keeps its index for life, so a job may have holes in its indexes: what is missing
-    gets the lowest free ones, and what is too much goes from where most tasks stand. They go
-    all at once: nobody counts on them any more. They are drained like any other.
+    gets the lowest free ones. Which tasks are too many, and what each runs, is composed of the
+    intents; they go all at once, and are drained like any other.
     """
-    record, now = _with_newest(made.record), seen.now
-    staying = [
-        task for task in record.tasks if not is_going(task) and (record.stopping or not task.extra)
-    ]
-    missing = wanted_tasks(record) - len(staying)
-    if missing == 0:
-        return record
-    if missing > 0:
-        return replace(record, tasks=_with_new(record, missing, now))
-    made.record = record
-    return without(made, _surplus(staying, -missing, seen), now)
+    record, now = made.record, seen.now
+    if record.stopping:
+        made.record = record = _with_newest(record)
+        everything = frozenset(task.index for task in record.tasks if not is_going(task))
+        return without(made, everything, now) if everything else record
+    staying = sum(1 for task in record.tasks if not (is_going(task) or task.extra))
+    if staying == record.spec.tasks and is_plain(record):
+        return _with_newest(assigned(record, UnifiedSpec(staying, {})))
+    spec = unified(record, seen)
+    record = made.record = _with_newest(assigned(record, spec))
+    if spec.removed:
+        return without(made, spec.removed, now)
+    known = {task.index for task in record.tasks}
+    new = [index for index in spec.tasks if index not in known]
+    return replace(record, tasks=_with_new(record, new, spec, now)) if new else record
 
 
 def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
@@ -84,26 +89,32 @@ def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
 
 
 def _with_newest(record: JobRecord) -> JobRecord:
-    """Return the record in which tasks that wait for a machine want the newest version.
+    """Return the record in which tasks that wait for a machine want the version they are to run.
 
     Nothing of them runs that an update would have to take down. What they wait for is perhaps
     just what the newest version does not need (BUG-AL1). While that version is with its
     canaries, or was halted, none of them gets it. A lost task keeps the version that it was
     started with until it is placed elsewhere (`placed_as`): its old copy may run (BUG-CP30).
     """
-    if all(task.version == record.version for task in record.tasks) or is_held(record):
+    plain = is_plain(record)
+    if plain and (
+        all(task.version == record.version for task in record.tasks) or is_held_back(record)
+    ):
         return record
 
-    generation = record.generation
+    generation, held_back = record.generation, is_held_back(record)
 
     def wants(task: TaskRecord) -> TaskRecord:
         nonlocal generation
-        if task.version == record.version or is_going(task):
+        if task.phase is not TaskPhase.PENDING or is_going(task):
             return task
-        if task.phase is not TaskPhase.PENDING or waits_for(record, task, record.spec):
+        version = record.version if plain else target_of(record, task)
+        if task.version == version or (held_back and version == record.version):
+            return task
+        if waits_for(record, task, record.specs.get(version, record.spec)):
             return task
         generation += 1
-        changed = {"version": record.version, "generation": generation}
+        changed = {"version": version, "generation": generation}
         return replace(task, reason="", attempts=0, **changed)
 
     tasks = [wants(task) for task in record.tasks]
@@ -154,57 +165,21 @@ def kept(made: Decision) -> JobRecord:
     return replace(record, tasks=tasks)
 
 
-def _with_new(record: JobRecord, missing: int, now: Moment) -> list[TaskRecord]:
-    known = {task.index for task in record.tasks}
-    tasks, index = list(record.tasks), 0
-    while missing:
-        if index not in known:
-            missing -= 1
-            tasks.append(
-                TaskRecord(
-                    index=index,
-                    version=starts_as(record),
-                    generation=record.generation,
-                    since=now.wall,
-                    begun=now.steady,
-                )
+def _with_new(
+    record: JobRecord, new: Sequence[int], spec: UnifiedSpec, now: Moment
+) -> list[TaskRecord]:
+    plain, tasks = is_plain(record), list(record.tasks)
+    for index in new:
+        version = spec.tasks[index].version
+        tasks.append(
+            TaskRecord(
+                index=index,
+                version=starts_as(record) if version == record.version else version,
+                generation=record.generation,
+                since=now.wall,
+                begun=now.steady,
+                wants=0 if plain else version,
             )
-        index += 1
+        )
     tasks.sort(key=lambda task: task.index)
     return tasks
-
-
-def _surplus(staying: Sequence[TaskRecord], number: int, seen: Seen) -> frozenset[int]:
-    """Return which tasks go: who is missed least, of equals those in the fullest bins.
-
-    Those that are nowhere go first, then those that are known not to serve, those of machines
-    that do not answer, and only then those that serve: failures count against the budget, so
-    nothing that serves is given up for what does not (BUG-CP24). With nothing seen, as in a
-    plan, all that clients may use are equals.
-    """
-    if number >= len(staying):
-        return frozenset(task.index for task in staying)
-    classes: tuple[list[int], ...] = ([], [], [], [])
-    for task in reversed(staying):
-        classes[_missed(task, seen.view)].append(task.index)
-    gone = classes[0][:number]
-    for equals in classes[1:]:
-        left, among = number - len(gone), frozenset(equals)
-        if left >= len(equals):
-            gone += equals
-            continue
-        claims = [claim for claim in seen.claims if claim.task in among]
-        fullest = [] if seen.evened is None else fullest_first(claims, seen.evened, left)
-        chosen = frozenset(fullest)
-        gone += [*fullest, *(index for index in equals if index not in chosen)][:left]
-        break
-    return frozenset(gone)
-
-
-def _missed(task: TaskRecord, view: View) -> int:
-    """Return how much a task would be missed, from 0: not at all, to 3: it serves."""
-    if task.phase in HOMELESS:
-        return 0
-    if task.phase is not TaskPhase.RUNNING or not task.listed:
-        return 1
-    return 3 if available(task, view) else 2

@@ -13,11 +13,17 @@ from agent.api.volumes import VolumeKind
 from control_plane.agents.core.seen import View
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
+from control_plane.job_control.core.intents import is_plain, stable_of
 from control_plane.scheduler.core.approval import is_controlled
 from control_plane.scheduler.core.decision import Decision, Seen
 from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.reconcile import available
-from control_plane.scheduler.core.release import is_outdated, may_renew, starts_as
+from control_plane.scheduler.core.release import (
+    is_outdated,
+    may_renew,
+    renews,
+    starts_as,
+)
 from control_plane.scheduler.core.rollout import is_overdue, must_move
 from control_plane.scheduler.core.sizing import goes_on, without
 
@@ -54,7 +60,11 @@ def surged(made: Decision, seen: Seen) -> JobRecord:
     more = min(most, waiting) - len(kept)
     more, renew = min(more, most - known), may_renew(record)
     version = record.version
-    if renew == 0 and not all(is_outdated(t, record) for t in base if _must_go(record, t, view)):
+    if not is_plain(record) and not any(
+        _must_go(record, t, view) and renews(t, record) for t in base
+    ):
+        version = stable_of(record) or record.version  # nothing is brought to the newest
+    elif renew == 0 and not all(is_outdated(t, record) for t in base if _must_go(record, t, view)):
         version = starts_as(record)  # some must leave, and the newest version is not proven yet
     elif renew is not None:
         more = min(more, renew)

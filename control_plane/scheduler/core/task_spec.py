@@ -42,6 +42,8 @@ def task_spec(
         "TWINE_MACHINE": placement.machine,
         **{port_variable(port): str(number) for port, number in placement.ports.items()},
     }
+    if spec.runtime:
+        environment["TWINE_RUNTIME"] = spec.runtime
     return TaskSpec(
         generation=generation,
         epoch=epoch,

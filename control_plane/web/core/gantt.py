@@ -65,17 +65,23 @@ def chart(
 ) -> Chart:
     """Return the chart of a window (begin, end in seconds since 1970) from row `first` on."""
     begin, end = window
-    bars: dict[int | None, list[Bar]] = defaultdict(list)
+    ended: dict[int | None, list[JobEvent]] = defaultdict(list)
     for event in events:
-        started = event.start or event.end
-        if event.end >= begin and started <= end:
-            bars[event.task].append(_ended(event, started, window))
-    for task in tasks:
-        if task.operation is not None and task.operation.began <= end:
-            bars[task.index].append(_current(task.operation, window))
-    order = sorted(bars, key=lambda task: -1 if task is None else task)
+        if event.end >= begin and (event.start or event.end) <= end:
+            ended[event.task].append(event)
+    current = {
+        task.index: task.operation
+        for task in tasks
+        if task.operation is not None and task.operation.began <= end
+    }
+    order = sorted({*ended, *current}, key=lambda task: -1 if task is None else task)
     shown = order[first : first + ROWS_MAX]
-    rows = [Row(task, sorted(bars[task], key=lambda bar: bar.start)) for task in shown]
+    rows = []
+    for task in shown:
+        bars = [_ended(event, event.start or event.end, window) for event in ended[task]]
+        if task in current:
+            bars.append(_current(current[task], window))
+        rows.append(Row(task, sorted(bars, key=lambda bar: bar.start)))
     return Chart(begin, end, rows, _ticks(begin, end), len(order) - len(shown))
 
 

@@ -10,7 +10,7 @@ const local = (root) => {
 };
 const busy = () => document.querySelector("details[open]") || document.activeElement?.matches("input, select");
 let shown = Number(document.body.dataset.revision), loading = false, heard = Date.now();
-async function reload(revision) {
+async function reload() {
   if (loading || busy()) return;
   loading = true;
   try {
@@ -22,7 +22,7 @@ async function reload(revision) {
       local(fresh);
       document.querySelector(part).replaceWith(fresh);
     }
-    shown = revision;
+    shown = Number(page.body.dataset.revision);
   } finally { loading = false; }
 }
 local(document);
@@ -30,7 +30,7 @@ if (shown) {
   const changes = new EventSource("/ui/changes");
   changes.onmessage = (event) => {
     heard = Date.now();
-    if (Number(event.data) !== shown) reload(Number(event.data));
+    if (Number(event.data) !== shown) reload();
   };
   setInterval(() => { document.getElementById("stale").hidden = Date.now() - heard < 5000; }, 1000);
 }

@@ -10,7 +10,16 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +36,8 @@ from control_plane.agents.region import Region as SharedRegion
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.transactions import Allocations
+from control_plane.api.intent_wishes import IntentView, JobIntents, TaskCount
+from control_plane.api.intents import StoredIntent
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
     Endpoint,
@@ -122,6 +133,28 @@ EVENT = JobEvent(
 )
 
 
+class CannedIntents:
+    """Remembers who wrote what, and answers alike."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, str, object, str]] = []
+
+    def show(self, name: str) -> JobIntents:
+        size = StoredIntent(writer="user:ann", version=3, value={"tasks": 4}, reason="evening")
+        view = IntentView(
+            dimension="size", intent=size, effect="4 tasks", waits_for="the job is held"
+        )
+        runs = TaskCount(version=2, wanted=4, running=3, why="it is part of the push")
+        return JobIntents(job=name, intents=[view], size=4, versions=[runs])
+
+    def __getattr__(self, dimension: str) -> Callable[..., Awaitable[JobIntents]]:
+        async def write(name: str, *said: object) -> JobIntents:
+            self.written.append((dimension, name, *said))  # type: ignore[arg-type]
+            return self.show(name)
+
+        return write
+
+
 class CannedPlanner:
     """Gives the answers that a test put in."""
 
@@ -183,6 +216,7 @@ class CannedControlPlane(ControlPlane):
         self.profiles = ProfileRollouts(shared, self.portal, store, keys)
         self.task_desk = TaskService(table, _NoAgents())
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
+        self.intents = CannedIntents()  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = {}
         self.quarantined = []
         self.phase: JobPhase = JobPhase.STABLE
@@ -196,7 +230,9 @@ class CannedControlPlane(ControlPlane):
         """What `serve` put in."""
         self._served = asyncio.Event()
 
-    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
+    async def apply_job(
+        self, spec: JobSpec, *, dry_run: bool = False, writer: str = ""
+    ) -> JobStatus:
         if spec.entitlement not in self.portal.specs():
             raise InvalidInput(f"job {spec.name}: there is no entitlement {spec.entitlement}")
         if not dry_run:
@@ -224,13 +260,13 @@ class CannedControlPlane(ControlPlane):
         record = msgspec.structs.replace(status.record, paused=paused)
         return msgspec.structs.replace(status, record=record)
 
-    async def restart_job(self, name: str) -> JobStatus:
+    async def restart_job(self, name: str, writer: str = "") -> JobStatus:
         return await self.get_job(name)
 
-    async def rollback_job(self, name: str) -> JobStatus:
+    async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
         return await self.get_job(name)
 
-    async def move_job(self, name: str, entitlement: str) -> JobStatus:
+    async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
         if entitlement not in self.portal.specs():
             raise InvalidInput(f"job {name}: there is no entitlement {entitlement}")
         status = await self.get_job(name)

@@ -10,6 +10,13 @@ import pytest
 
 from control_plane.api.capacity import DecisionNote, EntitlementSpec, EntitlementWish
 from control_plane.api.health import ConfirmDown
+from control_plane.api.intent_wishes import (
+    CanaryWish,
+    HoldWish,
+    InfrastructureWish,
+    PushWish,
+    SizeWish,
+)
 from control_plane.api.inventory import Drain, Lend, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
 from control_plane.api.limits import Lift
@@ -69,6 +76,12 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
         for verb in ("pause", "resume", "restart", "rollback")
     },
     "move_job": (OWNERS, OPERATORS | {"other owner"}),
+    "get_intents": USERS,
+    **{
+        name: (OWNERS, OPERATORS | {"other owner"})
+        for name in ("put_push", "put_size", "put_canary", "put_hold", "withdraw_intent")
+    },
+    "put_infrastructure": OPERATORS,
     "job_events": USERS,
     "task_story": USERS,
     "move_task": (OWNERS, OPERATORS | {"other owner"}),
@@ -162,6 +175,7 @@ PATH = {
     "limit": "no",
     "task": "web-0",
     "unknown": "web-0",
+    "dimension": "hold",
 }
 ELSEWHERE = {"group": "new", "who": "user:new", "admin": "user:new", "user": "new"}
 
@@ -192,6 +206,11 @@ def body_of(route: Route, entitlement: str) -> Any:
         MoveWish: MoveWish(reason="x"),
         RestartWish: RestartWish(),
         JobMove: JobMove(entitlement=entitlement),
+        PushWish: PushWish(spec=spec_of(entitlement)),
+        SizeWish: SizeWish(tasks=1),
+        CanaryWish: CanaryWish(lasts_s=60),
+        HoldWish: HoldWish(lasts_s=60),
+        InfrastructureWish: InfrastructureWish(runtime="r1"),
         ProfileWish: ProfileWish(text="= =", reason="x"),
         Lend: Lend(machine="no", borrower=entitlement),
         Revoke: Revoke(machines=["no"]),

@@ -82,14 +82,16 @@ def test_scratch_never_takes_what_holds_data(host: TheHost, file: Path) -> None:
 
 
 def test_options_of_a_mount_change_alone_and_come_back(host: TheHost) -> None:  # HP2
+    """`lazytime` and `commit` belong to the file system, whose first mount is the root."""
     point = "/var/lib/twine"
-    before = mounted(point)
+    before = mounted("/"), mounted(point)
     table = (
-        f"[mounts]\n'{point}' = {{ atime='relatime', lazytime='on', commit=45, required=true }}\n"
+        f"[mounts]\n'{point}' = {{ atime='relatime', required=true }}\n"
+        "'/' = { lazytime='on', commit=45, required=true }\n"
     )
     report = host.apply(profile("m", table))
     assert report.state is ProfileState.VERIFIED, report
     now = mounted(point)
     assert all(option in now for option in ("relatime", "lazytime", "commit=45", "subvol=/@twine"))
     host.release()
-    assert mounted(point) == before
+    assert (mounted("/"), mounted(point)) == before

@@ -153,7 +153,7 @@ def test_a_value_that_was_empty_is_empty_again(host: FakeHost) -> None:  # BUG-S
 
 def test_a_refused_spelling_leaves_an_empty_value_empty(host: FakeHost) -> None:  # BUG-SK25
     host.put(path(RESERVED), "")
-    host.fs.rounds[path(RESERVED)] = lambda value: value.replace("8080,8081", "8080-8081")
+    host.fs.rounds[path(RESERVED)] = lambda value: value.replace("8080,8081", "8080")
     report = host.apply(a_target(host, sysctl={RESERVED: "8080,8081"}))
     assert (report.state, report.rolled_back) == (ProfileState.DEGRADED, True)
     assert host.sysctl(RESERVED) == ""

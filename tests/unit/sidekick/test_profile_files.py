@@ -52,6 +52,52 @@ def test_a_child_overrides_its_parent_name_by_name(tmp_path: Path) -> None:
     assert found.source_of("kernel.nosmt") == "base:6"
 
 
+BASE = (
+    "description='b'\n[sysctl]\n'vm.swappiness'=60\n'kernel.panic'=10\n"
+    "[modules]\nload=['br_netfilter', 'bfq']\n[block.flash]\nscheduler='none'\nnr_requests=64\n"
+    "[thp]\nenabled='never'\n[[when]]\nif='cpu.count > 99'\nsysctl.'vm.dirty_ratio'=5\n"
+)
+
+
+def test_bug_sk21_a_child_leaves_what_it_unsets_as_the_host_has_it(tmp_path: Path) -> None:
+    # BUG-SK21
+    names = "'sysctl.vm.swappiness', 'modules.bfq', 'block.flash.scheduler', 'thp'"
+    child = f"description='c'\nextends='base'\nunset=[{names}, 'sysctl.vm.dirty_ratio']\n"
+    folder = library(tmp_path, base=BASE, child=child)
+    found = folder.load("child", FACTS)
+    assert values_of(found).keys() == {"kernel.panic"}
+    assert found.section("modules").load == ["br_netfilter"]
+    assert (found.section("block").flash.scheduler, found.section("block").flash.nr_requests) == (
+        None,
+        64,
+    )
+    assert found.section("thp") is None
+    assert values_of(folder.load("child", FACTS | {"cpu.count": 128})).keys() == {"kernel.panic"}
+    (tmp_path / "again.toml").write_text(
+        "description='g'\nextends='child'\n[sysctl]\n'vm.swappiness'=5\n"
+    )
+    assert values_of(folder.load("again", FACTS))["vm.swappiness"].value == 5
+
+
+def test_bug_sk21_what_no_parent_sets_cannot_be_unset(tmp_path: Path) -> None:  # BUG-SK21
+    child = "description='c'\nextends='base'\nunset=['sysctl.vm.swapiness', 'modules.bfq']\n"
+    with pytest.raises(ConfigError) as caught:
+        library(tmp_path, base=BASE, child=child).load("child", FACTS)
+    assert [(e.field, e.reason) for e in caught.value.errors] == [
+        ("unset[0]", "no parent of child sets sysctl.vm.swapiness (child:3)")
+    ]
+
+
+def test_bug_sk21_an_owner_unsets_only_what_it_may_set(tmp_path: Path) -> None:  # BUG-SK21
+    base = BASE.replace("[sysctl]", "[allow]\nteam=['sysctl.*']\n[sysctl]", 1)
+    child = "description='c'\nowner='team'\nextends='base'\nunset=['thp', 'sysctl.kernel.panic']\n"
+    with pytest.raises(ConfigError) as caught:
+        library(tmp_path, base=base, child=child).load("child", FACTS)
+    assert [(e.field, e.reason) for e in caught.value.errors] == [
+        ("unset[0]", "team may set sysctl.* (child:4)")
+    ]
+
+
 def test_facts_of_the_host_give_values(tmp_path: Path) -> None:
     text = (
         "description='w'\n[sysctl]\n'vm.dirty_bytes'='= memory.mib // 4'\n"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 from fake_host import FakeHost, a_profile
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sidekick.profile import Profile
 from sidekick.report import Change, Outcome, Wanted
 from sidekick.settings.sysctl import SysctlSetting, Value, path_of, text_of
 from sidekick.sysctl_ranges import why_out_of_range
@@ -123,3 +126,56 @@ def test_a_value_that_no_kernel_takes_is_told_by_lint(name: str, value: Value, w
     told = why_out_of_range(name, text_of(value))
     assert why in told
     assert bool(told) is bool(why)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("0x10", "16"),
+        ("010", "8"),
+        ("-0x1", "-1"),
+        ("8080,8081,9000", "8080-8081,9000"),
+        ("9000,8080-8081", "8080-8081,9000"),
+        ("1 0x2  3", "1\t2\t3"),
+    ],
+)
+def test_bug_sk27_a_spelling_that_the_kernel_changes_is_the_same_value(
+    written: str, read: str
+) -> None:  # BUG-SK27
+    assert SysctlSetting().same(written, read)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("16", "10"),
+        ("1-3", "1,3"),
+        ("1 2", "2 1"),
+        ("fq", "fq_codel"),
+        ("", "0"),
+        ("08", "8"),
+        ("3-1", "1-3"),
+    ],
+)
+def test_bug_sk27_different_values_stay_different(one: str, other: str) -> None:  # BUG-SK27
+    assert not SysctlSetting().same(one, other)
+
+
+@given(st.sets(st.integers(0, 200), min_size=2))
+def test_bug_sk27_any_spelling_of_a_set_of_ports_is_one_value(ports: set[int]) -> None:
+    # BUG-SK27
+    listed = ",".join(map(str, sorted(ports, reverse=True)))
+    ranges: list[list[int]] = []
+    for port in sorted(ports):
+        if ranges and ranges[-1][-1] == port - 1:
+            ranges[-1][1:] = [port]
+        else:
+            ranges.append([port])
+    joined = ",".join("-".join(map(str, part)) for part in ranges)
+    assert SysctlSetting().same(listed, joined)
+
+
+def test_bug_sk28_a_secret_that_cannot_be_unset_is_refused_by_name() -> None:  # BUG-SK28
+    name = "net.ipv6.conf.eth0.stable_secret"
+    found = Profile(name="x", sections={"sysctl": {name: "2001:db8::1"}})
+    assert "cannot be unset" in SysctlSetting().check(found)[0].reason

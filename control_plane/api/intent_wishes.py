@@ -1,0 +1,105 @@
+"""What a caller writes to change one dimension of what is wanted of a job, and what is shown."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Argument, Count, DigestStr, EnvName, Name
+from control_plane.api.intents import Number, Part, StoredIntent
+from control_plane.api.jobs import JobSpec
+from control_plane.api.updates import DAY_S
+
+Reason = Annotated[str, Meta(max_length=512)]
+
+
+class IntentWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every write of an intent says besides its content."""
+
+    reason: Reason = ""
+    expect: Count | None = None
+    """The version that this write replaces; `Conflict` if there is another by now. None: any."""
+    take_over: bool = False
+    """Write it although somebody else is its writer; the caller is its writer from then on."""
+
+
+class PushWish(IntentWish, frozen=True, kw_only=True):
+    """A specification for a part of the tasks: a push, or the next stage of one."""
+
+    spec: JobSpec | None = None
+    """What is pushed; its `tasks` are ignored. None: what is pushed now, with `image` if given."""
+    image: DigestStr | None = None
+    share: Part = 1.0
+    """Of the tasks run it; the rest runs what the job had before the push."""
+
+
+class SizeWish(IntentWish, frozen=True, kw_only=True):
+    """How many tasks there shall be."""
+
+    tasks: Number
+    minimum: Number | None = None
+    """The job has no fewer, whatever `tasks` says; None: as before, and at first none."""
+    maximum: Number | None = None
+    """It has no more; None: as before, and at first none."""
+
+
+class CanaryWish(IntentWish, frozen=True, kw_only=True):
+    """A variant that some tasks run for a while, to be compared with the others."""
+
+    tasks: Annotated[int, Meta(ge=1, le=15_000)] = 1
+    """So many, …"""
+    share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """… or this part of all tasks, if given."""
+    image: DigestStr | None = None
+    command: Annotated[list[Argument], Meta(max_length=4096)] | None = None
+    environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
+    """Set over the job's; what is not named stays."""
+    machine_type: Name | None = None
+    """Only tasks on machines of this type, for as long as they are there."""
+    lasts_s: Annotated[float, Meta(gt=0, le=30 * DAY_S)]
+    """It ends by itself after so many seconds."""
+
+
+class HoldWish(IntentWish, frozen=True, kw_only=True):
+    """Nothing that an intent asks for is begun for a while."""
+
+    lasts_s: Annotated[float, Meta(gt=0, le=90 * DAY_S)]
+    """It ends by itself after so many seconds."""
+
+
+class InfrastructureWish(IntentWish, frozen=True, kw_only=True):
+    """The runtime that the next push starts with."""
+
+    runtime: Name
+
+
+class IntentView(msgspec.Struct, frozen=True, kw_only=True):
+    """One dimension as it is shown."""
+
+    dimension: str
+    intent: StoredIntent
+    effect: str
+    """What it does to the job now."""
+    waits_for: str = ""
+    """Why it does not, or not yet, do all that it says."""
+
+
+class TaskCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tasks are to run a version, how many do, and why."""
+
+    version: int
+    wanted: int
+    running: int
+    why: str
+
+
+class JobIntents(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is wanted of a job, and what comes of it."""
+
+    job: str
+    intents: list[IntentView]
+    size: int
+    """Tasks that there are to be now."""
+    versions: list[TaskCount]

@@ -1,0 +1,108 @@
+"""Intents: what each writer wants of a job, one dimension at a time (docs/intents.md)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Count, Words
+
+Part = Annotated[float, Meta(ge=0, le=1)]
+"""A part of all tasks. It counts in millionths; half a task is rounded up."""
+Number = Annotated[int, Meta(ge=0, le=15_000)]
+
+
+_NO_OVERRIDES = (
+    "tasks of a job are alike and are not set one by one (docs/intents.md): for a part of them"
+    " `twinectl job push --share`, for a trial `twinectl job canary --tasks` or --machine-type,"
+    " for shards `twinectl job shards`"
+)
+INSTEAD_OF_OVERRIDES = {
+    **dict.fromkeys(("overrides", "task_overrides", "task_ids"), _NO_OVERRIDES),
+    "share": "it is no part of a job file: twinectl job push --file FILE --share",
+    "canary": "canaries of an update are update.canary; a trial is `twinectl job canary`",
+    "hold": "it is no part of a job file: twinectl job hold",
+    "size": "the size is `tasks`; of a running job also `twinectl job scale`",
+}
+"""Keys of a job file that say what an intent says → where that is written (table 1 of the
+article: JC4, FE9)."""
+
+
+class Dimension(StrEnum):
+    """What can be wanted of a job independently of all else, the strongest first."""
+
+    HOLD = "hold"
+    """Nothing that an intent asks for is begun until then."""
+    CANARY = "canary"
+    """Some tasks run a variant for a limited time."""
+    PUSH = "push"
+    """Which specification the tasks run, and on which part of them."""
+    SIZE = "size"
+    """How many tasks there are."""
+    INFRASTRUCTURE = "infrastructure"
+    """Which runtime the operators want the next push to start with."""
+
+
+class PushIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A push as it is stored."""
+
+    version: Count
+    """Of the job's specification."""
+    share: Part = 1.0
+
+
+class SizeIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A size as it is stored."""
+
+    tasks: Number
+    minimum: Number | None = None
+    maximum: Number | None = None
+
+    @property
+    def wanted(self) -> int:
+        """Return the number of tasks within the bounds; the maximum is the stronger one."""
+        least = self.tasks if self.minimum is None else max(self.tasks, self.minimum)
+        return least if self.maximum is None else min(least, self.maximum)
+
+
+class CanaryIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A canary as it is stored."""
+
+    version: Count
+    """Of the job's specification, with the changes in it."""
+    tasks: Number = 1
+    share: float | None = None
+    machine_type: str = ""
+
+
+class InfrastructureIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the operators roll out."""
+
+    runtime: str = ""
+
+
+class HoldIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A hold as it is stored: until when is said of every intent alike."""
+
+
+class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One dimension of what is wanted of a job, with who wrote it.
+
+    Dimensions that this release does not know are kept and shown as they are (JC16).
+    """
+
+    writer: Words = ""
+    version: Count = 0
+    """Rises with each write of the dimension, also when it is withdrawn."""
+    reason: Words = ""
+    since: float = 0.0
+    """When it was written, in seconds since 1970."""
+    expires_at: float | None = None
+    """When it is withdrawn by itself; None: never."""
+    is_owned: bool = False
+    """It was written by its own route: others have to take it over, `job apply` included."""
+    value: dict[str, Any] | None = None
+    """What is wanted; None: it was withdrawn."""

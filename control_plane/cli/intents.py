@@ -1,0 +1,193 @@
+"""`twinectl job intents | push | scale | canary | hold | runtime`: one dimension at a time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from control_plane.api.intent_wishes import (
+    CanaryWish,
+    HoldWish,
+    InfrastructureWish,
+    IntentWish,
+    JobIntents,
+    PushWish,
+    SizeWish,
+)
+from control_plane.api.intents import Dimension
+from control_plane.cli import show
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+from wire.options import seconds
+
+_REASON = click.option("--reason", default="", help="Why: kept with the intent and in the audit.")
+_EXPECT = click.option(
+    "--expect", type=click.IntRange(0), help="Only if the intent is at this version still."
+)
+_TAKE_OVER = click.option(
+    "--take-over", is_flag=True, help="Also if somebody else is its writer; you are from then on."
+)
+_COLUMNS = ("dimension", "writer", "version", "since", "until", "effect", "waits for", "reason")
+
+
+def _options(command: Any) -> Any:
+    """Add what every write of an intent takes."""
+    for option in (output_option, _TAKE_OVER, _EXPECT, _REASON, click.argument("name")):
+        command = option(command)
+    return click.pass_obj(command)
+
+
+@click.command()
+@click.argument("name")
+@output_option
+@click.pass_obj
+def intents(target: Target, name: str, output: str) -> None:
+    """Show what each writer wants of job NAME, its effect now, and what it waits for."""
+    _show(target.ask(lambda client: client.get_intents(name)), output)
+
+
+@click.command()
+@_options
+@click.option(
+    "--file", type=click.Path(path_type=Path), help="The job file to push; its size is not."
+)
+@click.option("--image", help="The image to push, with all else as it is.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="The part of the tasks that runs it; the others run what they had before.",
+)
+def push(
+    target: Target,
+    name: str,
+    file: Path | None,
+    image: str | None,
+    share: float,
+    output: str,
+    **meta: Any,
+) -> None:
+    """Push a specification to a part of job NAME; without --file and --image the next stage."""
+    from control_plane.cli.jobfile import read_job
+
+    spec = None if file is None else read_job(file, ())
+    wish = PushWish(spec=spec, image=image, share=share, **meta)
+    _put(target, name, Dimension.PUSH, wish, output)
+
+
+@click.command()
+@_options
+@click.option("--tasks", type=click.IntRange(0, 15_000), required=True, help="How many.")
+@click.option("--minimum", type=click.IntRange(0, 15_000), help="Never fewer.")
+@click.option("--maximum", type=click.IntRange(0, 15_000), help="Never more.")
+def scale(
+    target: Target,
+    name: str,
+    tasks: int,
+    minimum: int | None,
+    maximum: int | None,
+    output: str,
+    **meta: Any,
+) -> None:
+    """Say how many tasks job NAME has. A push under way keeps its share at every size."""
+    wish = SizeWish(tasks=tasks, minimum=minimum, maximum=maximum, **meta)
+    _put(target, name, Dimension.SIZE, wish, output)
+
+
+@click.command()
+@_options
+@click.option("--tasks", type=click.IntRange(1, 15_000), default=1, show_default=True)
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), help="Instead of --tasks.")
+@click.option("--image", help="Another image.")
+@click.option("--env", "environment", metavar="KEY=VALUE", multiple=True, help="Over the job's.")
+@click.option("--machine-type", help="Only on machines of this type, for as long as they last.")
+@click.option("--for", "lasts_s", type=seconds(), help="It ends by itself after so long.")
+@click.option("--end", is_flag=True, help="End the canary now.")
+def canary(
+    target: Target,
+    name: str,
+    lasts_s: float | None,
+    environment: tuple[str, ...],
+    end: bool,
+    output: str,
+    **given: Any,
+) -> None:
+    """Have some tasks of job NAME run a variant for a while: they are no part of a push."""
+    if end:
+        _withdraw(target, name, Dimension.CANARY, output, **given)
+        return
+    if lasts_s is None:
+        raise click.UsageError("--for DURATION is missing: a canary ends by itself")
+    wrong = [text for text in environment if "=" not in text]
+    if wrong:
+        raise click.UsageError(f"--env takes KEY=VALUE, not {wrong[0]!r}")
+    pairs = dict(text.split("=", 1) for text in environment)
+    wish = CanaryWish(lasts_s=lasts_s, environment=pairs, **given)
+    _put(target, name, Dimension.CANARY, wish, output)
+
+
+@click.command()
+@_options
+@click.option("--for", "lasts_s", type=seconds(), help="It ends by itself after so long.")
+@click.option("--end", is_flag=True, help="End the hold now.")
+def hold(
+    target: Target, name: str, lasts_s: float | None, end: bool, output: str, **meta: Any
+) -> None:
+    """Begin nothing in job NAME that an intent asks for, for a while.
+
+    Failures are repaired and machines are emptied for maintenance as before.
+    """
+    if end:
+        _withdraw(target, name, Dimension.HOLD, output, **meta)
+        return
+    if lasts_s is None:
+        raise click.UsageError("--for DURATION is missing: a hold ends by itself")
+    _put(target, name, Dimension.HOLD, HoldWish(lasts_s=lasts_s, **meta), output)
+
+
+@click.command()
+@_options
+@click.option("--to", "runtime", required=True, help="Name of the runtime.")
+def runtime(target: Target, name: str, runtime: str, output: str, **meta: Any) -> None:
+    """Have the next push of job NAME start with a runtime; operators only."""
+    wish = InfrastructureWish(runtime=runtime, **meta)
+    _put(target, name, Dimension.INFRASTRUCTURE, wish, output)
+
+
+def _put(target: Target, name: str, dimension: Dimension, wish: IntentWish, output: str) -> None:
+    _show(target.ask(lambda client: client.put_intent(name, dimension, wish)), output)
+
+
+def _withdraw(target: Target, name: str, dimension: Dimension, output: str, **given: Any) -> None:
+    wish = IntentWish(**{key: given[key] for key in IntentWish.__struct_fields__})
+    _show(target.ask(lambda client: client.withdraw_intent(name, dimension, wish)), output)
+
+
+def _show(found: JobIntents, output: str) -> None:
+    def text() -> None:
+        rows = [
+            (
+                view.dimension,
+                view.intent.writer or "-",
+                view.intent.version,
+                _date(view.intent.since),
+                "-" if view.intent.expires_at is None else _date(view.intent.expires_at),
+                view.effect,
+                view.waits_for or "-",
+                view.intent.reason or "-",
+            )
+            for view in found.intents
+        ]
+        show.table(_COLUMNS, rows)
+        runs = [(c.version, c.wanted, c.running, c.why) for c in found.versions]
+        show.table(("job version", "tasks wanted", "running", "why"), runs)
+
+    show.emit(output, found, text)
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

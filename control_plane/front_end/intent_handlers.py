@@ -1,0 +1,76 @@
+"""The front end's handlers about what is wanted of a running job: its intents, and its push."""
+
+from __future__ import annotations
+
+from control_plane.api.intent_wishes import IntentWish, JobIntents
+from control_plane.api.jobs import JobStatus
+from control_plane.api.operations import JobMove
+from control_plane.front_end.recorder import caller_of
+from control_plane.roles import ControlPlane
+from wire.server import Call
+
+
+class IntentHandlers:
+    """A handler for each row of `api.intent_routes`; the caller is the writer of what it sends."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        """Take what the handlers call."""
+        self._intents, self._jobs = control_plane.intents, control_plane
+
+    async def pause_job(self, call: Call) -> JobStatus:
+        """Hold back an update."""
+        return await self._jobs.pause_job(call.path["job"], paused=True)
+
+    async def resume_job(self, call: Call) -> JobStatus:
+        """Let it go on."""
+        return await self._jobs.pause_job(call.path["job"], paused=False)
+
+    async def restart_job(self, call: Call) -> JobStatus:
+        """Start every task anew."""
+        return await self._jobs.restart_job(call.path["job"], caller_of(call.peer))
+
+    async def rollback_job(self, call: Call) -> JobStatus:
+        """Go back a version."""
+        return await self._jobs.rollback_job(call.path["job"], caller_of(call.peer))
+
+    async def move_job(self, call: Call) -> JobStatus:
+        """Have a job run in another entitlement."""
+        wish: JobMove = call.body
+        writer = caller_of(call.peer)
+        return await self._jobs.move_job(call.path["job"], wish.entitlement, writer)
+
+    async def get_intents(self, call: Call) -> JobIntents:
+        """Show what each writer wants."""
+        return self._intents.show(call.path["job"])
+
+    async def put_push(self, call: Call) -> JobIntents:
+        """Push to a part of the tasks."""
+        return await self._intents.push(call.path["job"], call.body, caller_of(call.peer))
+
+    async def put_size(self, call: Call) -> JobIntents:
+        """Say how many tasks there shall be."""
+        return await self._intents.size(call.path["job"], call.body, caller_of(call.peer))
+
+    async def put_canary(self, call: Call) -> JobIntents:
+        """Have some tasks run a variant."""
+        return await self._intents.canary(call.path["job"], call.body, caller_of(call.peer))
+
+    async def put_hold(self, call: Call) -> JobIntents:
+        """Begin nothing for a while."""
+        return await self._intents.hold(call.path["job"], call.body, caller_of(call.peer))
+
+    async def put_infrastructure(self, call: Call) -> JobIntents:
+        """Take what operators roll out."""
+        writer = caller_of(call.peer)
+        return await self._intents.infrastructure(call.path["job"], call.body, writer)
+
+    async def withdraw_intent(self, call: Call) -> JobIntents:
+        """End a canary or a hold."""
+        expect = call.number("expect")
+        wish = IntentWish(
+            reason=call.query.get("reason", "")[:512],
+            expect=None if expect is None else int(expect),
+            take_over=call.flag("take_over"),
+        )
+        name, dimension = call.path["job"], call.path["dimension"]
+        return await self._intents.withdraw(name, dimension, wish, caller_of(call.peer))

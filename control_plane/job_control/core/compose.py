@@ -1,0 +1,392 @@
+"""All intents of a job composed into one specification: which version each task runs, and why.
+
+`compose` is a function of what is wanted, of the tasks and of the time: it does not matter in
+which order the intents were written. Its promises, in this order (docs/intents.md):
+
+- under a hold every task keeps the version that it has, and the job its size;
+- exactly `part_of(share, size)` tasks run what is pushed, fewer only where canaries need them;
+- canary tasks are taken from those that run the version before, and count for no push;
+- as few tasks as possible change their version; a smaller size takes tasks of all versions away
+  in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain
+from operator import attrgetter
+
+from control_plane.api.intents import Dimension, SizeIntent
+
+NOWHERE, ILL, SILENT, SERVES = range(4)
+"""How much a task would be missed: it runs nowhere, is known not to serve, cannot be asked because
+its machine does not answer, or serves."""
+_MILLION = 1_000_000
+
+
+class Why(StrEnum):
+    """Why a task is to run its version."""
+
+    PUSH = "it is part of the push"
+    STABLE = "the push leaves it as it was"
+    CANARY = "it is a canary"
+    HOLD = "the job is held"
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What is pushed, on which part of the tasks, and what the others run."""
+
+    target: int
+    stable: int = 0
+    """0: nothing is known of before; all tasks run the target."""
+    share: float = 1.0
+    runtime: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryWanted:
+    """A variant for some tasks."""
+
+    version: int
+    tasks: int = 1
+    share: float | None = None
+    machine_type: str = ""
+    ends_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobWants:
+    """The intents of a job, each by itself."""
+
+    push: Pushed
+    size: SizeIntent
+    canary: CanaryWanted | None = None
+    runtime: str = ""
+    """What the operators want the next push to start with."""
+    held_until: float | None = None
+    size_in_force: int | None = None
+    """How many tasks there are to be for as long as the job is held; None: as many as there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSeen:
+    """One task of the job as it is."""
+
+    index: int
+    version: int
+    """That it runs, or is on its way to."""
+    missed: int = SERVES
+    rank: int = 0
+    """Of tasks that would be missed alike the lowest goes first, then the highest index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Infrastructure:
+    """What must be known of the machines of the tasks."""
+
+    machine_types: Mapping[int, str] = field(default_factory=dict)
+    """Task → type of its machine; without an entry it has none, or one that is not known."""
+    leaving: frozenset[int] = frozenset()
+    """Tasks that must leave their machine."""
+    taken: frozenset[int] = frozenset()
+    """Indexes of tasks that are on their way out, or stand in for others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What one task is to run."""
+
+    version: int
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class UnifiedSpec:
+    """What the scheduler carries out."""
+
+    size: int
+    tasks: Mapping[int, Assigned]
+    """By index, of tasks that stay and of those that are to be added."""
+    removed: frozenset[int] = frozenset()
+    runtime: str = ""
+    """Of the push; another one waits for the next."""
+    waits: Mapping[Dimension, str] = field(default_factory=dict)
+    """Dimension → why not all that it says is in force."""
+
+
+def part_of(share: float, size: int) -> int:
+    """Return how many of `size` tasks a share is; half a task is rounded up.
+
+    The share counts in millionths, so that 0.29 of 50 is 14.5 and not a little less.
+    """
+    return (2 * round(share * _MILLION) * size + _MILLION) // (2 * _MILLION)
+
+
+def compose(
+    wanted: JobWants, tasks: Sequence[TaskSeen], infrastructure: Infrastructure, now: float
+) -> UnifiedSpec:
+    """Return what the intents make of the tasks at this moment; `now` is in seconds since 1970."""
+    tasks = sorted(tasks, key=attrgetter("index"))
+    waits = dict[Dimension, str]()
+    runtime = wanted.push.runtime
+    if wanted.runtime and wanted.runtime != runtime:
+        waits[Dimension.INFRASTRUCTURE] = "it enters with the next push"
+    if wanted.held_until is not None and now < wanted.held_until:
+        for dimension in (Dimension.CANARY, Dimension.PUSH, Dimension.SIZE):
+            waits[dimension] = "the job is held"
+        return _held(wanted, tasks, infrastructure.taken, runtime, waits)
+    size, canary = wanted.size.wanted, wanted.canary
+    if canary is not None and canary.ends_at is not None and now >= canary.ends_at:
+        canary = None
+    removed = frozenset[int]()
+    if size < len(tasks):
+        removed = _removed(wanted.push, canary, tasks, size)
+        tasks = [task for task in tasks if task.index not in removed]
+    new = _new(tasks, size, infrastructure.taken)
+    canaries = _canaries(canary, wanted.push, tasks, new, size, infrastructure)
+    if canary is not None and len(canaries) < (most := _most(canary, size)):
+        waits[Dimension.CANARY] = _lacks(canary, most - len(canaries))
+    spec = _versions(wanted.push, tasks, new, canaries, size)
+    if canary is not None:
+        spec |= dict.fromkeys(sorted(canaries), Assigned(canary.version, Why.CANARY))
+    return UnifiedSpec(size, spec, removed, runtime, waits)
+
+
+def _held(
+    wanted: JobWants,
+    tasks: Sequence[TaskSeen],
+    taken: frozenset[int],
+    runtime: str,
+    waits: Mapping[Dimension, str],
+) -> UnifiedSpec:
+    """Return what there is: only a resize that began before the hold is finished."""
+    size = len(tasks) if wanted.size_in_force is None else wanted.size_in_force
+    removed = frozenset[int]()
+    if size < len(tasks):
+        removed = _removed(wanted.push, wanted.canary, tasks, size)
+        tasks = [task for task in tasks if task.index not in removed]
+    held = {v: Assigned(v, Why.HOLD) for v in {task.version for task in tasks}}
+    spec = {task.index: held[task.version] for task in tasks}
+    new = Assigned(wanted.push.stable or wanted.push.target, Why.HOLD)
+    spec |= dict.fromkeys(_new(tasks, size, taken), new)
+    return UnifiedSpec(size, spec, removed, runtime, waits)
+
+
+# -- how many
+
+
+def _most(canary: CanaryWanted | None, size: int) -> int:
+    if canary is None:
+        return 0
+    wanted = canary.tasks if canary.share is None else max(1, part_of(canary.share, size))
+    return min(size, wanted)
+
+
+def _targets(push: Pushed, size: int) -> int:
+    return part_of(push.share, size) if push.stable else size
+
+
+def _new(tasks: Sequence[TaskSeen], size: int, taken: frozenset[int]) -> list[int]:
+    """Return the lowest free indexes for the tasks that are missing."""
+    missing = size - len(tasks)
+    if missing <= 0:
+        return []
+    known, new, index = taken | {task.index for task in tasks}, list[int](), 0
+    while len(new) < missing:
+        if index not in known:
+            new.append(index)
+        index += 1
+    return new
+
+
+def _kept(push: Pushed, now: int, of: int, size: int) -> int:
+    """Return how many of `now` tasks of the target stay when `of` tasks become `size`.
+
+    As many as the share says; of a push that is not there yet, as many as there are in
+    proportion, so that a smaller size takes it no further (the article's figure 4).
+    """
+    most = _targets(push, size)
+    return most if now >= _targets(push, of) else min(most, part_of(now / of, size))
+
+
+# -- who goes
+
+
+def _removed(
+    push: Pushed, canary: CanaryWanted | None, tasks: Sequence[TaskSeen], size: int
+) -> frozenset[int]:
+    """Return the tasks that go: who is missed least, and of those who serve in proportion."""
+    trial = canary.version if canary is not None else None
+    target, on_trial = 0, 0
+    for task in tasks:
+        target += task.version == push.target
+        on_trial += task.version == trial
+    stay_on_trial = min(on_trial, _most(canary, size))
+    stay = min(_kept(push, target, len(tasks), size), size - stay_on_trial)
+    rest = size - stay - stay_on_trial
+    others = len(tasks) - target - on_trial
+    if rest > others:  # none is given up that is needed
+        stay += min(rest - others, target - stay)
+    over = {push.target: target - stay}
+    if trial is not None:
+        over[trial] = on_trial - stay_on_trial
+    left = len(tasks) - size
+    over_others = left - sum(max(0, n) for n in over.values())
+    gone = list[int]()
+    classes: tuple[list[TaskSeen], ...] = ([], [], [], [])
+    for task in tasks:
+        classes[task.missed].append(task)
+    for alike in classes:
+        if len(alike) <= left:
+            picked = alike
+        else:
+            picked = _picked(alike, left, over, over_others, push.target, trial)
+        for task in picked:
+            if task.version in over:
+                over[task.version] -= 1
+            else:
+                over_others -= 1
+        gone += [task.index for task in picked]
+        left -= len(picked)
+        if left <= 0:
+            break
+    return frozenset(gone)
+
+
+def _picked(
+    alike: Sequence[TaskSeen],
+    left: int,
+    over: Mapping[int, int],
+    over_others: int,
+    target: int,
+    trial: int | None,
+) -> list[TaskSeen]:
+    """Return `left` of tasks that are missed alike: from each version what it has too many of."""
+    groups: dict[int | None, list[TaskSeen]] = {}
+    for task in alike:
+        groups.setdefault(task.version if task.version in over else None, []).append(task)
+    picked = list[TaskSeen]()
+    for group, too_many in ((target, over[target]), (trial, over.get(trial or 0, 0)), (0, 0)):
+        if group in over and group in groups and too_many > 0:
+            picked += _first(groups[group], min(too_many, left - len(picked)))
+    if None in groups and over_others > 0:
+        picked += _first(groups[None], min(over_others, left - len(picked)))
+    if len(picked) < left:
+        known = {task.index for task in picked}
+        picked += _first([t for t in alike if t.index not in known], left - len(picked))
+    return picked
+
+
+def _first(tasks: Iterable[TaskSeen], number: int) -> list[TaskSeen]:
+    return sorted(tasks, key=lambda task: (task.rank, -task.index))[:number]
+
+
+# -- who runs what
+
+
+def _canaries(
+    canary: CanaryWanted | None,
+    push: Pushed,
+    tasks: Sequence[TaskSeen],
+    new: Sequence[int],
+    size: int,
+    infrastructure: Infrastructure,
+) -> frozenset[int]:
+    """Return the canary tasks: those that are, then tasks of the stable version of one type."""
+    if canary is None:
+        return frozenset()
+    most, types = _most(canary, size), infrastructure.machine_types
+    tied = canary.machine_type
+    chosen = [
+        task.index
+        for task in tasks
+        if task.version == canary.version and tied in ("", types.get(task.index, tied))
+    ]
+    chosen = sorted(chosen)[:most]
+    if len(chosen) == most:
+        return frozenset(chosen)
+    known = frozenset(chosen)
+    free = [
+        task
+        for task in tasks
+        if task.index not in known
+        and task.index not in infrastructure.leaving
+        and (not tied or types.get(task.index) == tied)
+    ]
+    alike = tied or _commonest(types, chosen, free)
+    free.sort(
+        key=lambda task: (
+            task.version == push.target and push.stable != 0,
+            types.get(task.index, "") != alike,
+            -task.missed,
+            task.index,
+        )
+    )
+    chosen += [task.index for task in free[: most - len(chosen)]]
+    if not tied:
+        chosen += new[: most - len(chosen)]
+    return frozenset(chosen)
+
+
+def _commonest(types: Mapping[int, str], chosen: Sequence[int], free: Sequence[TaskSeen]) -> str:
+    """Return the machine type of the canaries there are, or of most tasks: they are comparable."""
+    found: dict[str, int] = {}
+    for index in chosen or [task.index for task in free]:
+        found[types.get(index, "")] = found.get(types.get(index, ""), 0) + 1
+    return min(found, key=lambda name: (-found[name], name), default="")
+
+
+def _lacks(canary: CanaryWanted, number: int) -> str:
+    where = f" on machines of type {canary.machine_type}" if canary.machine_type else ""
+    return f"{number} more task{'' if number == 1 else 's'}{where}"
+
+
+def _versions(
+    push: Pushed,
+    tasks: Sequence[TaskSeen],
+    new: Sequence[int],
+    canaries: frozenset[int],
+    size: int,
+) -> dict[int, Assigned]:
+    """Return what all but the canaries run, with as few changes as there can be."""
+    to_target = Assigned(push.target, Why.PUSH)
+    if not push.stable or push.share >= 1.0:
+        spec = {t.index: to_target for t in tasks if t.index not in canaries}
+        spec |= {index: to_target for index in new if index not in canaries}
+        return spec
+    to_stable = Assigned(push.stable, Why.STABLE)
+    most = min(_targets(push, size), size - len(canaries))
+    have, rest = list[TaskSeen](), list[TaskSeen]()
+    for task in tasks:
+        if task.index not in canaries:
+            (have if task.version == push.target else rest).append(task)
+    if len(have) > most:
+        have = sorted(have, key=lambda task: (-task.missed, task.index))[:most]
+    chosen = {task.index for task in have}
+    added = [index for index in new if index not in canaries]
+    short = most - len(chosen)
+    chosen.update(added[:short])
+    if len(chosen) < most:
+        queues: tuple[list[int], ...] = ([], [], [], [], [])
+        for task in rest:
+            queues[_turn(task, push.stable)].append(task.index)
+        chosen.update(list(chain(*queues))[: most - len(chosen)])
+    spec = {t.index: to_target if t.index in chosen else to_stable for t in tasks}
+    spec |= {index: to_target if index in chosen else to_stable for index in new}
+    for index in canaries:
+        del spec[index]
+    return spec
+
+
+def _turn(task: TaskSeen, stable: int) -> int:
+    """Return when a task's turn to become the target comes, from 0.
+
+    First who runs nowhere, then who has to change anyway, who is ill, who serves, and last
+    whose machine does not answer.
+    """
+    if task.missed != NOWHERE and task.version != stable:
+        return 1
+    return (0, 2, 4, 3)[task.missed]

@@ -1,0 +1,322 @@
+"""The intents in a job's record: read, written by one writer each, and ended in time.
+
+Writes of different dimensions touch different entries, so their order does not matter (JC15).
+A write of one dimension may name the version that it replaces; a writer that read an older one
+gets `Conflict`, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from control_plane.api.intent_wishes import IntentView, IntentWish
+from control_plane.api.intents import (
+    CanaryIntent,
+    Dimension,
+    InfrastructureIntent,
+    PushIntent,
+    SizeIntent,
+    StoredIntent,
+)
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.operations import OperationKind, OperationState
+from control_plane.job_control.core.compose import CanaryWanted, JobWants, Pushed, UnifiedSpec
+from wire.errors import Conflict
+
+_ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
+_NOTHING = StoredIntent()
+WITHDRAWABLE = (Dimension.CANARY, Dimension.HOLD)
+"""Others are never without a value: they are written again."""
+
+
+# -- reading
+
+
+def push_of(record: JobRecord) -> PushIntent:
+    """Return what is pushed; of a job that never had the intent its version, to all tasks."""
+    known = _value(record, Dimension.PUSH)
+    if known is None:
+        return PushIntent(version=record.version)
+    return msgspec.convert(known, PushIntent)
+
+
+def size_of(record: JobRecord) -> SizeIntent:
+    """Return the size that is wanted; of a job that never had the intent the one in force."""
+    known = _value(record, Dimension.SIZE)
+    if known is None:
+        return SizeIntent(tasks=record.spec.tasks)
+    return msgspec.convert(known, SizeIntent)
+
+
+def canary_of(record: JobRecord) -> CanaryIntent | None:
+    """Return the canary, if there is one."""
+    known = _value(record, Dimension.CANARY)
+    return None if known is None else msgspec.convert(known, CanaryIntent)
+
+
+def runtime_of(record: JobRecord) -> str:
+    """Return the runtime that the operators want; empty: none in particular."""
+    known = _value(record, Dimension.INFRASTRUCTURE)
+    return "" if known is None else msgspec.convert(known, InfrastructureIntent).runtime
+
+
+def is_held(record: JobRecord) -> bool:
+    """Return whether a hold is in force; one that is over was withdrawn (`lapsed`)."""
+    return _value(record, Dimension.HOLD) is not None
+
+
+def is_plain(record: JobRecord) -> bool:
+    """Return whether all tasks are to run the newest version, as soon as its update gets there."""
+    intents = record.intents
+    if not intents:
+        return True
+    if record.trials or is_held(record):
+        return False
+    push = _value(record, Dimension.PUSH)
+    return push is None or push.get("share", 1.0) >= 1.0
+
+
+def target_of(record: JobRecord, task: TaskRecord) -> int:
+    """Return the version that a task is to run; its own where that was not composed yet."""
+    if task.wants:
+        return task.wants
+    return record.version if is_plain(record) else task.version
+
+
+def on_its_way_to(record: JobRecord, task: TaskRecord) -> int:
+    """Return the version that a task runs, or starts with once it was taken down for it."""
+    operation = task.operation
+    if (
+        operation is not None
+        and operation.kind is OperationKind.UPDATE
+        and operation.state is OperationState.RUNNING
+        and task.phase in _ENDING
+    ):
+        return target_of(record, task)
+    return task.version
+
+
+def is_on_trial(record: JobRecord, task: TaskRecord) -> bool:
+    """Return whether a task is a canary of the intent, or runs what one was."""
+    trials = record.trials
+    return bool(trials) and (task.wants in trials or on_its_way_to(record, task) in trials)
+
+
+def stable_of(record: JobRecord) -> int:
+    """Return the version that the tasks run to which nothing is pushed; 0: there is none."""
+    rollout = record.rollout
+    if rollout is None or rollout.version != record.version:
+        return 0
+    base = record.specs.get(rollout.base)
+    is_here = base is not None and base.entitlement == record.spec.entitlement
+    return rollout.base if is_here else 0
+
+
+def wanted_of(record: JobRecord) -> JobWants:
+    """Return the intents of a job for `compose`."""
+    push, canary = push_of(record), canary_of(record)
+    stored, hold = record.intents.get(Dimension.CANARY), record.intents.get(Dimension.HOLD)
+    held_until = None
+    if hold is not None and hold.value is not None:
+        held_until = hold.expires_at
+    return JobWants(
+        push=Pushed(record.version, stable_of(record), push.share, record.spec.runtime),
+        size=SizeIntent(tasks=record.spec.tasks),
+        canary=None
+        if canary is None
+        else CanaryWanted(
+            canary.version,
+            canary.tasks,
+            canary.share,
+            canary.machine_type,
+            None if stored is None else stored.expires_at,
+        ),
+        runtime=runtime_of(record),
+        held_until=held_until,
+        size_in_force=record.spec.tasks,
+    )
+
+
+def waits_for_hold(record: JobRecord) -> str:
+    """Return what a hold keeps from being begun; empty: nothing, or there is no hold."""
+    if not is_held(record):
+        return ""
+    size, hold = size_of(record).wanted, record.intents[Dimension.HOLD]
+    waits = [
+        f"version {record.version}"
+        if any(t.version not in (record.version, *record.trials) for t in record.tasks)
+        else "",
+        f"the size of {size}" if size != record.spec.tasks else "",
+    ]
+    what = " and ".join(filter(None, waits))
+    why = f" ({hold.reason})" if hold.reason else ""
+    return what and f"the job is held{why}: {what} waits"
+
+
+def next_end(record: JobRecord) -> float | None:
+    """Return when the next intent ends by itself, in seconds since 1970; None: none does."""
+    return min((end for _, end in _ends(record)), default=None)
+
+
+# -- writing
+
+
+def check_writer(
+    record: JobRecord, dimension: Dimension, writer: str, wish: IntentWish | None = None
+) -> None:
+    """Raise `Conflict` if somebody else has to be asked first, or wrote since the caller looked.
+
+    Without a wish an action of the job as a whole writes it (`job apply`): it takes nothing over.
+    A write without a writer comes from the region itself, or is a plan.
+    """
+    known = record.intents.get(dimension, _NOTHING)
+    show = f"twinectl job intents {record.name}"
+    if wish is not None and wish.expect is not None and wish.expect != known.version:
+        raise Conflict(
+            f"cannot write the {dimension} of job {record.name!r}: it is at version"
+            f" {known.version} and version {wish.expect} was to be replaced",
+            hint=f"{show}, and write again on top of that",
+        )
+    takes_over = wish is not None and wish.take_over
+    is_free = known.value is None or not known.is_owned or writer in ("", known.writer)
+    if not (is_free or takes_over):
+        raise Conflict(
+            f"cannot write the {dimension} of job {record.name!r}: {known.writer} is its writer",
+            hint=f"{show}; --take-over makes you its writer",
+        )
+
+
+def written(
+    record: JobRecord,
+    dimension: Dimension,
+    value: msgspec.Struct | None,
+    writer: str,
+    now: float,
+    *,
+    reason: str = "",
+    lasts_s: float | None = None,
+    is_owned: bool = False,
+) -> JobRecord:
+    """Return the record with one intent written or (without a value) withdrawn."""
+    known = record.intents.get(dimension, _NOTHING)
+    content: dict[str, Any] | None = None
+    if value is not None:
+        content = msgspec.to_builtins(value)
+    intent = StoredIntent(
+        writer=writer,
+        version=known.version + 1,
+        reason=reason,
+        since=now,
+        expires_at=None if lasts_s is None else now + lasts_s,
+        is_owned=is_owned,
+        value=content,
+    )
+    return replace(record, intents=record.intents | {str(dimension): intent})
+
+
+def pushed(
+    record: JobRecord,
+    writer: str,
+    now: float,
+    *,
+    share: float = 1.0,
+    reason: str = "",
+    is_owned: bool = False,
+) -> JobRecord:
+    """Return the record whose newest version is what is pushed."""
+    value = PushIntent(version=record.version, share=share)
+    return written(record, Dimension.PUSH, value, writer, now, reason=reason, is_owned=is_owned)
+
+
+def sized(record: JobRecord) -> JobRecord:
+    """Return the record with the size that is wanted in force, unless the job is held."""
+    tasks = size_of(record).wanted
+    if tasks == record.spec.tasks or is_held(record):
+        return record
+    spec = replace(record.spec, tasks=tasks)
+    return replace(record, spec=spec, specs=record.specs | {record.version: spec})
+
+
+def lapsed(record: JobRecord, now: float) -> JobRecord:
+    """Return the record without the intents whose time is over; `now` is in seconds since 1970."""
+    end = next_end(record)
+    if end is None or now < end:
+        return record
+    for dimension, ends_at in _ends(record):
+        if now >= ends_at:
+            writer, reason = record.intents[dimension].writer, "its time is over"
+            record = written(record, dimension, None, writer, now, reason=reason)
+    return sized(record)
+
+
+def writes_of(record: JobRecord) -> int:
+    """Return how often the intents of a job were written: each write makes it larger."""
+    return sum(intent.version for intent in record.intents.values())
+
+
+def is_composed(record: JobRecord) -> bool:
+    """Return whether each task knows by now what it is to run."""
+    return record.composed == (0 if is_plain(record) else writes_of(record))
+
+
+def next_version(record: JobRecord) -> int:
+    """Return the number of the next version: never one that there was."""
+    return max(record.version, record.highest) + 1
+
+
+def _ends(record: JobRecord) -> list[tuple[Dimension, float]]:
+    """Return when the intents of known dimensions end that do so by themselves."""
+    known = [(d, record.intents[d]) for d in Dimension if d in record.intents]
+    return [
+        (dimension, intent.expires_at)
+        for dimension, intent in known
+        if intent.value is not None and intent.expires_at is not None
+    ]
+
+
+def _value(record: JobRecord, dimension: Dimension) -> dict[str, Any] | None:
+    known = record.intents.get(dimension)
+    return None if known is None else known.value
+
+
+# -- showing
+
+
+def views(record: JobRecord, unified: UnifiedSpec) -> list[IntentView]:
+    """Return every dimension that was ever written, the strongest first, with its effect now."""
+    known = [dimension for dimension in Dimension if dimension in record.intents]
+    found = [_view(record, dimension, unified) for dimension in known]
+    for name in sorted(record.intents.keys() - set(Dimension)):
+        effect = "none: this release does not know the dimension"
+        found.append(IntentView(dimension=name, intent=record.intents[name], effect=effect))
+    return found
+
+
+def _view(record: JobRecord, dimension: Dimension, unified: UnifiedSpec) -> IntentView:
+    intent = record.intents[dimension]
+    if intent.value is None:
+        return IntentView(dimension=dimension, intent=intent, effect="none: it was withdrawn")
+    counts: dict[int, int] = {}
+    for task in unified.tasks.values():
+        counts[task.version] = counts.get(task.version, 0) + 1
+    canary = canary_of(record)
+    effects = {
+        Dimension.HOLD: "nothing that an intent asks for is begun",
+        Dimension.PUSH: f"{counts.get(record.version, 0)} of {unified.size} tasks are to run"
+        f" version {record.version}",
+        Dimension.SIZE: f"{unified.size} tasks",
+        Dimension.CANARY: f"{counts.get(canary.version, 0)} tasks are to run version"
+        f" {canary.version}"
+        if canary is not None
+        else "",
+        Dimension.INFRASTRUCTURE: f"the push runs runtime {unified.runtime or 'of the agent'}",
+    }
+    return IntentView(
+        dimension=dimension,
+        intent=intent,
+        effect=effects[dimension],
+        waits_for=unified.waits.get(dimension, ""),
+    )

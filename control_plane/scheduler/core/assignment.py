@@ -1,0 +1,113 @@
+"""What the composed intents say of each task: its version, and which tasks come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from control_plane.agents.core.seen import View
+from control_plane.allocator.core.spread import fullest_first
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.job_control.core.compose import (
+    ILL,
+    NOWHERE,
+    SERVES,
+    SILENT,
+    Infrastructure,
+    JobWants,
+    TaskSeen,
+    UnifiedSpec,
+    Why,
+    compose,
+)
+from control_plane.job_control.core.intents import (
+    is_plain,
+    on_its_way_to,
+    wanted_of,
+    writes_of,
+)
+from control_plane.scheduler.core.decision import Seen
+from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.reconcile import available
+from control_plane.scheduler.core.release import is_held_back
+from control_plane.scheduler.core.rollout import HOMELESS, must_move
+
+
+def unified(record: JobRecord, seen: Seen) -> UnifiedSpec:
+    """Return what the intents of a job make of its tasks as they are seen now."""
+    staying = [task for task in record.tasks if not (is_going(task) or task.extra)]
+    wanted = wanted_of(record)
+    missed = [_missed(task, seen.view) for task in staying]
+    ranks = _ranks(record, staying, missed, seen)
+    last = len(staying)
+    tasks = [
+        TaskSeen(task.index, on_its_way_to(record, task), much, ranks.get(task.index, last))
+        for task, much in zip(staying, missed, strict=True)
+    ]
+    return compose(wanted, tasks, _infrastructure(record, wanted, seen), seen.now.wall)
+
+
+def assigned(record: JobRecord, spec: UnifiedSpec) -> JobRecord:
+    """Return the record in which each task knows the version that it is to run."""
+    plain = is_plain(record)
+    if plain and not record.composed:
+        return record
+    tasks = [
+        task
+        if (wants := 0 if plain else _wants(record, task, spec)) == task.wants
+        else replace(task, wants=wants)
+        for task in record.tasks
+    ]
+    return replace(record, tasks=tasks, composed=0 if plain else writes_of(record))
+
+
+def _wants(record: JobRecord, task: TaskRecord, spec: UnifiedSpec) -> int:
+    """Return the version of one task: what was on trial goes back while canaries of a push hold."""
+    found = spec.tasks.get(task.index)
+    if found is None or task.extra:
+        return 0
+    was_on_trial = on_its_way_to(record, task) in record.trials
+    if was_on_trial and found.why is Why.PUSH and is_held_back(record) and record.rollout:
+        return record.rollout.base
+    return found.version
+
+
+def _infrastructure(record: JobRecord, wanted: JobWants, seen: Seen) -> Infrastructure:
+    taken = frozenset(task.index for task in record.tasks if is_going(task) or task.extra)
+    if wanted.canary is None:
+        return Infrastructure(taken=taken)
+    types = {claim.task: claim.machine.capacity.machine_type for claim in seen.claims}
+    leaving = frozenset(task.index for task in record.tasks if must_move(task, seen.view))
+    return Infrastructure(types, leaving, taken)
+
+
+def _missed(task: TaskRecord, view: View) -> int:
+    """Return how much a task would be missed. With nothing seen, as in a plan, all are equals."""
+    if task.phase in HOMELESS:
+        return NOWHERE
+    if task.phase is not TaskPhase.RUNNING or not task.listed:
+        return ILL
+    return SERVES if available(task, view) else SILENT
+
+
+def _ranks(
+    record: JobRecord, staying: Sequence[TaskRecord], missed: Sequence[int], seen: Seen
+) -> dict[int, int]:
+    """Return in which order tasks go that are missed alike: from the fullest bins first."""
+    left = len(staying) - record.spec.tasks
+    if left <= 0 or seen.evened is None:
+        return {}
+    for much in (NOWHERE, ILL, SILENT, SERVES):
+        alike = [task for task, its in zip(staying, missed, strict=True) if its == much]
+        if len(alike) >= left:
+            break
+        left -= len(alike)
+    ranks: dict[int, int] = {}
+    versions = {task.index: on_its_way_to(record, task) for task in alike}
+    for version in set(versions.values()):
+        among = {index for index, its in versions.items() if its == version}
+        claims = [claim for claim in seen.claims if claim.task in among]
+        fullest = fullest_first(claims, seen.evened, left)
+        ranks |= {index: rank for rank, index in enumerate(fullest)}
+    return ranks

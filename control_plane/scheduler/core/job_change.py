@@ -1,0 +1,281 @@
+"""What a write makes of a job's record: the specification that is checked, and the record.
+
+Both are made of the record as it stands under the lock of the job, so a write of one dimension
+never brings back an older state of another (JC15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from control_plane.api.intent_wishes import CanaryWish, IntentWish, PushWish, SizeWish
+from control_plane.api.intents import CanaryIntent, Dimension, SizeIntent
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.job_control.core.intents import (
+    canary_of,
+    check_writer,
+    is_plain,
+    next_version,
+    pushed,
+    runtime_of,
+    size_of,
+    sized,
+    stable_of,
+    written,
+)
+from control_plane.scheduler.core.job_check import same_tasks
+from control_plane.scheduler.core.release import back_to, resumed, returned
+from wire.errors import Conflict, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """One write: who makes it, and what it makes of the job."""
+
+    job: str
+    writer: str
+    now: float
+    """Seconds since 1970."""
+    spec: Callable[[JobRecord | None], JobSpec]
+    """The record as it stands → what is checked as a job's specification."""
+    record: Callable[[JobRecord, JobSpec], JobRecord]
+    """The record as it stands, and what was checked → the record that is stored."""
+    moves: bool = False
+    """It may bring the job to another entitlement."""
+
+
+def applied(spec: JobSpec, writer: str, now: float) -> JobChange:
+    """Return the write of a job file: a push to all tasks, and a size.
+
+    A size that somebody else owns stays; a push that somebody else owns is refused.
+    """
+
+    def checked(known: JobRecord | None) -> JobSpec:
+        if known is None or _may_size(known, writer):
+            return spec
+        return replace(spec, tasks=known.spec.tasks)
+
+    def record(known: JobRecord, spec: JobSpec) -> JobRecord:
+        after, is_new = _changed(known, replace(spec, tasks=known.spec.tasks)), not known.intents
+        if after != known:
+            check_writer(known, Dimension.PUSH, writer)
+        if after.version != known.version or (is_new and not known.tasks):
+            after = pushed(after, writer, now)
+        if spec.tasks != size_of(known).tasks or (is_new and not known.tasks):
+            size = replace(size_of(known), tasks=spec.tasks)
+            after = written(after, Dimension.SIZE, size, writer, now)
+        return sized(after)
+
+    return JobChange(spec.name, writer, now, checked, record)
+
+
+def returning(name: str, version: int, writer: str, now: float) -> JobChange:
+    """Return the write that wants again what an earlier version wanted of the tasks."""
+
+    def checked(known: JobRecord | None) -> JobSpec:
+        record = going_on(_there(known, name))
+        return back_to(record.spec, record.specs[version])
+
+    def record(known: JobRecord, spec: JobSpec) -> JobRecord:
+        reason = f"its owner wants version {version} again instead of {known.version}"
+        return pushed(returned(known, spec, reason), writer, now, reason=reason)
+
+    return JobChange(name, writer, now, checked, record, moves=True)
+
+
+def moving(name: str, entitlement: str, writer: str, now: float) -> JobChange:
+    """Return the write that brings a job to another entitlement, as a push to all tasks."""
+
+    def checked(known: JobRecord | None) -> JobSpec:
+        record = going_on(_there(known, name))
+        check_whole(record, "moved")
+        return replace(record.spec, entitlement=entitlement)
+
+    def record(known: JobRecord, spec: JobSpec) -> JobRecord:
+        return pushed(_changed(known, spec), writer, now, reason=f"moved to {entitlement}")
+
+    return JobChange(name, writer, now, checked, record, moves=True)
+
+
+def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
+    """Return the write of the push intent."""
+
+    def checked(known: JobRecord | None) -> JobSpec:
+        record = going_on(_there(known, name))
+        check_writer(record, Dimension.PUSH, writer, wish)
+        spec = wish.spec or record.spec
+        return replace(spec, tasks=record.spec.tasks, image=wish.image or spec.image)
+
+    def record(known: JobRecord, spec: JobSpec) -> JobRecord:
+        after = _changed(known, spec)
+        base = stable_of(known) if after.version == known.version else known.version
+        if wish.share < 1.0 and not base:
+            raise Conflict(
+                f"cannot push to a part of job {name!r}: no earlier version of it is known that"
+                " the other tasks could run in its entitlement",
+                hint="push to all of it (share 1)",
+            )
+        return pushed(after, writer, now, share=wish.share, reason=wish.reason, is_owned=True)
+
+    return JobChange(name, writer, now, checked, record)
+
+
+def sizing(name: str, wish: SizeWish, writer: str, now: float) -> JobChange:
+    """Return the write of the size intent."""
+
+    def size(record: JobRecord) -> SizeIntent:
+        known = size_of(record)
+        least = known.minimum if wish.minimum is None else wish.minimum
+        most = known.maximum if wish.maximum is None else wish.maximum
+        return SizeIntent(tasks=wish.tasks, minimum=least, maximum=most)
+
+    def checked(known: JobRecord | None) -> JobSpec:
+        record = going_on(_there(known, name))
+        check_writer(record, Dimension.SIZE, writer, wish)
+        return replace(record.spec, tasks=size(record).wanted)
+
+    def record(known: JobRecord, _: JobSpec) -> JobRecord:
+        after = written(
+            known, Dimension.SIZE, size(known), writer, now, reason=wish.reason, is_owned=True
+        )
+        return sized(after)
+
+    return JobChange(name, writer, now, checked, record)
+
+
+def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
+    """Return the write of the canary intent: its variant is a version of its own."""
+
+    def checked(known: JobRecord | None) -> JobSpec:
+        record = going_on(_there(known, name))
+        check_writer(record, Dimension.CANARY, writer, wish)
+        base = record.specs.get(stable_of(record), record.spec)
+        return replace(
+            back_to(record.spec, base),
+            image=wish.image or base.image,
+            command=base.command if wish.command is None else wish.command,
+            environment=base.environment | wish.environment,
+        )
+
+    def record(known: JobRecord, spec: JobSpec) -> JobRecord:
+        there = canary_of(known)
+        version = next_version(known)
+        if there is not None and same_tasks(known.specs[there.version], spec):
+            version = there.version  # it goes on, for longer or on more tasks
+        intent = CanaryIntent(
+            version=version,
+            tasks=wish.tasks,
+            share=wish.share,
+            machine_type=wish.machine_type or "",
+        )
+        after = replace(
+            known,
+            specs=known.specs | {version: spec},
+            trials=tuple(sorted({*known.trials, version})),
+            highest=max(known.highest, version),
+        )
+        return written(
+            after,
+            Dimension.CANARY,
+            intent,
+            writer,
+            now,
+            reason=wish.reason,
+            lasts_s=wish.lasts_s,
+            is_owned=True,
+        )
+
+    return JobChange(name, writer, now, checked, record)
+
+
+# -- records
+
+
+def noted(
+    record: JobRecord,
+    dimension: Dimension,
+    value: Struct | None,
+    wish: IntentWish,
+    writer: str,
+    now: float,
+    lasts_s: float | None = None,
+) -> JobRecord:
+    """Return the record with an intent that changes no specification, or without it (`None`)."""
+    record = going_on(record)
+    check_writer(record, dimension, writer, wish)
+    after = written(
+        record,
+        dimension,
+        value,
+        writer,
+        now,
+        reason=wish.reason,
+        lasts_s=lasts_s,
+        is_owned=value is not None,
+    )
+    return sized(after)
+
+
+def going_on(record: JobRecord) -> JobRecord:
+    """Return the record, or refuse to change a job that is being stopped."""
+    if record.stopping:
+        raise Conflict(
+            f"job {record.name!r} is being stopped",
+            hint="wait until `twinectl job status` does not list it any more",
+        )
+    return record
+
+
+def check_whole(record: JobRecord, verb: str) -> None:
+    """Refuse what concerns all tasks while some are to run something else."""
+    if not is_plain(record):
+        raise Conflict(
+            f"job {record.name!r} cannot be {verb}: not all of its tasks are to run one version",
+            hint=f"twinectl job intents {record.name}; finish the push, end the canary or the hold",
+        )
+
+
+def again(record: JobRecord, writer: str, now: float) -> JobRecord:
+    """Return the record in which every task is to be started again."""
+    check_whole(going_on(record), "restarted")
+    version = next_version(record)
+    spec = _with_runtime(record, record.spec)
+    after = replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
+    return pushed(after, writer, now, reason="restart")
+
+
+def paused(record: JobRecord, *, held_back: bool) -> JobRecord:
+    """Return the record held back, or going on: then what halted it is forgiven, too."""
+    record = going_on(record)
+    return replace(record if held_back else resumed(record), paused=held_back)
+
+
+def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
+    """Return the record with what is wanted now; only what tasks run makes a new version."""
+    record, spec = going_on(record), replace(spec, runtime=record.spec.runtime)
+    if same_tasks(record.spec, spec):
+        specs = record.specs | {record.version: spec}
+        return replace(record, spec=spec, specs=specs)
+    spec = _with_runtime(record, spec)
+    version = next_version(record)
+    return replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
+
+
+def _with_runtime(record: JobRecord, spec: JobSpec) -> JobSpec:
+    """Return what a push starts with: the runtime that the operators want by now (JC9)."""
+    return replace(spec, runtime=runtime_of(record) or record.spec.runtime)
+
+
+def _may_size(known: JobRecord, writer: str) -> bool:
+    size = known.intents.get(Dimension.SIZE)
+    return size is None or not size.is_owned or size.writer == writer
+
+
+def _there(known: JobRecord | None, name: str) -> JobRecord:
+    if known is None:
+        raise NotFound(f"there is no job {name!r}", hint="twinectl job list")
+    return known

@@ -1,0 +1,60 @@
+"""How an update goes, in the words that its owner reads."""
+
+from __future__ import annotations
+
+from control_plane.api.jobs import JobRecord
+from control_plane.api.updates import Rollout
+from control_plane.job_control.core.compose import part_of
+from control_plane.job_control.core.intents import push_of, stable_of
+from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.release import canaries, is_here, is_new, is_of, serves
+
+
+def told(record: JobRecord, now: Moment) -> str:
+    """Return how an update goes, or went, in a sentence; empty: nothing is to be said."""
+    rollout = record.rollout
+    if rollout is None or not is_of(rollout, record) or record.stopping:
+        return ""
+    if rollout.halted:
+        return f"{rollout.reason}; nothing more is updated until it is resumed or rolled back"
+    if rollout.returns_from:
+        return rollout.reason if rollout.reason else ""
+    if rollout.done:
+        return ""
+    words = [_canaries_told(record, rollout, now), _transfer_told(record, rollout)]
+    return "; ".join(filter(None, [*words, _share_told(record)]))
+
+
+def _share_told(record: JobRecord) -> str:
+    push = push_of(record)
+    if push.share >= 1.0 or not stable_of(record):
+        return ""
+    run = sum(1 for task in record.tasks if task.version == record.version and not is_going(task))
+    most = part_of(push.share, record.spec.tasks)
+    return (
+        f"version {record.version} is pushed to {most} of {record.spec.tasks} tasks, {run} have it"
+    )
+
+
+def _transfer_told(record: JobRecord, rollout: Rollout) -> str:
+    base = record.specs.get(rollout.base)
+    if base is None or base.entitlement == record.spec.entitlement:
+        return ""
+    there = sum(1 for task in record.tasks if is_here(record, task.version) and serves(task))
+    return (
+        f"the job moves from entitlement {base.entitlement} to {record.spec.entitlement}:"
+        f" {there} of {record.spec.tasks} tasks serve there"
+    )
+
+
+def _canaries_told(record: JobRecord, rollout: Rollout, now: Moment) -> str:
+    if not rollout.passed and record.spec.update.canary is not None:
+        new = [task for task in record.tasks if is_new(task, record)]
+        held_s = min((now.spent_s(task) if serves(task) else 0.0 for task in new), default=0.0)
+        hold_s = record.spec.update.canary.hold_s
+        return (
+            f"version {record.version}: {len(new)} of {canaries(record)} canaries,"
+            f" healthy for {held_s:.0f} of {hold_s:.0f} s"
+        )
+    return ""

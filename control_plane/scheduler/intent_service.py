@@ -1,0 +1,112 @@
+"""Intents of jobs for the front end: written by one writer each, and shown with their effect."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.api.intent_wishes import (
+    CanaryWish,
+    HoldWish,
+    InfrastructureWish,
+    IntentView,
+    IntentWish,
+    JobIntents,
+    PushWish,
+    SizeWish,
+    TaskCount,
+)
+from control_plane.api.intents import Dimension, HoldIntent, InfrastructureIntent
+from control_plane.api.jobs import JobRecord, TaskPhase
+from control_plane.job_control.core.intents import WITHDRAWABLE, views
+from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.runtime import Runtime
+from control_plane.scheduler.core.assignment import unified
+from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.decision import Seen
+from control_plane.scheduler.core.job_change import pushing, sizing, trying
+from control_plane.scheduler.core.release import begun
+from control_plane.scheduler.core.rollout_words import told
+from control_plane.scheduler.job_control import JobControl
+from wire.errors import InvalidInput
+
+
+class IntentService:
+    """What writers of one dimension call; each call returns all dimensions of the job."""
+
+    def __init__(
+        self, runtime: Runtime, jobs: JobTable, control: JobControl, index: RegionIndex
+    ) -> None:
+        """Do nothing yet."""
+        self._runtime, self._jobs, self._control = runtime, jobs, control
+        self._index = index
+
+    def show(self, name: str) -> JobIntents:
+        """Return every dimension of a job with its effect now, or raise `NotFound`."""
+        return self._shown(self._jobs.get(name))
+
+    async def push(self, name: str, wish: PushWish, writer: str) -> JobIntents:
+        """Push a specification to a part of the tasks."""
+        change = pushing(name, wish, writer, self._runtime.date())
+        return self._shown(await self._control.write(change))
+
+    async def size(self, name: str, wish: SizeWish, writer: str) -> JobIntents:
+        """Say how many tasks there shall be."""
+        change = sizing(name, wish, writer, self._runtime.date())
+        return self._shown(await self._control.write(change))
+
+    async def canary(self, name: str, wish: CanaryWish, writer: str) -> JobIntents:
+        """Have some tasks run a variant for a while."""
+        change = trying(name, wish, writer, self._runtime.date())
+        return self._shown(await self._control.write(change))
+
+    async def hold(self, name: str, wish: HoldWish, writer: str) -> JobIntents:
+        """Begin nothing that an intent asks for, for a while."""
+        hold = HoldIntent()
+        record = await self._control.note(
+            name, Dimension.HOLD, hold, wish, writer, lasts_s=wish.lasts_s
+        )
+        return self._shown(record)
+
+    async def infrastructure(self, name: str, wish: InfrastructureWish, writer: str) -> JobIntents:
+        """Say which runtime the next push starts with."""
+        value = InfrastructureIntent(runtime=wish.runtime)
+        return self._shown(
+            await self._control.note(name, Dimension.INFRASTRUCTURE, value, wish, writer)
+        )
+
+    async def withdraw(
+        self, name: str, dimension: str, wish: IntentWish, writer: str
+    ) -> JobIntents:
+        """End a canary or a hold before its time."""
+        if dimension not in WITHDRAWABLE:
+            names = " or ".join(WITHDRAWABLE)
+            raise InvalidInput(
+                f"the {dimension} of job {name!r} cannot be withdrawn, only its {names}",
+                hint="write another one instead",
+            )
+        record = await self._control.note(name, Dimension(dimension), None, wish, writer)
+        return self._shown(record)
+
+    def _shown(self, record: JobRecord) -> JobIntents:
+        now = Moment(self._runtime.date(), self._runtime.now())
+        record = begun(record)
+        spec = unified(record, Seen({}, now, claims=self._index.claims.get(record.name) or ()))
+        wanted = Counter((task.version, task.why) for task in spec.tasks.values())
+        running = Counter(task.version for task in record.tasks if task.phase is TaskPhase.RUNNING)
+        versions = [
+            TaskCount(version=version, wanted=count, running=running[version], why=why)
+            for (version, why), count in sorted(wanted.items())
+        ]
+        found = [_explained(view, record, now) for view in views(record, spec)]
+        return JobIntents(job=record.name, intents=found, size=spec.size, versions=versions)
+
+
+def _explained(view: IntentView, record: JobRecord, now: Moment) -> IntentView:
+    """Return a push with what the scheduler says of it, where no other intent holds it up."""
+    if view.dimension != Dimension.PUSH or view.waits_for:
+        return view
+    words = "it is paused" if record.paused else told(record, now)
+    return IntentView(
+        dimension=view.dimension, intent=view.intent, effect=view.effect, waits_for=words
+    )

@@ -1,0 +1,98 @@
+"""`twinectl job intents` and the commands that write one dimension each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from control_plane.api.intent_wishes import (
+    CanaryWish,
+    HoldWish,
+    InfrastructureWish,
+    IntentWish,
+    PushWish,
+    SizeWish,
+)
+from control_plane.cli import main
+
+from .conftest import Region
+
+Ctl = Callable[..., Result]
+IMAGE = "sha256:" + "a" * 64
+
+
+@pytest.fixture
+def ctl(region: Region) -> Ctl:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(main, arguments, env={"TWINE_ENDPOINT": f"unix:{region.socket}"})
+
+    return run
+
+
+def test_each_dimension_is_shown_with_its_writer_and_what_it_waits_for(ctl: Ctl) -> None:  # JC8
+    found = ctl("job", "intents", "web")
+    assert found.exit_code == 0, found.output
+    for text in ("size", "user:ann", "4 tasks", "the job is held", "evening"):
+        assert text in found.output
+
+
+def test_each_command_writes_its_dimension_as_who_calls(ctl: Ctl, region: Region) -> None:  # FE6
+    meta = ("--reason", "why", "--expect", "3", "--take-over")
+    said = {"reason": "why", "expect": 3, "take_over": True}
+    written = region.control_plane.intents.written
+    for arguments, expected in (
+        (("push", "--image", IMAGE, "--share", "0.5"), PushWish(image=IMAGE, share=0.5, **said)),
+        (("scale", "--tasks", "9", "--maximum", "20"), SizeWish(tasks=9, maximum=20, **said)),
+        (
+            ("canary", "--tasks", "2", "--env", "A=b=c", "--machine-type", "t1", "--for", "30m"),
+            CanaryWish(tasks=2, environment={"A": "b=c"}, machine_type="t1", lasts_s=1800, **said),
+        ),
+        (("hold", "--for", "2h"), HoldWish(lasts_s=7200, **said)),
+        (("runtime", "--to", "r2"), InfrastructureWish(runtime="r2", **said)),
+    ):
+        verb, *rest = arguments
+        found = ctl("job", verb, "web", *rest, *meta)
+        assert found.exit_code == 0, found.output
+        dimension = {"scale": "size", "runtime": "infrastructure"}.get(verb, verb)
+        assert written[-1][:3] == (dimension, "web", expected)
+        assert written[-1][3].startswith("local:")
+    for verb in ("canary", "hold"):
+        assert ctl("job", verb, "web", "--end", *meta).exit_code == 0
+        assert written[-1][:4] == ("withdraw", "web", verb, IntentWish(**said))
+
+
+def test_what_ends_by_itself_needs_a_time(ctl: Ctl) -> None:
+    for verb in ("canary", "hold"):
+        found = ctl("job", verb, "web")
+        assert found.exit_code == 64, found.output
+        assert "--for DURATION is missing" in found.output
+
+
+def test_a_job_file_is_pushed_without_its_size(ctl: Ctl, region: Region, tmp_path: Path) -> None:
+    path = tmp_path / "web.toml"
+    path.write_text(f'name="web"\nentitlement="front"\ntasks=7\nimage="{IMAGE}"\ncommand=["/x"]\n')
+    found = ctl("job", "push", "web", "--file", str(path), "--share", "0.1")
+    assert found.exit_code == 0, found.output
+    wish = region.control_plane.intents.written[-1][2]
+    assert (wish.spec.name, wish.share) == ("web", 0.1)
+
+
+@pytest.mark.parametrize("key", ["overrides", "task_overrides", "share", "hold", "canary"])
+def test_what_an_intent_says_is_refused_in_a_job_file(ctl: Ctl, tmp_path: Path, key: str) -> None:
+    """JC4, FE9: task overrides are refused with a pointer to the intent (table 1)."""
+    path = tmp_path / "web.toml"
+    text = f'name="web"\nentitlement="front"\ntasks=7\nimage="{IMAGE}"\ncommand=["/x"]\n{key}=1\n'
+    path.write_text(text)
+    found = ctl("job", "apply", str(path))
+    assert found.exit_code != 0
+    assert "twinectl job " in found.output
+
+
+def test_intents_are_in_the_audit(ctl: Ctl) -> None:
+    assert ctl("job", "push", "web", "--share", "0.5", "--reason", "stage 2").exit_code == 0
+    found = ctl("audit")
+    assert "put_push" in found.output
+    assert "share=0.5" in found.output

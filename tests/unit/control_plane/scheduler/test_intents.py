@@ -1,0 +1,315 @@
+"""Intents in the assembled control plane: push, size, canary and hold by different writers."""
+
+import asyncio
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from msgspec.structs import replace
+from virtual_time import run
+from world import World, a_job, a_region, scenario
+
+from control_plane.api.intent_wishes import (
+    CanaryWish,
+    HoldWish,
+    InfrastructureWish,
+    IntentWish,
+    PushWish,
+    SizeWish,
+)
+from control_plane.api.intents import StoredIntent
+from control_plane.api.jobs import JobPhase, JobRecord, Placement, TaskPhase, TaskRecord
+from control_plane.api.stored_jobs import intent_of, record_of
+from control_plane.api.updates import Canary, UpdatePolicy
+from control_plane.job_control.core.compose import part_of
+from control_plane.scheduler.core.rollout import wanted_tasks
+from control_plane.scheduler.core.task_spec import task_spec
+from wire.errors import Conflict, InvalidInput
+
+OTHER, THIRD = ["/bin/other"], ["/bin/third"]
+FAST = UpdatePolicy(drain_s=0.0, max_unavailable=3)
+DEPLOYER, SCALER, TESTER, OPERATOR = "user:conveyor", "user:scaler", "user:tester", "user:sre"
+
+
+def counts(w: World) -> Counter[int]:
+    return Counter(task.version for task in w.cp._jobs.get("web").tasks)
+
+
+def indexes(w: World, version: int) -> set[int]:
+    return {task.index for task in w.cp._jobs.get("web").tasks if task.version == version}
+
+
+def push_of(share: float, **changes) -> PushWish:
+    spec = a_job(1, **({"command": OTHER, "update": FAST} | changes))
+    return PushWish(spec=spec, share=share)
+
+
+@scenario()
+async def test_half_of_the_job_stays_half_at_every_size(w: World):
+    """JC5, SC20, the article's figure 6: the old way ended with 100 % (figure 4)."""
+    await w.deployed(a_job(10, update=FAST))
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
+    await w.stable()
+    assert counts(w) == {1: 5, 2: 5}
+    for size in (5, 9, 4, 12, 1, 7):
+        before = {v: indexes(w, v) for v in (1, 2)}
+        await w.cp.intents.size("web", SizeWish(tasks=size), SCALER)
+        await w.stable()
+        new = part_of(0.5, size)
+        assert counts(w) == Counter({1: size - new, 2: new})
+        if size < sum(map(len, before.values())):  # nobody changed: each version lost its part
+            assert all(indexes(w, v) <= before[v] for v in (1, 2))
+    await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
+    await w.stable()
+    assert counts(w) == {2: 7}
+
+
+@scenario()
+async def test_the_size_changes_while_a_push_is_under_way(w: World):
+    await w.deployed(a_job(10, update=FAST))
+    await w.cp.intents.push("web", push_of(0.3), DEPLOYER)
+    await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
+    await w.stable()
+    assert counts(w) == {1: 4, 2: 2}
+    await w.cp.intents.push("web", PushWish(share=0.75), DEPLOYER)
+    await w.cp.intents.size("web", SizeWish(tasks=8), SCALER)
+    await w.stable()
+    assert counts(w) == {1: 2, 2: 6}
+
+
+@scenario()
+async def test_a_smaller_share_brings_tasks_back_to_what_they_were(w: World):
+    await w.deployed(a_job(6, update=FAST))
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
+    await w.stable()
+    stay = indexes(w, 1)
+    await w.cp.intents.push("web", PushWish(share=0.0), DEPLOYER)
+    await w.stable()
+    assert counts(w) == {1: 6}
+    assert stay <= indexes(w, 1)
+    causes = {e.cause for e in (await w.cp.job_events("web")).events if e.kind == "update"}
+    assert "rollback" in causes
+
+
+@scenario()
+async def test_the_share_is_exact_again_after_a_machine_fails(w: World):
+    await w.deployed(a_job(6, update=FAST))
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
+    await w.stable()
+    w.region.machines["m1"].power_off()
+    await w.until(lambda: w.endpoints_count(6), 600)
+    await w.stable(within_s=600)
+    assert counts(w) == {1: 3, 2: 3}
+
+
+@scenario()
+async def test_canaries_are_beside_the_push_and_end_in_time(w: World):
+    """JC6, JC7, JC10, SC15: the push is not diluted, and a canary is no progress of it."""
+    await w.deployed(a_job(10, update=FAST))
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
+    await w.stable()
+    pushed = indexes(w, 2)
+    wish = CanaryWish(tasks=2, environment={"X": "1"}, lasts_s=600)
+    shown = await w.cp.intents.canary("web", wish, TESTER)
+    await w.stable()
+    assert counts(w) == {1: 3, 2: 5, 3: 2}
+    assert indexes(w, 2) == pushed
+    assert {c.version: c.wanted for c in shown.versions} == {1: 3, 2: 5, 3: 2}
+    record = w.cp._jobs.get("web")
+    assert record.specs[3].environment == {"X": "1"}
+    assert record.specs[3].command == record.specs[1].command
+    await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
+    await w.stable()
+    assert counts(w) == {2: 8, 3: 2}
+    await asyncio.sleep(600)
+    await w.stable()
+    assert counts(w) == {2: 10}
+    assert 3 not in w.cp._jobs.get("web").specs
+    await w.cp.apply_job(a_job(10, update=FAST, command=THIRD))
+    await w.stable()
+    assert counts(w) == {4: 10}  # the number of a canary is not given again
+
+
+@scenario()
+async def test_a_canary_ends_when_it_is_withdrawn_and_a_rollback_never_goes_to_it(w: World):
+    await w.deployed(a_job(6, update=FAST))
+    await w.cp.apply_job(a_job(6, update=FAST, command=OTHER))
+    await w.stable()
+    await w.cp.intents.canary("web", CanaryWish(tasks=1, command=THIRD, lasts_s=9e4), TESTER)
+    await w.stable()
+    assert counts(w) == {2: 5, 3: 1}
+    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.stable()
+    assert counts(w) == {2: 6}
+    await w.cp.intents.canary("web", CanaryWish(tasks=1, command=THIRD, lasts_s=9e4), TESTER)
+    await w.stable()
+    await w.cp.rollback_job("web")
+    record = w.cp._jobs.get("web")
+    assert record.spec.command == record.specs[1].command
+
+
+@scenario()
+async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
+    """JC8: hold > push > size."""
+    await w.deployed(a_job(6, update=FAST))
+    await w.cp.intents.hold("web", HoldWish(lasts_s=3600, reason="the cup final"), OPERATOR)
+    await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
+    shown = await w.cp.intents.size("web", SizeWish(tasks=9), SCALER)
+    assert {v.dimension: v.waits_for for v in shown.intents} == {
+        "hold": "",
+        "push": "the job is held",
+        "size": "the job is held",
+    }
+    await asyncio.sleep(300)
+    assert counts(w) == {1: 6}
+    status = await w.cp.get_job("web")
+    assert status.phase is JobPhase.WAITING
+    assert status.detail == "the job is held (the cup final): version 2 and the size of 9 waits"
+    w.region.machines["m1"].power_off()
+    await asyncio.sleep(1200)
+    assert counts(w) == {1: 6}
+    assert await w.endpoints_count(6)
+    await asyncio.sleep(2400)  # it ends by itself
+    await w.stable()
+    assert counts(w) == {2: 9}
+
+
+@scenario()
+async def test_a_stale_writer_gets_an_error_and_others_are_not_in_its_way(w: World):
+    """JC15, FE8."""
+    await w.deployed(a_job(4, update=FAST))
+    first = await w.cp.intents.size("web", SizeWish(tasks=5), SCALER)
+    seen = {v.dimension: v.intent.version for v in first.intents}
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)  # of another dimension
+    await w.cp.intents.size("web", SizeWish(tasks=6, expect=seen["size"]), SCALER)
+    with pytest.raises(Conflict, match="at version 3 and version 2 was to be replaced"):
+        await w.cp.intents.size("web", SizeWish(tasks=4, expect=seen["size"]), SCALER)
+    with pytest.raises(Conflict, match="user:scaler is its writer"):
+        await w.cp.intents.size("web", SizeWish(tasks=4), "user:ann")
+    await w.cp.intents.size("web", SizeWish(tasks=8, take_over=True), "user:ann")
+    await w.stable()
+    assert counts(w) == {1: 4, 2: 4}
+
+
+@scenario()
+async def test_a_job_file_leaves_the_size_of_its_autoscaler_and_no_push_of_another(w: World):
+    await w.deployed(a_job(4, update=FAST))
+    await w.cp.intents.size("web", SizeWish(tasks=6, minimum=2, maximum=8), SCALER)
+    await w.cp.apply_job(a_job(3, update=FAST, command=OTHER), writer="user:ann")
+    await w.stable()
+    assert counts(w) == {2: 6}
+    await w.cp.intents.size("web", SizeWish(tasks=20), SCALER)
+    await w.stable()
+    assert counts(w) == {2: 8}  # its bounds stay
+    await w.cp.intents.push("web", PushWish(), DEPLOYER)
+    with pytest.raises(Conflict, match="user:conveyor is its writer"):
+        await w.cp.apply_job(a_job(8, update=FAST, command=THIRD), writer="user:ann")
+    await w.cp.apply_job(a_job(3, update=FAST, command=OTHER), writer="user:ann")  # the same
+    await w.stable()
+    assert counts(w) == {2: 8}
+
+
+@scenario()
+async def test_a_runtime_enters_with_the_next_push_and_stays_for_all_of_it(w: World):
+    """JC9, CV6, the article's figure 7."""
+    await w.deployed(a_job(4, update=FAST))
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
+    shown = await w.cp.intents.infrastructure("web", InfrastructureWish(runtime="r2"), OPERATOR)
+    assert {v.dimension: v.waits_for for v in shown.intents}["infrastructure"] == (
+        "it enters with the next push"
+    )
+    await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)  # the last stage
+    await w.stable()
+    assert {spec.runtime for spec in w.cp._jobs.get("web").specs.values()} == {""}
+    shown = await w.cp.intents.push("web", push_of(0.5, command=THIRD), DEPLOYER)
+    await w.stable()
+    record = w.cp._jobs.get("web")
+    assert {v: record.specs[v].runtime for v in counts(w)} == {2: "", 3: "r2"}
+    made = task_spec(
+        record.specs[3], 0, Placement(machine="m1", ports={"http": 1}), generation=1, epoch=1
+    )
+    assert made.environment["TWINE_RUNTIME"] == "r2"
+    with pytest.raises(InvalidInput, match="operators choose it"):
+        await w.cp.apply_job(a_job(4, update=FAST, runtime="r9"))
+    assert {v.dimension: v.waits_for for v in shown.intents}["infrastructure"] == ""
+
+
+@scenario()
+async def test_the_canaries_of_a_push_count_within_its_share(w: World):
+    update = replace(FAST, canary=Canary(tasks=3, hold_s=60))
+    await w.deployed(a_job(10, update=update))
+    await w.cp.intents.push("web", push_of(0.2, update=update), DEPLOYER)
+    await w.stable()
+    await asyncio.sleep(120)
+    assert counts(w) == {1: 8, 2: 2}
+    await w.cp.intents.push("web", PushWish(share=0.5), DEPLOYER)
+    await w.stable(within_s=300)
+    assert counts(w) == {1: 5, 2: 5}
+
+
+@scenario()
+async def test_what_cannot_be_meant_is_refused(w: World):
+    await w.deployed(a_job(4, update=FAST))
+    with pytest.raises(Conflict, match="no earlier version"):
+        await w.cp.intents.push("web", PushWish(share=0.5), DEPLOYER)
+    with pytest.raises(InvalidInput, match="cannot be withdrawn, only its canary or hold"):
+        await w.cp.intents.withdraw("web", "size", IntentWish(), SCALER)
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
+    with pytest.raises(Conflict, match="cannot be restarted: not all of its tasks"):
+        await w.cp.restart_job("web")
+
+
+def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
+    """JC13: nothing is written and no task restarts until somebody writes an intent."""
+    spec = a_job(2)
+    tasks = [TaskRecord(index=i, version=3, generation=1, phase=TaskPhase.RUNNING) for i in (0, 1)]
+    old = JobRecord(name="web", spec=spec, version=3, specs={3: spec}, tasks=tasks)
+    assert record_of(intent_of(old), []).intents == {}
+    assert wanted_tasks(old) == 2
+
+
+def test_a_dimension_that_is_not_known_is_kept_and_shown():
+    """JC16."""
+
+    async def main() -> None:
+        world = World(a_region())
+        async with world.running():
+            await world.deployed(a_job(2))
+            newer = StoredIntent(writer="user:x", version=4, value={"weight": 3}, expires_at=1.0)
+            await world.cp._jobs.update(
+                "web", lambda r: replace(r, intents=r.intents | {"traffic": newer})
+            )
+            await world.cp.intents.size("web", SizeWish(tasks=3), SCALER)
+            await world.stable()
+            assert world.cp._jobs.get("web").intents["traffic"] == newer
+            shown = world.cp.intents.show("web").intents[-1]
+            assert (shown.dimension, shown.intent) == ("traffic", newer)
+            assert "does not know" in shown.effect
+
+    run(main())
+
+
+def test_an_intent_outlives_the_control_plane():
+    async def main() -> None:
+        w = World(a_region())
+        async with w.store:
+            w.cp = w.control_plane()
+            async with w.cp:
+                await w.deployed(a_job(6, update=FAST))
+                await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
+                wish = CanaryWish(tasks=1, command=THIRD, lasts_s=1e5)
+                await w.cp.intents.canary("web", wish, TESTER)
+                await w.stable()
+                before = {v: indexes(w, v) for v in (1, 2, 3)}
+            w.cp = w.control_plane()
+            async with w.cp:
+                await w.stable()
+                await asyncio.sleep(60)
+                assert {v: indexes(w, v) for v in (1, 2, 3)} == before
+                assert set(w.cp._jobs.get("web").intents) == {"push", "size", "canary"}
+
+    run(main())

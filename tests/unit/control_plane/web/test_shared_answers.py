@@ -1,0 +1,100 @@
+"""Answers that all viewers of a page share."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from control_plane.web.serving import FRESH_S, SHARED_MAX, STALE_S, SharedAnswers
+
+
+class Source:
+    """Counts how often an answer is computed; the clock is set by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.loads = 100.0, 0
+        self.answers = SharedAnswers(lambda: self.now)
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    async def load(self) -> dict[str, int]:
+        self.loads += 1
+        number = self.loads
+        await self.may_end.wait()
+        return {"number": number}
+
+    async def get(self, key: str = "region") -> int:
+        return (await self.answers.get(key, self.load))["number"]
+
+
+def test_viewers_at_the_same_time_share_one_computation() -> None:  # FE1
+    async def run() -> None:
+        source = Source()
+        source.may_end.clear()
+        viewers = [asyncio.create_task(source.get()) for _ in range(20)]
+        await asyncio.sleep(0)
+        source.may_end.set()
+        assert await asyncio.gather(*viewers) == [1] * 20
+        source.now += FRESH_S * 0.9
+        assert await source.get() == 1
+
+    asyncio.run(run())
+
+
+def test_an_older_answer_is_given_while_the_next_is_computed() -> None:  # FE1
+    async def run() -> None:
+        source = Source()
+        assert await source.get() == 1
+        source.now += FRESH_S * 1.1
+        source.may_end.clear()
+        assert await source.get() == 1
+        await asyncio.sleep(0)
+        assert await source.get() == 1
+        assert source.loads == 2
+        source.now += STALE_S
+        waiting = asyncio.create_task(source.get())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        source.may_end.set()
+        assert await waiting == 2
+
+    asyncio.run(run())
+
+
+def test_a_failure_is_raised_and_the_next_viewer_tries_again() -> None:  # FE1
+    async def run() -> None:
+        source = Source()
+
+        async def fail() -> dict[str, int]:
+            raise ValueError("away")
+
+        with pytest.raises(ValueError, match="away"):
+            await source.answers.get("region", fail)
+        assert await source.get() == 1
+
+    asyncio.run(run())
+
+
+def test_a_viewer_that_leaves_does_not_stop_the_computation_for_others() -> None:  # FE1
+    async def run() -> None:
+        source = Source()
+        source.may_end.clear()
+        leaves, stays = asyncio.create_task(source.get()), asyncio.create_task(source.get())
+        await asyncio.sleep(0)
+        leaves.cancel()
+        await asyncio.sleep(0)
+        source.may_end.set()
+        assert await stays == 1
+
+    asyncio.run(run())
+
+
+def test_the_number_of_answers_is_bounded() -> None:  # FE1
+    async def run() -> None:
+        source = Source()
+        for number in range(2 * SHARED_MAX):
+            await source.get(str(number))
+        assert len(source.answers._answers) == SHARED_MAX
+
+    asyncio.run(run())
