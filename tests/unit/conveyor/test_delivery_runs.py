@@ -461,3 +461,18 @@ async def test_a_run_that_waits_for_another_update_of_its_job_begins_after_it():
     assert waiting.waits == "another update of job web is under way"
     run = await world.until("done")
     assert run.back == {"web": digest(9)}
+
+
+async def test_the_image_that_finished_last_is_remembered_while_its_tasks_are_broken():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.until("done")
+    job = world.plane.jobs["web"]
+    job.broken = {digest(2)}  # not settled: what the job wants now says nothing of what worked
+    world.plane.images["web"] = digest(3)
+    world.meter.bad = {digest(3)}
+    await world.rounds(3)
+    assert (await world.run()).back == {"web": digest(2)}
+    job.broken = set()
+    await world.until("rolled-back")
+    assert job.tasks == [digest(2)] * 10
