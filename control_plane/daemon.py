@@ -180,7 +180,7 @@ async def _build(
                 broker_stores,
                 ControllerCaller(context, rules),
                 _boot_id(),
-                ownership,
+                ownership=ownership,
             )
         )
 

@@ -459,7 +459,7 @@ class ControlPlane:
         """Return whether an empty machine stays with its pool."""
         return self.profiles.keeps(record) or ahead.keeps(record.machine)
 
-    def _claims_of(self, job: str) -> Sequence[Claim]:
+    def _claims_of(self, job: str) -> Iterable[Claim]:
         return self.shards.of_job(job).allocator.index.claims.get(job) or ()
 
     def _owner_of(self, pool: str) -> Allocator:

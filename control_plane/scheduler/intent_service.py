@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from control_plane.allocator.core.claims import Claim
 from control_plane.api.intent_wishes import (
@@ -40,7 +40,7 @@ class IntentService:
         runtime: Runtime,
         jobs: JobTable,
         control: JobControl,
-        claims_of: Callable[[str], Sequence[Claim]],
+        claims_of: Callable[[str], Iterable[Claim]],
     ) -> None:
         """`claims_of` returns what the tasks of a job have been given of machines."""
         self._runtime, self._jobs, self._control = runtime, jobs, control
