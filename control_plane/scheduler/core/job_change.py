@@ -145,6 +145,7 @@ def sizing(name: str, wish: SizeWish, writer: str, now: float) -> JobChange:
     def checked(known: JobRecord | None) -> JobSpec:
         record = going_on(_there(known, name))
         check_writer(record, Dimension.SIZE, writer, wish)
+        _check_bounds(record, size(record).wanted)
         return replace(record.spec, tasks=size(record).wanted)
 
     def record(known: JobRecord, _: JobSpec) -> JobRecord:
@@ -288,6 +289,18 @@ def _size_of_file(spec: JobSpec, known: JobRecord | None, writer: str) -> int:
     if _may_size(known, writer):
         return starting_size(spec.autoscale, spec.tasks, None)
     return known.spec.tasks
+
+
+def _check_bounds(record: JobRecord, tasks: int) -> None:
+    policy = record.spec.autoscale
+    if policy is None or not is_autoscaled(record.spec):
+        return
+    if not policy.minimum <= tasks <= policy.maximum:
+        raise Conflict(
+            f"cannot resize job {record.name!r} to {tasks} tasks: its [autoscale] bounds are"
+            f" {policy.minimum} to {policy.maximum}",
+            hint="change minimum or maximum in its file, and apply it",
+        )
 
 
 def is_autoscaled(spec: JobSpec) -> bool:

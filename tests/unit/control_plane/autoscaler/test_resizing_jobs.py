@@ -102,6 +102,8 @@ async def test_a_size_on_top_of_what_was_not_seen_is_refused(w: World):
     await resize(w, 4)
     with pytest.raises(Conflict, match="was to be replaced"):
         await w.cp.intents.size("web", stale, SCALER)
+    with pytest.raises(Conflict, match="bounds are 2 to 9"):
+        await resize(w, 10)
     await w.cp.stop_job("web")
     with pytest.raises(Conflict, match="is being stopped"):
         await resize(w, 5)
