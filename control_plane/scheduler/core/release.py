@@ -399,7 +399,7 @@ def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
             task.version == record.version
             and not _is_on_its_way(task)
             and (
-                (serves and task.phase not in _PLACED)
+                (is_proven and task.phase not in _PLACED)
                 or task.index in failed
                 or _is_proven(task, record, now)
             )
