@@ -86,7 +86,7 @@ def test_a_lost_task_that_moves_with_its_job_before_it_is_placed_is_found(
     """
 
     def newest(record: JobRecord) -> JobRecord:
-        if release.is_held(record):
+        if release.is_held_back(record):
             return record
         tasks, generation = list[TaskRecord](), record.generation
         for task in record.tasks:
