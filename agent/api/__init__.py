@@ -127,6 +127,24 @@ RootBytes = Annotated[int, Meta(ge=1 << 20, le=COUNT_MAX)]
 ROOT_MAX_BYTES = 1 << 30
 
 
+class Stdout(StrEnum):
+    """What a task's output and errors are written to."""
+
+    JOURNAL = "journal"
+    """A socket of the journal's, which cannot be opened by name."""
+    PIPE = "pipe"
+    """A pipe that is copied to the journal: `/dev/stdout` can be opened (docs/logs.md)."""
+
+
+class OomPolicy(StrEnum):
+    """What ends when a task is above its memory limit."""
+
+    TASK = "task"
+    """All of it; its restart policy goes on from there."""
+    PROCESS = "process"
+    """The process that the kernel chooses; the task goes on unless it was its main one."""
+
+
 class RestartWhen(StrEnum):
     """After which ends a task is started again."""
 
@@ -232,6 +250,11 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     ulimits: Ulimits = Ulimits()
     umask: Umask = UMASK
     """Permission bits that its new files do not get, in octal."""
+    oom: OomPolicy = OomPolicy.TASK
+    """What ends when it is above its memory limit."""
+    stdout: Stdout | None = None
+    """What it writes its output to; None: the pipe for an OCI image with a shell, else the
+    journal's socket."""
     root: RootMode | None = None
     """Whether it may write to its root; None: an OCI image may, any other may not
     (docs/images.md)."""

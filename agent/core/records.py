@@ -16,6 +16,7 @@ from agent.api import (
     Health,
     Limits,
     Network,
+    OomPolicy,
     Resources,
     TaskSpec,
     TaskState,
@@ -134,6 +135,10 @@ def key_of(spec: TaskSpec) -> str:
         process += (("ulimits", _sorted(spec.ulimits)),)
     if int(spec.umask, 8) != int(UMASK, 8):
         process += (("umask", int(spec.umask, 8)),)
+    if spec.oom is not OomPolicy.TASK:
+        process += (("oom", spec.oom),)
+    if spec.stdout is not None:
+        process += (("stdout", spec.stdout),)
     if spec.root is not None or spec.root_max_bytes != ROOT_MAX_BYTES:
         process += (("root", spec.root, spec.root_max_bytes),)
     if spec.identity:

@@ -11,7 +11,7 @@ import errno
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from agent.api import UMASK, TaskSpec
+from agent.api import UMASK, OomPolicy, TaskSpec
 from agent.core.exits import START_TIMEOUT_S
 from agent.core.huge_pages import asks as asks_for_pages
 from agent.core.limits import limit_properties
@@ -190,13 +190,14 @@ def unit_properties(
         "Slice": slice_for(spec),
         "Environment": [f"{k}={v}" for k, v in environment.items()],
         "SyslogIdentifier": task_id,
+        "SyslogLevelPrefix": False,
         "LogNamespace": journal_of(spec.entitlement),
         "RemainAfterExit": True,
         "CollectMode": "inactive",
         "KillMode": "control-group",
         "TimeoutStartUSec": START_TIMEOUT_S * _S,
         "TimeoutStopUSec": round(spec.stop_timeout_s * _S),
-        "OOMPolicy": "kill",
+        "OOMPolicy": "kill" if spec.oom is OomPolicy.TASK else "continue",
         "LogRateLimitIntervalUSec": 10 * _S,
         "LogRateLimitBurst": 10_000,
         "TemporaryFileSystem": [in_memory("/dev/shm", spec.limits.memory_max_bytes)],

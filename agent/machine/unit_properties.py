@@ -41,7 +41,7 @@ _BY_SIGNATURE = {
         PrivateUsers ProtectClock ProtectControlGroups ProtectHostname ProtectKernelLogs
         ProtectKernelModules ProtectKernelTunables RemainAfterExit RemoveIPC
         RestrictRealtime RestrictSUIDSGID RootDirectoryStartOnly RootEphemeral SendSIGHUP
-        SendSIGKILL StopWhenUnneeded TasksAccounting""",
+        SendSIGKILL StopWhenUnneeded SyslogLevelPrefix TasksAccounting""",
     "t": """
         AmbientCapabilities CPUQuotaPerSecUSec CPUQuotaPeriodUSec CPUWeight
         CapabilityBoundingSet IOWeight JobRunningTimeoutUSec JobTimeoutUSec LimitAS

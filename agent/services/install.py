@@ -45,6 +45,8 @@ def targets() -> list[tuple[str, str, str]]:
     drop_ins = [
         ("agent", "journal-namespace.conf", f"{_UNITS}/{u}.d/twine.conf") for u in _JOURNALS
     ]
+    journald = f"{_UNITS}/systemd-journald@.service.d/twine.conf"
+    drop_ins.append(("agent", "journald-namespace.conf", journald))
     return [*((package, name, target) for (package, name), target in _TARGETS.items()), *drop_ins]
 
 

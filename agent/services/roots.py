@@ -12,6 +12,7 @@ import msgspec
 from agent.api import ImageInfo, ImageUser, OciConfig, TaskSpec
 from agent.core.image_user import LISTS
 from agent.core.own_init import INITS
+from agent.core.standard_output import SHELL
 from agent.core.writable_root import ENTERED, choose_tops, is_writable, owner_of_root
 from agent.machine import Btrfs, Quota
 from agent.machine.beneath import find_place
@@ -37,6 +38,7 @@ class Roots:
         """Tasks whose root nothing was started from yet."""
         self._can_bound: bool | None = None
         self._tops: dict[str, list[str]] = {}
+        self._shells: dict[str, bool] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, task_id: str) -> Path:
@@ -61,6 +63,12 @@ class Roots:
             and not any((image / part).is_symlink() for part in (path, *_above(path)))
             for path in INITS
         )
+
+    def has_shell(self, digest: str) -> bool:
+        """Return whether an image has a shell, by its own links. Read once."""
+        if digest not in self._shells:
+            self._shells[digest] = bool(self._plain(digest, SHELL))
+        return self._shells[digest]
 
     def config(self, digest: str) -> OciConfig | None:
         """Return how an image wants to be run, None for one that says nothing about it.

@@ -18,6 +18,7 @@ from agent.core.mounts import mount_properties
 from agent.core.oci import as_run, image_properties
 from agent.core.own_init import asks as own_init
 from agent.core.records import TaskRecord
+from agent.core.standard_output import is_piped, piped
 from agent.core.unit_properties import describe_unit, key_in, unit_properties
 from agent.core.writable_root import opened
 from agent.machine import Systemd, UnitState
@@ -275,4 +276,6 @@ def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
         **own_properties(task.own_cpus),
         "Description": describe_unit(task.task_id, task.spec),
     }
+    if is_piped(task.spec, config, has_shell=roots.has_shell(task.spec.image)):
+        unit["ExecStart"] = [piped(spec.command)]
     return unit | (opened(unit, spec, roots.tops(task.spec.image)) if writes else {})

@@ -19,6 +19,7 @@ from agent.api import (
     Health,
     Limits,
     Name,
+    OomPolicy,
     Reach,
     Relaxations,
     Resources,
@@ -26,6 +27,7 @@ from agent.api import (
     RootBytes,
     RootMode,
     Seconds,
+    Stdout,
     TaskState,
     Ulimits,
     Umask,
@@ -151,6 +153,11 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     ulimits: Ulimits = Ulimits()
     umask: Umask = UMASK
     """Permission bits that new files of its tasks do not get, in octal."""
+    oom: OomPolicy = OomPolicy.TASK
+    """What ends when a task is above its memory limit."""
+    stdout: Stdout | None = None
+    """What its tasks write their output to; None: the pipe for an OCI image with a shell, else
+    the journal's socket."""
     root: RootMode | None = None
     """Whether its tasks may write to their roots; None: an OCI image may, any other may not
     (docs/images.md)."""

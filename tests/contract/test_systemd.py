@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.core.huge_pages import bounded_unit
-from agent.core.unit_properties import not_after
+from agent.core.unit_properties import TASK_HARDENING, in_memory, not_after
 from wire.errors import Conflict, InvalidInput, SystemdError
 
 from .conftest import Host
@@ -21,45 +21,14 @@ from .conftest import Host
 SLEEP = ["/bin/sleep", "1000"]
 
 HARDENING: dict[str, object] = {
-    "AmbientCapabilities": 0,
-    "CapabilityBoundingSet": 0,
-    "DevicePolicy": "closed",
-    "DynamicUser": True,
-    "IPAddressDeny": ["169.254.0.0/16"],
-    "KeyringMode": "private",
-    "LimitCORE": 0,
-    "LockPersonality": True,
+    **TASK_HARDENING,
     "LogRateLimitBurst": 1000,
     "LogRateLimitIntervalUSec": 10_000_000,
     "MemorySwapMax": 0,
-    "MountAPIVFS": True,
-    "NoNewPrivileges": True,
-    "NotifyAccess": "none",
     "OOMPolicy": "kill",
-    "PrivateDevices": True,
-    "PrivateIPC": True,
-    "PrivateTmp": True,
-    "PrivateUsers": True,
-    "ProcSubset": "pid",
-    "ProtectClock": True,
-    "ProtectControlGroups": True,
-    "ProtectHome": True,
-    "ProtectHostname": True,
-    "ProtectKernelLogs": True,
-    "ProtectKernelModules": True,
-    "ProtectKernelTunables": True,
-    "ProtectProc": "invisible",
-    "ProtectSystem": "strict",
-    "RemoveIPC": True,
-    "RestrictAddressFamilies": ["AF_INET", "AF_INET6", "AF_UNIX"],
-    "RestrictNamespaces": True,
-    "RestrictRealtime": True,
-    "RestrictSUIDSGID": True,
-    "SystemCallArchitectures": ["native"],
-    "SystemCallFilter": ["@system-service", "~@privileged", "~@resources"],
-    "UMask": 0o022,
+    "TemporaryFileSystem": [in_memory("/dev/shm", 64 << 20)],
 }
-"""What every task gets by default."""
+"""What every task gets by default, from the shipped table (BUG-AU8)."""
 
 _numbers = itertools.count()
 
@@ -473,6 +442,8 @@ def test_a_slice_that_nobody_made_comes_with_its_first_unit(host: Host, unit: st
 
 
 def test_a_hardened_task_starts_from_its_own_root(host: Host, unit: str) -> None:
+    """BUG-AU8: what is tried is what is shipped."""
+    assert all(HARDENING[name] is value for name, value in TASK_HARDENING.items())
     root = {"RootDirectory": str(host.root), "MemoryMax": 64 << 20, "TasksMax": 64}
 
     host.systemd.start_transient(unit, a_service(**HARDENING, **root))

@@ -41,6 +41,7 @@ echo "top: $($b mkdir /fresh 2>&1)"
 echo "device: $($b mknod /data/null c 1 3 2>&1)"
 echo "full: $($b dd if=/dev/zero of=/data/big bs=65536 count=1600 2>&1 | $b head -1)"
 echo "names: $($b head -1 /etc/hosts | $b tr '\\t' ' ') $($b cat /etc/hostname)"
+echo "by name" > /dev/stdout; echo "errors" >> /dev/stderr; echo "<3>level"; $b sleep 2
 echo over; exec $b sleep 100000"""
 TASK = """root_max_bytes = "64MiB"
 [network.dns]
@@ -92,6 +93,7 @@ def test_an_image_of_root_writes_where_it_does_elsewhere(guest: OneGuest) -> Non
     assert "Read-only file system" in found["top"]
     assert "not permitted" in found["device"]
     assert "exceeded" in found["full"]
+    assert {"by name", "errors", "<3>level"} <= {*lines}  # BUG-AG39, BUG-AG34
     assert found["names"] == "127.0.0.1 localhost m1"
     inside = "twine-agent exec web -- /bin/busybox cat /etc/resolv.conf /etc/hosts"
     assert "nameserver 10.77.0.53" in guest.ssh(inside)
@@ -124,3 +126,17 @@ def test_a_link_that_a_task_made_does_not_lead_the_host_astray(guest: OneGuest) 
     guest.ssh("twine-agent stop evil", timeout_s=900)
     assert guest.ssh("grep -c twine/tasks/evil /proc/self/mountinfo || true").strip() == "0"
     guest.ssh("umount /mnt/vol")
+
+
+def test_last_words_and_lines_that_were_dropped_are_told(guest: OneGuest) -> None:
+    """BUG-AG39: what a program wrote just before its end is in its log. BUG-AG42: journald's rate
+    limit drops lines, and the log says how many."""
+    many = "i=0; while [ $i -lt 10300 ]; do i=$((i+1)); echo $i; done"
+    script = f"{many}; /bin/busybox sleep 12; echo next; echo last > /dev/stdout; exit 3"
+    run = "twine-agent run loud --no-wait --image oci-archive:/root/ordinary.tar --memory 64MiB"
+    guest.ssh(f"{run} -- /bin/sh -c '{script}'", timeout_s=900)
+    logs = "twine-agent logs loud"
+    guest.until("it spoke to its end", lambda: "last" in guest.find(logs).splitlines())
+    guest.until("it is said", lambda: "Suppressed" in guest.find(logs))
+    assert "exit code 3" in guest.ssh("twine-agent show loud")
+    guest.ssh("twine-agent stop loud", timeout_s=900)

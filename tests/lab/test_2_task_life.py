@@ -174,3 +174,20 @@ def test_shared_memory_and_process_limits_are_a_tasks_own(guest: OneGuest) -> No
     assert guest.ssh("ls /dev/shm").split() == ["of-host"]
     for name in ("one", "two"):
         guest.ssh(f"twine-agent stop {name}", timeout_s=900)
+
+
+@pytest.mark.long
+def test_a_journald_that_is_killed_costs_no_task_its_output(guest: OneGuest) -> None:
+    """BUG-AG40: it was not started again, and one that checks its writes ended."""
+    talk = "n=0; while :; do n=$((n+1)); echo tick $n || exit 9; /bin/busybox sleep 1; done"
+    run = "twine-agent run speaks --image /root/image.tar --memory 16MiB -- /bin/sh -c"
+    guest.ssh(f"{run} '{talk}'", timeout_s=900)
+    unit, logs = "systemd-journald@twine-local.service", "twine-agent logs --tail 1 speaks"
+    guest.until("it speaks", lambda: "tick" in guest.find(logs))
+    guest.ssh(f"systemctl kill -s KILL {unit}")
+    restarts = f"systemctl show -p NRestarts --value {unit}"
+    guest.until("another journald is there", lambda: guest.find(restarts) not in ("", "0"))
+    before = guest.ssh(logs)
+    guest.until("it is heard on", lambda: guest.find(logs) not in ("", before.strip()))
+    assert re.search(r"restarts +0", guest.ssh("twine-agent show speaks"))
+    guest.ssh("twine-agent stop speaks", timeout_s=900)

@@ -65,6 +65,8 @@ def task_spec(
         relaxations=spec.relaxations,
         ulimits=spec.ulimits,
         umask=spec.umask,
+        oom=spec.oom,
+        stdout=spec.stdout,
         root=spec.root,
         root_max_bytes=spec.root_max_bytes,
         identity=spec.identity,

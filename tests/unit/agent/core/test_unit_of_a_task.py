@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.api import ImageFormat, Limits, Probe, Relaxation, RestartPolicy, TaskSpec, Ulimits
+from agent.api import (
+    ImageFormat,
+    Limits,
+    OomPolicy,
+    Probe,
+    Relaxation,
+    RestartPolicy,
+    TaskSpec,
+    Ulimits,
+)
 from agent.core.oci import Blob, Layer
 from agent.core.reconcile import leftovers
 from agent.core.records import key_of, task_of, unit_of
@@ -28,6 +38,7 @@ from agent.core.unpack import (
     until_next_look_s,
 )
 from agent.machine.unit_properties import encode
+from agent.services.install import targets
 
 LAYER = Layer("sha256:c", "", "sha256:d", Blob("sha256:b", 1, "gzip"))
 GOLDEN = Path(__file__).parents[3] / "data" / "unit_properties.json"
@@ -295,3 +306,19 @@ def test_limits_of_processes_are_those_of_the_specification(
     ]
     assert "LimitNOFILE" not in unit_properties("web", a_spec(), "/r")
     assert key_of(spec) != key_of(replace(spec, ulimits=Ulimits()))
+
+
+def test_an_owner_says_what_ends_above_the_memory_limit() -> None:  # BUG-AG33
+    plain, process = a_spec(), a_spec(oom=OomPolicy.PROCESS)
+    assert unit_properties("web", plain, "/r")["OOMPolicy"] == "kill"
+    assert unit_properties("web", process, "/r")["OOMPolicy"] == "continue"
+    assert key_of(process) != key_of(plain) == key_of(a_spec(oom=OomPolicy.TASK))
+
+
+def test_a_journald_that_dies_is_started_again_and_keeps_its_streams() -> None:  # BUG-AG40
+    """Debian's unit of a namespace has Restart=no; its end by itself is no failure."""
+    places = {target: name for _, name, target in targets()}
+    name = places["etc/systemd/system/systemd-journald@.service.d/twine.conf"]
+    lines = (files("agent") / "units" / name).read_text().splitlines()
+    for line in ("Restart=on-failure", "FileDescriptorStorePreserve=yes", "OOMScoreAdjust=-250"):
+        assert line in lines
