@@ -51,10 +51,15 @@ from wire.errors import HostError, TwineError, Unprocessable
 class _ChangeFailed(HostError):
     """A change was refused or did not read back as wanted."""
 
-    def __init__(self, reason: str, change: Change | None = None) -> None:
-        """`change` is the one that was refused."""
-        super().__init__(reason)
-        self.change = change
+    change: Change | None = None
+    """The one that was refused."""
+
+    @classmethod
+    def of(cls, change: Change, reason: str) -> _ChangeFailed:
+        """Return the failure of one change."""
+        failed = cls(f"{change.setting}: {reason}")
+        failed.change = change
+        return failed
 
 
 class Run:
@@ -264,7 +269,7 @@ class Run:
             took_ms=round(took_ms, 3),
         )
         if outcome is Outcome.FAILED:
-            raise _ChangeFailed(f"{change.setting}: {applied.detail}", change)
+            raise _ChangeFailed.of(change, applied.detail)
         self._keep(lambda: self._state.step(Wrote(setting=change.setting)))
 
     def _staging(self) -> list[Change]:
