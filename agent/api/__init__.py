@@ -63,6 +63,11 @@ from agent.api.relaxations import Relaxations as Relaxations
 from agent.api.resources import IoLimit as IoLimit
 from agent.api.resources import Resize as Resize
 from agent.api.resources import Resources as Resources
+from agent.api.root import ROOT_MAX_BYTES as ROOT_MAX_BYTES
+from agent.api.root import OomPolicy as OomPolicy
+from agent.api.root import RootBytes as RootBytes
+from agent.api.root import RootMode as RootMode
+from agent.api.root import Stdout as Stdout
 from agent.api.signing import ImageSignature as ImageSignature
 from agent.api.signing import ImageTrust as ImageTrust
 from agent.api.signing import NamedImage as NamedImage
@@ -113,36 +118,6 @@ Umask = Annotated[
 ]
 UMASK = "0022"
 """The default of other container runtimes."""
-
-
-class RootMode(StrEnum):
-    """What a task may do to the files of its root."""
-
-    READ_ONLY = "read-only"
-    WRITABLE = "writable"
-    """What it writes there is bounded, and gone with its next start."""
-
-
-RootBytes = Annotated[int, Meta(ge=1 << 20, le=COUNT_MAX)]
-ROOT_MAX_BYTES = 1 << 30
-
-
-class Stdout(StrEnum):
-    """What a task's output and errors are written to."""
-
-    JOURNAL = "journal"
-    """A socket of the journal's, which cannot be opened by name."""
-    PIPE = "pipe"
-    """A pipe that is copied to the journal: `/dev/stdout` can be opened (docs/logs.md)."""
-
-
-class OomPolicy(StrEnum):
-    """What ends when a task is above its memory limit."""
-
-    TASK = "task"
-    """All of it; its restart policy goes on from there."""
-    PROCESS = "process"
-    """The process that the kernel chooses; the task goes on unless it was its main one."""
 
 
 class RestartWhen(StrEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -301,8 +302,8 @@ class TaskLoop:
         host, task = self._host, decision.task
         match decision.action:
             case Action.PREPARE:
-                image = task.spec.image
-                await host.lanes.run("btrfs", host.roots.prepare, task.task_id, image)
+                prepare = host.roots.prepare
+                await host.lanes.run("btrfs", prepare, task.task_id, task.spec.image)
                 if self.record == task:
                     self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
             case Action.START:
@@ -343,8 +344,7 @@ class TaskLoop:
 
     async def _start(self, task: TaskRecord, guard: dict[str, object]) -> None:
         """Start the unit once there is a place, if the task is still wanted as it is."""
-        host = self._host
-        async with host.starts.turn():
+        async with (host := self._host).starts.turn():
             if not self._is_to_start(task):
                 return
             if task.invocation_id:
@@ -368,8 +368,8 @@ class TaskLoop:
             self._waker.clear()
             unit = await self._host.units.find(self._unit)
             if unit is not None and unit.active == "active":
-                boot_id = self._host.boot_id
-                self._known = Seen(seen_unit(unit), root=True, leftover=True, boot_id=boot_id)
+                known = seen_unit(unit)
+                self._known = Seen(known, root=True, leftover=True, boot_id=self._host.boot_id)
                 return
             if unit is None or unit.active != "activating":
                 break
@@ -400,16 +400,15 @@ class TaskLoop:
         properties |= allowed_cpus(task.own_cpus, task.resources, spec, host.own_cpus.everything())
         await host.units.limit(self._unit, properties)
         await host.huge_pages.limit(task.task_id, spec)
-        group = cgroup_of(task.task_id, spec)
         proved = own_values(task.own_cpus) | host.huge_pages.values(spec)
-        wanted = kernel_values(spec) | proved
+        wanted, group = kernel_values(spec) | proved, cgroup_of(task.task_id, spec)
         read = await host.lanes.run("usage", host.cgroups.values, group, list(wanted))
         if wrong := not_in_force(wanted, read) or lacking(proved, read):
             raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")
         await host.own_cpus.confirm(task.task_id)
         await self._with_volumes(task)
-        kept = replace(self.record, limits=spec.limits, resources=spec.resources)
-        kept = replace(kept, volumes=spec.volumes)
+        limits = {"limits": spec.limits, "resources": spec.resources, "volumes": spec.volumes}
+        kept = replace(self.record, **limits)
         if self.record.spec == spec:
             await self._keep(self.record, kept)
 
@@ -434,18 +433,15 @@ class TaskLoop:
         else:
             await networks.remove(task.task_id)
             await networks.gates.ensure(task.task_id, task.spec)
-        await self._host.lanes.run(
-            "btrfs", self._host.name_files.write, task.task_id, task.spec, addresses
-        )
+        write = self._host.name_files.write
+        await self._host.lanes.run("btrfs", write, task.task_id, task.spec, addresses)
         if addresses != task.addresses:
             await self._keep(self.record, replace(self.record, addresses=addresses))
 
     async def _woken(self, timeout_s: float) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._waker.wait()
-        except TimeoutError:
-            pass
 
     async def _initialised(self, task: TaskRecord, guard: dict[str, object]) -> bool:
         """Run the init steps; False where the task is wanted otherwise before they are done."""
