@@ -155,12 +155,8 @@ async def _build(
         client.headers = lambda: {**term.headers(), **ownership.said(machine.machine)}
         return client
 
-    images = ImageStore(
-        config.state_path / "images",
-        time.time,
-        config.image_max_bytes,
-        config.images_of_owner_max_bytes,
-    )
+    most, of_owner = config.image_max_bytes, config.images_of_owner_max_bytes
+    images = ImageStore(config.state_path / "images", time.time, most, of_owner)
     people = People(store, runtime, config.operators, config.portal.approvers)
     trail = Trail(store, runtime, config.audit_entries)
 

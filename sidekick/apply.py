@@ -52,14 +52,6 @@ class _ChangeFailed(HostError):
     """A change was refused or did not read back as wanted."""
 
     change: Change | None = None
-    """The one that was refused."""
-
-    @classmethod
-    def of(cls, change: Change, reason: str) -> _ChangeFailed:
-        """Return the failure of one change."""
-        failed = cls(f"{change.setting}: {reason}")
-        failed.change = change
-        return failed
 
 
 class Run:
@@ -269,7 +261,9 @@ class Run:
             took_ms=round(took_ms, 3),
         )
         if outcome is Outcome.FAILED:
-            raise _ChangeFailed.of(change, applied.detail)
+            failed = _ChangeFailed(f"{change.setting}: {applied.detail}")
+            failed.change = change
+            raise failed
         self._keep(lambda: self._state.step(Wrote(setting=change.setting)))
 
     def _staging(self) -> list[Change]:

@@ -60,8 +60,9 @@ def test_the_scenarios_of_everything_and_of_updates_hold_every_kind() -> None:
     assert everything < controlled  # the second is the first, with TaskControllers
     replays = {e.kind for n in scenario.names() for e in read("\n".join(scenario.load(n).story))}
     composed = {rate.kind for rate in scenario.load("composed").faults}
-    assert controlled | updates | transfers | replays | composed == KINDS.keys()
-    others = KINDS.keys() - (controlled | updates | transfers)
+    shards = {rate.kind for rate in scenario.load("shards").faults}
+    assert controlled | updates | transfers | replays | composed | shards == KINDS.keys()
+    others = KINDS.keys() - (controlled | updates | transfers | {"move-entitlement"})
     assert others == {"switch", "restart", "patience"}
 
 
