@@ -56,7 +56,7 @@ from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 log = logging.getLogger(__name__)
 
 _IN_PASSING = (TaskState.PREPARING, TaskState.STARTING)
-"""States that last for moments; they can be read, but wake nobody who follows events."""
+"""States that last for moments: read, but told to nobody who follows events."""
 STEADY_S = 600.0
 """How often the loop of a task that runs looks at all of its unit; `Units.watch` sees states."""
 RESYNC_S = 30.0
@@ -140,9 +140,8 @@ class TaskLoop:
     async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
         """Take a new intent, made from the record as it is; returns once it is on disk.
 
-        The loop cannot act on it before, nor save an older record after it: both need the
-        same lock. Raises `NotFound` where the task has just gone for good, and `HostError`
-        where it cannot be saved; then the old intent stays.
+        The loop cannot act on it before, nor save an older one after it: both need the same lock.
+        Raises `NotFound` where the task has just gone, `HostError` where it cannot be saved.
         """
         async with self._lock:
             if self._over:
@@ -266,8 +265,8 @@ class TaskLoop:
 
     def _tell(self, task: TaskRecord) -> None:
         status = status_of(task)
-        known = status.state is TaskState.RUNNING and status.health is not Health.UNKNOWN
-        message = f"{status.state}" + (f", {status.health}" if known else "")
+        known = (status.state is TaskState.RUNNING) and status.health is not Health.UNKNOWN
+        message = str(status.state) + (f", {status.health}" if known else "")
         message += f": {status.reason}" if status.reason else ""
         message += f": {words_on_cpus(status.cpus)}" if status.cpus else ""
         self._host.events.add("task", task.task_id, message, status)
@@ -355,10 +354,10 @@ class TaskLoop:
     def _is_to_start(self, task: TaskRecord) -> bool:
         """Return whether nobody wanted it otherwise since, and its host may still run it."""
         host, now = self._host, self.record
-        wanted = now.spec is task.spec and now.wanted is task.wanted
-        moment = host.contact.moment(task.task_id)
-        may_start = not host.leaving.now() and not host.uniqueness.bars()
-        return wanted and may_start and not is_cut_off(task.spec, moment)
+        if now.spec is not task.spec or now.wanted is not task.wanted or host.leaving.now():
+            return False
+        cut_off = is_cut_off(task.spec, host.contact.moment(task.task_id))
+        return not cut_off and not host.uniqueness.bars()
 
     async def _until_up(self, task: TaskRecord) -> None:
         """Keep the place until the unit is up, or ended: a start costs most before it is."""
@@ -407,8 +406,8 @@ class TaskLoop:
             raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")
         await host.own_cpus.confirm(task.task_id)
         await self._with_volumes(task)
-        limits = {"limits": spec.limits, "resources": spec.resources, "volumes": spec.volumes}
-        kept = replace(self.record, **limits)
+        kept = replace(self.record, limits=spec.limits, volumes=spec.volumes)
+        kept = replace(kept, resources=spec.resources)
         if self.record.spec == spec:
             await self._keep(self.record, kept)
 
@@ -433,8 +432,8 @@ class TaskLoop:
         else:
             await networks.remove(task.task_id)
             await networks.gates.ensure(task.task_id, task.spec)
-        write = self._host.name_files.write
-        await self._host.lanes.run("btrfs", write, task.task_id, task.spec, addresses)
+        host, of = self._host, (task.task_id, task.spec, addresses)
+        await host.lanes.run("btrfs", host.name_files.write, *of)
         if addresses != task.addresses:
             await self._keep(self.record, replace(self.record, addresses=addresses))
 
