@@ -74,6 +74,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         return host.strip("[]"), int(port)
 
+    def dns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the name servers and the search domains of tasks; empty: those of the host."""
+        return tuple(self.dns_servers), tuple(self.dns_search)
+
     def check_network(self) -> None:
         """Raise `ConfigError` for prefixes that addresses cannot be made from."""
         for server in self.dns_servers:

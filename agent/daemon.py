@@ -210,7 +210,6 @@ class Agent:
             config.network_address,
             config.address()[1],
         )
-        region = Resolver(tuple(config.dns_servers), tuple(config.dns_search))
         networks = Networks(machine.network, lanes, site)
         leaving = HostShutdown(units, events, machine.boottime_s)
         self.identity.boot_id = hardware.boot_id
@@ -250,7 +249,7 @@ class Agent:
             prober=prober,
             contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
             networks=networks,
-            name_files=NameFiles(roots, machine, region, hardware.hostname),
+            name_files=NameFiles(roots, machine, Resolver(*config.dns()), hardware.hostname),
             cgroups=machine.cgroups,
             volumes=Volumes(machine.btrfs, self._state),
             starts=Starts(starts_at_once(hardware.cpu.online, Waits())),

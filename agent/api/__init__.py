@@ -215,8 +215,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     """Files of its `$CREDENTIALS_DIRECTORY` and the credentials of its entitlement that are in
     them (docs/credentials.md)."""
     identity: bool = False
-    """Whether it has a key and a certificate of its own, renewed while it runs, in
-    `/run/twine-identity` (docs/credentials.md)."""
+    """Whether it has a key and a certificate in `/run/twine-identity` (docs/credentials.md)."""
     image_trust: ImageTrust = ImageTrust()
     """Whose signature the image needs, and those that it has; looked at when the specification
     is taken, and no part of what runs (docs/security.md)."""
@@ -228,11 +227,9 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     oom: OomPolicy = OomPolicy.TASK
     """What ends when it is above its memory limit."""
     stdout: Stdout | None = None
-    """What it writes its output to; None: the pipe for an OCI image with a shell, else the
-    journal's socket."""
+    """What it writes to; None: a pipe for an OCI image with a shell, else the journal's socket."""
     root: RootMode | None = None
-    """Whether it may write to its root; None: an OCI image may, any other may not
-    (docs/images.md)."""
+    """Whether it may write to its root; None: an OCI image may (docs/images.md)."""
     root_max_bytes: RootBytes = ROOT_MAX_BYTES
     """What it may write there at most, where it may."""
 
