@@ -225,6 +225,7 @@ def test_install_puts_units_group_and_configuration_below_a_root(
         "etc/systemd/system/system.slice.d/twine.conf",
         "etc/systemd/system/systemd-journald-sync@.service.d/twine.conf",
         "etc/systemd/system/systemd-journald-varlink@.socket.d/twine.conf",
+        "etc/systemd/system/systemd-journald@.service.d/twine.conf",
         "etc/systemd/system/systemd-journald@.socket.d/twine.conf",
         "etc/systemd/system/twine-agent.service",
         "etc/systemd/system/twine-fence.service",

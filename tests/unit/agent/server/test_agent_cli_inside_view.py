@@ -36,10 +36,12 @@ def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None
     assert none_yet[0] == 3
     assert "no earlier run" in none_yet[2]
     assert (code, out) == (0, "one\nt\x1bwo\n")
-    assert asked[-2:] == (
+    own, about_drops = asked[: asked.index("+")], asked[asked.index("+") + 1 :]
+    assert own[-2:] == (
         "_SYSTEMD_UNIT=twine-task-web.service",
         f"_SYSTEMD_INVOCATION_ID={first.invocation_id}",
     )
+    assert about_drops[-1] == f"OBJECT_SYSTEMD_INVOCATION_ID={first.invocation_id}"
     assert first.invocation_id != again.invocation_id
 
 
@@ -59,7 +61,8 @@ def test_of_a_task_that_ended_the_previous_run_is_its_last(host: FakeHost, run: 
     asked = _called(host, "journalctl")
 
     assert code == 0
-    assert asked[-1].startswith("_SYSTEMD_INVOCATION_ID=")
+    own = asked[: asked.index("+")]
+    assert own[-1].startswith("_SYSTEMD_INVOCATION_ID=")
 
 
 def test_a_run_that_ended_cannot_be_followed(host: FakeHost, run: Run) -> None:
