@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.api.jobs import JobSpec
-from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_spec
+from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_errors, job_spec
 from control_plane.cli.show import progress
-from wire.errors import InvalidInput
+from wire.errors import FieldError, InvalidInput
+from wire.routes import invalid
 from wire.written import plain
 
 MAX_DEPTH = 32
@@ -31,9 +32,13 @@ def read_job(
     for setting in settings:
         put(document, setting)
     document = plain(document, JobSpec)
+    unknown: list[FieldError] = []
     if names is not None and isinstance(document, dict):
-        document = _with_digest(document, names)
+        document, unknown = _with_digest(document, names)
     try:
+        if unknown:
+            others = (error for error in job_errors(document) if error.field != "image")
+            raise invalid([*unknown, *others], str(path))
         return job_spec(document, str(path))
     except InvalidInput as e:
         e.hint = e.hint or "nothing was changed; correct the file and apply it again"
@@ -42,19 +47,17 @@ def read_job(
 
 def _with_digest(
     document: dict[str, Any], names: Callable[[], Mapping[str, str]]
-) -> dict[str, Any]:
-    """Return a job whose image is a digest, where it was a name; that is said."""
+) -> tuple[dict[str, Any], list[FieldError]]:
+    """Return a job whose image is a digest, where it was a name, and errors of the name."""
     image = document.get("image")
     if not isinstance(image, str) or image.startswith("sha256:"):
-        return document
+        return document, []
     digest = names().get(image)
     if digest is None:
-        raise InvalidInput(
-            f"image: no image of the image store is called {image!r}",
-            hint="twinectl image list; twinectl image name DIGEST NAME",
-        )
+        reason = f"no image of the image store is called {image!r} (twinectl image list)"
+        return document, [FieldError(field="image", reason=reason)]
     progress(f"image {image} is {digest}")
-    return document | {"image": digest}
+    return document | {"image": digest}, []
 
 
 def read_document(path: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from control_plane.api.policy import Preference
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.cli.job_specs import as_file, differences
 from control_plane.cli.jobfile import read_job
+from wire.errors import InvalidInput
 
 SPEC = JobSpec(name="web", entitlement="e", tasks=3, image="sha256:" + "1" * 64, command=["/x"])
 CHANGES = st.fixed_dictionaries(
@@ -50,3 +52,14 @@ def test_specifications_differ_where_something_is_said_of_it(one, other):
     before, after = replace(SPEC, **one), replace(SPEC, **other)
     assert bool(differences(before, after)) is (before != after)
     assert len(differences(before, after)) == len(differences(after, before))
+
+
+def test_an_unknown_name_of_an_image_is_told_with_all_other_errors(tmp_path: Path) -> None:
+    # FE4 BUG-UX3
+    path = tmp_path / "bad.toml"
+    path.write_text('name = "web"\nentitlement = "e"\ntasks = -1\nimage = "latest"\nreplicas = 3\n')
+    with pytest.raises(InvalidInput) as refused:
+        read_job(path, [], dict)
+    told = {error.field: error.reason for error in refused.value.errors}
+    assert {"tasks", "image", "replicas", "command"} <= told.keys()
+    assert "no image of the image store is called 'latest'" in told["image"]
