@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -15,29 +14,11 @@ from conveyor.core import judge
 from conveyor.core.judge import Measured
 from conveyor.runs import JobProgress
 from wire.errors import TwineError, Unreachable
+from wire.prometheus import Prometheus
 
-ANSWER_MAX_BYTES = 16 << 20
 TEXT_MAX_BYTES = 64 << 10
-PROMETHEUS_TIMEOUT_S = 10.0
 NONE_MATCHES = "$^"
 """A regular expression that matches no task."""
-
-
-class _QueryResult(msgspec.Struct):
-    metric: dict[str, str]
-    value: tuple[float, str] | None = None
-    values: list[tuple[float, str]] = []
-
-
-class _QueryData(msgspec.Struct):
-    resultType: str
-    result: list[Any]
-
-
-class _QueryAnswer(msgspec.Struct):
-    status: str
-    data: _QueryData | None = None
-    error: str = ""
 
 
 class GateMeter:
@@ -65,9 +46,8 @@ class GateMeter:
             assert gate.http is not None
             return await _http(gate.http)
         except TwineError as e:
-            return judge.no_data(str(e))
-        except msgspec.ValidationError as e:
-            return judge.no_data(f"Prometheus at {prometheus} answered something else: {e}")
+            about = "" if gate.http is not None else f"Prometheus at {prometheus}: "
+            return judge.no_data(f"{about}{e}")
 
 
 def tasks_pattern(tasks: Sequence[str]) -> str:
@@ -78,11 +58,11 @@ def tasks_pattern(tasks: Sequence[str]) -> str:
 async def _query(gate: QueryGate, prometheus: str, seen: Sequence[JobProgress]) -> Measured:
     tasks = tasks_pattern([task for job in seen for task in job.new_tasks])
     query = gate.promql.replace("$tasks", tasks)
-    found = await _ask(prometheus, "query", {"query": query})
-    if found.resultType == "scalar":
-        _, text = msgspec.convert(found.result, tuple[float, str])
+    async with Prometheus(prometheus) as server:
+        found = await server.query(query)
+    if (text := found.scalar()) is not None:
         return judge.of_query(gate, {"scalar": _number(text)})
-    results = msgspec.convert(found.result, list[_QueryResult], strict=False)
+    results = found.series("vector")
     series = {_named(r.metric): _number(r.value[1]) for r in results if r.value is not None}
     return judge.of_query(gate, series)
 
@@ -92,52 +72,31 @@ async def _compare(
 ) -> Measured:
     window_s = max(0.0, min(gate.window_s, age_s))
     sides = []
-    for tasks in (
-        [task for job in seen for task in job.new_tasks],
-        [task for job in seen for task in job.stable_tasks],
-    ):
-        query = gate.promql.replace("$tasks", tasks_pattern(tasks))
-        end = time.time()  # on Prometheus' clock, which is that of its host
-        parameters = {
-            "query": query,
-            "start": f"{end - window_s:.3f}",
-            "end": f"{end:.3f}",
-            "step": f"{gate.step_s:g}",
-        }
-        found = await _ask(prometheus, "query_range", parameters)
-        results = msgspec.convert(found.result, list[_QueryResult], strict=False)
-        sides.append([_number(text) for r in results for _, text in r.values])
+    async with Prometheus(prometheus) as server:
+        for tasks in (
+            [task for job in seen for task in job.new_tasks],
+            [task for job in seen for task in job.stable_tasks],
+        ):
+            query = gate.promql.replace("$tasks", tasks_pattern(tasks))
+            end = time.time()  # on Prometheus' clock, which is that of its host
+            found = await server.query_range(query, end - window_s, end, gate.step_s)
+            sides.append([_number(text) for r in found.series("matrix") for _, text in r.values])
     return judge.of_comparison(gate, *sides)
 
 
 async def _http(gate: HttpGate) -> Measured:
     began = time.monotonic()
-    status, body = await _get(gate.url, {}, gate.timeout_s, TEXT_MAX_BYTES)
+    status, body = await _get(gate.url, gate.timeout_s, TEXT_MAX_BYTES)
     text = body.decode(errors="replace")
     return judge.of_http(gate.status, gate.contains, status, text, time.monotonic() - began)
 
 
-async def _ask(prometheus: str, call: str, parameters: Mapping[str, str]) -> _QueryData:
-    """Return the data of a query (Prometheus HTTP API v1), or raise `Unreachable`."""
-    url = f"{prometheus.rstrip('/')}/api/v1/{call}"
-    status, body = await _get(url, parameters, PROMETHEUS_TIMEOUT_S, ANSWER_MAX_BYTES)
-    try:
-        answer = msgspec.json.decode(body, type=_QueryAnswer)
-    except (msgspec.DecodeError, RecursionError) as e:
-        raise Unreachable(f"{url} answered {status} and no JSON of Prometheus: {e}") from e
-    if answer.status != "success" or answer.data is None:
-        raise Unreachable(f"Prometheus at {prometheus} refused the query: {answer.error}")
-    return answer.data
-
-
-async def _get(
-    url: str, parameters: Mapping[str, str], timeout_s: float, most: int
-) -> tuple[int, bytes]:
+async def _get(url: str, timeout_s: float, most: int) -> tuple[int, bytes]:
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(url, params=parameters, allow_redirects=False) as response,
+            session.get(url, allow_redirects=False) as response,
         ):
             body = bytearray()
             async for chunk in response.content.iter_chunked(1 << 16):

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
+from control_plane.api.intent_wishes import JobIntents, SizeWish
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus
 from control_plane.autoscaler.prometheus import PrometheusSource
 from control_plane.autoscaler.signals import LoadReading
@@ -241,6 +242,14 @@ def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
     exporter.text = "active_users 710\n"
     until(lambda: measured(prometheus, POLICY.query).load == 710.0)
     region.control_plane.jobs["web"] = SPEC
+    intents = region.control_plane.intents
+
+    async def size(name: str, wish: SizeWish, _writer: str) -> JobIntents:
+        known = region.control_plane.jobs[name]
+        region.control_plane.jobs[name] = replace(known, tasks=wish.tasks)
+        return intents.show(name)
+
+    intents.size = size  # type: ignore[method-assign]
     answers = tmp_path / "a.sock"
     file = tmp_path / "web.json"
     document = {"minimum": 2, "maximum": 30, "target": 25, "signal": "query", "query": POLICY.query}

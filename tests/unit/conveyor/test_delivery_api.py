@@ -138,10 +138,11 @@ async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
 
 @asynccontextmanager
 async def answering(answer: Any, status: int = 200) -> AsyncIterator[str]:
-    """Serve one answer to every request."""
+    """Serve one answer to every request; a function is given the query of a form."""
 
     async def handler(request: web.Request) -> web.Response:
-        found = answer(request) if callable(answer) else answer
+        form = await request.post()
+        found = answer(form["query"]) if callable(answer) else answer
         text = found if isinstance(found, str) else json.dumps(found)
         return web.Response(text=text, status=status, content_type="application/json")
 
@@ -174,8 +175,8 @@ async def measured(gate: PipelineGate, url: str) -> Any:
 async def test_a_query_asks_for_the_new_tasks_and_reads_every_series():
     asked = []
 
-    def answer(request: web.Request) -> object:
-        asked.append(request.query["query"])
+    def answer(query: str) -> object:
+        asked.append(query)
         result = [{"metric": {"task": "web-0"}, "value": [1, "0.5"]}]
         return {"status": "success", "data": {"resultType": "vector", "result": result}}
 
@@ -186,8 +187,8 @@ async def test_a_query_asks_for_the_new_tasks_and_reads_every_series():
 
 
 async def test_a_comparison_asks_for_both_sides():
-    def answer(request: web.Request) -> object:
-        slow = 2.0 if "web-0" in request.query["query"] else 1.0
+    def answer(query: str) -> object:
+        slow = 2.0 if "web-0" in query else 1.0
         values = [[n, str(slow + n / 100)] for n in range(20)]
         result = [{"metric": {}, "values": values}]
         return {"status": "success", "data": {"resultType": "matrix", "result": result}}

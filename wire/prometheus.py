@@ -1,0 +1,124 @@
+"""Asks a Prometheus server by its HTTP API v1, and believes nothing that it answers.
+
+Source: Prometheus documentation, "HTTP API": instant queries, range queries.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from wire.errors import Unreachable
+
+TIMEOUT_S = 10.0
+ANSWER_MAX = 4 << 20
+"""Bytes; a series of 11,000 points, the most that Prometheus returns, has 300 KB."""
+
+
+class PrometheusSeries(msgspec.Struct):
+    """One series of an answer: `value` of an instant query, `values` of a range query."""
+
+    metric: dict[str, str]
+    value: tuple[float, str] | None = None
+    """Seconds since 1970, and a number as text."""
+    values: list[tuple[float, str]] = []
+
+
+class PrometheusData(msgspec.Struct, rename={"result_type": "resultType"}):
+    """The data of an answer; `result` by its type."""
+
+    result_type: str = ""
+    result: list[Any] = []
+
+    def series(self, kind: str) -> list[PrometheusSeries]:
+        """Return the series of a `vector` or a `matrix`. Raises `Unreachable` for another type."""
+        if self.result_type not in (kind, ""):
+            raise Unreachable(f"it answers with a {self.result_type[:50]}, not a {kind}")
+        try:
+            return msgspec.convert(self.result, list[PrometheusSeries], strict=False)
+        except msgspec.ValidationError as e:
+            raise Unreachable(f"its answer has no series: {e}") from e
+
+    def scalar(self) -> str | None:
+        """Return the number of a scalar as text, None for other types."""
+        if self.result_type != "scalar" or len(self.result) != 2:
+            return None
+        return str(self.result[1])
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: PrometheusData = msgspec.field(default_factory=PrometheusData)
+    error: str = ""
+
+
+class Prometheus:
+    """One server; its methods raise `Unreachable`, whose text is a clause about "it"."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        """`url` is the address of its web interface; no connection is made yet."""
+        self._url = url.rstrip("/") + "/api/v1/"
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Connect with the first query."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close all connections."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; the next query makes others."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def query(self, promql: str) -> PrometheusData:
+        """Return what a query is now."""
+        return await self._ask("query", {"query": promql})
+
+    async def query_range(
+        self, promql: str, start: float, end: float, step_s: float
+    ) -> PrometheusData:
+        """Return what a query was, in steps from `start` to `end` (seconds since 1970)."""
+        times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_s:g}"}
+        return await self._ask("query_range", {"query": promql, **times})
+
+    async def _ask(self, call: str, asked: dict[str, str]) -> PrometheusData:
+        status, body = await self._post(call, asked)
+        try:
+            answer = msgspec.json.decode(body, type=_Answer)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+            raise Unreachable(f"its answer cannot be read (HTTP {status})") from e
+        if answer.status != "success":
+            raise Unreachable(f"it refuses the query: {answer.error[:300] or answer.status[:300]}")
+        return answer.data
+
+    async def _post(self, call: str, asked: dict[str, str]) -> tuple[int, bytes]:
+        session = self._session
+        if session is None or session.closed:
+            session = self._session = aiohttp.ClientSession(timeout=self._timeout)
+        try:
+            async with session.post(
+                self._url + call, data=asked, allow_redirects=False
+            ) as response:
+                body = bytearray()
+                async for chunk in response.content.iter_chunked(1 << 16):
+                    body += chunk
+                    if len(body) > ANSWER_MAX:
+                        raise Unreachable(f"its answer is over {ANSWER_MAX >> 20} MiB")
+                return response.status, bytes(body)
+        except TimeoutError as e:
+            raise Unreachable(f"no answer within {self._timeout.total:g} s") from e
+        except (aiohttp.ClientError, OSError, ValueError) as e:
+            text = " ".join(str(e).split())[:300] or type(e).__name__
+            raise Unreachable(f"it cannot be reached: {text}") from e
