@@ -134,7 +134,10 @@ async def test_an_image_from_a_registry_is_the_tree_that_was_pushed(
     assert again == info
     assert info.digest == digest
     assert look(host.state / "images" / digest[7:]) == look(new)
-    assert look(host.state / "tasks" / "web") == look(new)
+    root = look(host.state / "tasks" / "web")
+    written = {name: root.pop(name) for name in ("etc/hosts", "etc/hostname", "etc/resolv.conf")}
+    assert root == look(new)
+    assert len(written) == 3, "files of names are written into each root (BUG-AG31)"
     found = HostBtrfs().find(host.state / "images" / digest[7:])
     assert found
     assert found.read_only

@@ -29,7 +29,18 @@ ALSO = ("set", "machines")
 """Fields that may be left out, but then there is nothing to do."""
 FILLERS = ("a", "a.b-", "/", "${port:a} ", "rack = r1 or ", "not (", "9")
 KEY, SIGNATURE = (base64.b64encode(bytes(size)).decode() for size in (32, 64))
-TEXTS = ("web", "user:ann", "A1", "/a", "https://c.example", "1.5", "", f"ed25519:{KEY}", SIGNATURE)
+TEXTS = (
+    "web",
+    "user:ann",
+    "A1",
+    "/a",
+    "https://c.example",
+    "1.5",
+    "",
+    f"ed25519:{KEY}",
+    SIGNATURE,
+    "07:30",
+)
 
 
 class Maker:
