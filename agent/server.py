@@ -86,7 +86,7 @@ class Services:
     last_term: FencingTerm | None = None
     """Which control plane spoke last; None: nobody is judged by that."""
     last_owners: FencingOwners | None = None
-    """Which owner of each entitlement spoke last; None: nobody is judged by that."""
+    """Which owner of each entitlement spoke last; None: no caller is judged by that."""
     domain: Callable[[], str] = lambda: ""
     """Returns the trust domain of this host; empty: not known."""
     ready: bool = False

@@ -181,7 +181,7 @@ class DeliveryHold(_FilePart, frozen=True, kw_only=True):
 
 
 class FailurePolicy(_FilePart, frozen=True, kw_only=True):
-    """What a failed run does, and who is told."""
+    """What a failed run does, and where it reports."""
 
     action: FailureAction = FailureAction.ROLLBACK
     notify: Annotated[list[Url], Meta(max_length=16)] = []

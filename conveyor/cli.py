@@ -47,7 +47,7 @@ def serve(file: Path | None) -> None:
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
-    """Say what is wrong with a pipeline FILE; calls nobody."""
+    """Say what is wrong with a pipeline FILE; calls no server."""
     spec = pipeline_spec(read_document(file), str(file))
     click.echo(f"{file}: pipeline {spec.name}, {len(spec.stages)} stages, {len(spec.jobs)} jobs")
 

@@ -27,7 +27,7 @@ class ConveyorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     state: Annotated[str, Meta(min_length=1)] = "/var/lib/twine-conveyor"
     """Folder of its SQLite store, which one process at a time may open."""
     etcd: EtcdSettings = EtcdSettings(prefix="/twine-conveyor")
-    """Store in etcd instead: several instances, of which one leads and the others stand by."""
+    """Store in etcd instead: several instances; one leads and the others stand by."""
     socket: Annotated[str, Meta(min_length=1)] = DEFAULT_SOCKET
     """Unix socket for `twinectl pipeline` as root on this host."""
     endpoint: str = ""

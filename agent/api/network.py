@@ -72,7 +72,7 @@ class Network(Reach, frozen=True, kw_only=True):
 
 
 def contradiction(reach: Reach) -> str:
-    """Return what of a network cannot be had, empty where all fits together."""
+    """Return which part of a network is not possible; empty where all fits together."""
     for address in (*reach.dns.servers, *reach.dns.hosts.values()):
         try:
             ipaddress.ip_address(address)

@@ -51,7 +51,7 @@ _UNMOUNT = (
     'while umount -l "$root$at" 2>/dev/null; do :; done; done; true'
 )
 """Where a task that may write put a link on the way, the mount stays until the root is deleted: by
-the link the host would let go of a mount of its own."""
+the link the host would unmount one of its own."""
 
 
 def mount_properties(

@@ -22,8 +22,8 @@ _SCRIPT = (
     'unset at; exec "$@"'
 )
 """The pipe has no name once both ends are open. `cat` heeds no signal that ends a task: it ends
-after the last word, once nobody has the pipe open. It is a child of a shell that has ended, so that
-the program has no child that it does not know. Without `mkfifo` or `cat` nothing is changed."""
+after the last word, once no process has the pipe open. It is a child of a shell that has ended, so
+that the program has no unknown child. Without `mkfifo` or `cat` nothing is changed."""
 
 
 def is_piped(spec: TaskSpec, config: OciConfig | None, *, has_shell: bool) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from agent.api.term import OwnerTerm, Term
 
 OWNERS_MAX = 1000
-"""Entitlements of which a host remembers an owner; a machine belongs to a few in its life."""
+"""Entitlements whose owner a host remembers; a machine belongs to a few in its life."""
 
 
 def is_older(told: Term, known: Term | None) -> bool:

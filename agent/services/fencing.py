@@ -42,7 +42,7 @@ class FencingNote:
             self._at_once.set()
 
     def is_forgotten(self) -> bool:
-        """Return whether the host joined anew since: then nobody was there before."""
+        """Return whether the host joined again since: then there was no owner before."""
         if not self._stored or self._path.exists():
             return False
         self.text = self._stored = ""
@@ -116,7 +116,7 @@ class FencingOwners:
     def hear(self, text: str | None, *, commands: bool) -> None:
         """Take note of who asks, or raise `Conflict`: the entitlement has another owner since.
 
-        A request that changes nothing is answered whoever asks. A control plane of an earlier
+        A request that changes nothing is answered for any caller. A control plane of an earlier
         release says nothing, and is not judged by that.
         """
         if text is None:

@@ -56,7 +56,7 @@ from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 log = logging.getLogger(__name__)
 
 _IN_PASSING = (TaskState.PREPARING, TaskState.STARTING)
-"""States that last for moments: read, but told to nobody who follows events."""
+"""States that last for moments: read, but not sent to followers of events."""
 STEADY_S = 600.0
 """How often the loop of a task that runs looks at all of its unit; `Units.watch` sees states."""
 RESYNC_S = 30.0

@@ -179,7 +179,7 @@ class Approval(StrEnum):
 
 
 class Raise(StrEnum):
-    """What a change can raise of an entitlement; giving it back needs nobody."""
+    """What a change can raise of an entitlement; giving it back needs no approver."""
 
     CAPACITY = "capacity"
     """More machines or RRU, or other ones: types, data center, overcommit, who pays."""

@@ -19,7 +19,7 @@ from wire.errors import TwineError
 AT_ONCE = 16
 """Calls to the front end that are under way at once."""
 SHORTEST_S, LONGEST_S = 10.0, 600.0
-"""Between two readings of which a rate is made."""
+"""Between two readings that a rate is made from."""
 _OVER = 1.25
 """A task that seems to use more than so much of its CPU limit was not read right."""
 

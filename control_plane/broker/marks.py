@@ -27,13 +27,13 @@ class Marks:
         self._brokers, self._runtime = brokers, runtime
 
     async def down(self, reasons: Mapping[str, str], still: Callable[[str], bool]) -> None:
-        """Record failures (RB3) of machines of which `still` holds when it is sent."""
+        """Record failures (RB3) of machines for which `still` holds when it is sent."""
         down = MachineState.DOWN
         for name in await self._send(list(reasons), lambda n: self._down(reasons[n]), still, down):
             log.warning("machine down", extra={"machine": name, "reason": reasons[name]})
 
     async def up(self, names: Sequence[str], still: Callable[[str], bool]) -> None:
-        """Record the end of failures of machines of which `still` holds when it is sent."""
+        """Record the end of failures of machines for which `still` holds when it is sent."""
         for name in await self._send(names, lambda _: MarkUp(), still, MachineState.UP):
             log.info("machine up", extra={"machine": name})
 

@@ -179,7 +179,7 @@ async def wait_stable(
 
 
 async def _with_last_line(client: ControlPlaneClient, name: str, failed: NotReached) -> NotReached:
-    """Return a failure with what its task wrote last, if that can be had (BUG-UX5)."""
+    """Return a failure with what its task wrote last, if that is available (BUG-UX5)."""
     if failed.task is None:
         return failed
     last = ""
@@ -189,7 +189,7 @@ async def _with_last_line(client: ControlPlaneClient, name: str, failed: NotReac
             async for line in lines_of(chunks):
                 last = line or last
     except (TwineError, TimeoutError):
-        return failed  # the log is told of in the hint
+        return failed  # the hint names the log
     if not last:
         return failed
     said = printable(last.rpartition("\t")[2])[:LINE_MAX]

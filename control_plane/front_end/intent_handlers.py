@@ -26,7 +26,7 @@ class IntentHandlers:
         return await self._jobs.pause_job(call.path["job"], paused=False)
 
     async def restart_job(self, call: Call) -> JobStatus:
-        """Start every task anew."""
+        """Start every task again."""
         return await self._jobs.restart_job(call.path["job"], caller_of(call.peer))
 
     async def rollback_job(self, call: Call) -> JobStatus:

@@ -78,7 +78,7 @@ class ImageStore:
     ) -> ImageInfo:
         """Publish the stream if it has this digest; an image that is there is only confirmed.
 
-        It counts against the share of `owner`, who is nobody in particular where it is empty.
+        It counts against the share of `owner`, which is no particular user where it is empty.
         """
         known = await self.find(digest)
         if known is not None:

@@ -206,7 +206,7 @@ class AgentCall:
     handle: Callable[..., object]
     args: tuple[object, ...]
     owner: OwnerTerm | None = None
-    """In which term the sender owns the machine's entitlement; None: nobody owns it."""
+    """In which term the sender owns the machine's entitlement; None: it has no owner."""
     mutates: bool = False
 
 

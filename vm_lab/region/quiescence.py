@@ -74,7 +74,7 @@ async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[s
 def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[str]) -> list[str]:
     """Return which profiles are not everywhere yet.
 
-    One may wait for ever for machines of which no task can be taken: `held`, by jobs whose
+    One may wait for ever for machines whose tasks must stay: `held`, by jobs whose
     version never gets healthy, as their owners want it.
     """
     rollouts = [control_plane.profiles.show(name).rollout for name in region.clients.entitlements]

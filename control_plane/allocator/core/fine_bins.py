@@ -17,7 +17,7 @@ Parted = dict[Bins, Part]
 Group = Bins
 """Bins but the finest one."""
 _KEPT = 16
-"""Ways to part a pool that are remembered; more are made anew."""
+"""Ways to part a pool that are remembered; others are made again."""
 
 
 class FineBins(Mapping[Bins, Sequence[Part]]):

@@ -66,7 +66,7 @@ class SizingState(msgspec.Struct, frozen=True, kw_only=True):
 
     learnt: ForecastState = ForecastState()
     sizes: tuple[tuple[float, int], ...] = ()
-    """Time and size, for the speed limits: what was observed, whoever set it."""
+    """Time and size, for the speed limits: what was observed, by whichever writer."""
     starts: tuple[float, ...] = ()
     """How long the last increases took until all tasks were healthy, in seconds."""
     growing_since: float = 0.0

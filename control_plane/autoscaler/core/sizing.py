@@ -36,7 +36,7 @@ def tasks_for(load: float, per_task: float) -> int:
 
 
 def surviving(survivors: int, msbs: int) -> int:
-    """Return the fewest tasks of which so many are left when one of the MSBs is lost.
+    """Return the fewest tasks that leave so many when one of the MSBs is lost.
 
     Tasks are spread evenly: an MSB has at most ceil(tasks / msbs). With one MSB nothing is left
     of any size, and `survivors` is returned.

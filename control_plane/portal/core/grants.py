@@ -154,7 +154,7 @@ def asks_for_more(before: EntitlementSpec | None, after: EntitlementSpec) -> boo
 def raises(before: EntitlementSpec | None, after: EntitlementSpec) -> dict[Raise, str]:
     """Return what a change raises of an entitlement, each in words.
 
-    A new entitlement is compared with one of which only the quota was asked for.
+    A new entitlement is compared with one that asks for a quota only.
     """
     base = before if before is not None else EntitlementSpec()
     found = dict[Raise, str]()

@@ -177,7 +177,7 @@ class LocalSearch:
         self._may_leave[task] = True
 
     def _swap(self, machine: int, tasks: Ints, targets: Ints) -> bool:
-        """Exchange two tasks of which one goes first, so that one of the machines has room."""
+        """Exchange two tasks; one goes first, so that its machine has room."""
         state = self.state
         for other in map(int, targets[:_SWAPS]):
             theirs = self._movable(other)

@@ -172,7 +172,7 @@ def placed_as(record: JobRecord, task: TaskRecord) -> int:
 
 
 def _stays(record: JobRecord, task: TaskRecord, target: int) -> bool:
-    """Return whether a task that starts anew does so as what it was."""
+    """Return whether a task that starts again keeps its version."""
     held_back = target == record.version and is_held_back(record)
     return held_back or waits_for(record, task, record.specs.get(target, record.spec)) != ""
 
