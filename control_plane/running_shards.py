@@ -301,7 +301,7 @@ class RunningShards:
             loops.start(f"pool keeper{at}", shard.keeper.run, Failing.BEGINS_ANEW)
 
     def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
-        """Return what a machine is told about a task: of a stray, by the owner of the machine."""
+        """Return what a machine has to do with a task; its shard decides about a stray."""
         record: JobRecord | None = self._parts.jobs.find(task.rpartition("-")[0])
         if record is not None:
             shard = self.of_entitlement(record.spec.entitlement)

@@ -50,7 +50,7 @@ class DeliveryAccess:
                 hint="add the user to `writers` in the service's configuration",
             )
         if route.needs not in (READS, WRITES) and route.name != "openapi":
-            raise Forbidden(f"{route.path} is for nobody")
+            raise Forbidden(f"no role may call {route.path}")
         return peer
 
 

@@ -31,9 +31,9 @@ _ROOT = (
 )
 """Puts the task's user before the others in the lists of the root, and mounts the root over itself
 with the files of the image's user shown as the task's, those of root as they are, and those of
-anybody else as nobody's. The user root (0:0) is that of a writable root: all files of the snapshot
-are root's then, and root's are the task's. The shell stays in the bare root, where it may write
-anywhere."""
+any other user as of the overflow user (65534). The user root (0:0) is that of a writable root: all
+files of the snapshot are root's then, and root's are the task's. The shell stays in the bare root,
+where it may write anywhere."""
 _VOLUMES = (
     'while [ $# -gt 0 ]; do at=$root$2; [ "$(readlink -m "$at")" = "$at" ] || '
     '{ echo "the image has a link on the way to $2: no volume can be there" >&2; exit 1; }; '
