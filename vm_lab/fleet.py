@@ -54,6 +54,9 @@ SETTINGS = SchedulerSettings(
 """A dead agent's address refuses connections, which passes for a host whose agent restarts: here it
 gets ten seconds for that."""
 
+_TASK_LOG = ("journalctl", "--no-pager", "--quiet", "--output=cat")
+"""How the agent's command for the log of a task begins."""
+
 
 class FleetHost:
     """One machine in memory, and the agent on it while it is on."""
@@ -71,6 +74,7 @@ class FleetHost:
         self.machine = FakeMachine(self.folder)
         self.machine.systemd.programs["find"] = lambda _argv, _properties: Ended(0)
         self.machine.systemd.programs["sidekick"] = self._sidekick
+        self.machine.processes.answers[_TASK_LOG] = [b"(a machine in memory runs no program)\n"]
         self.config = AgentConfig(
             state_dir=str(self.folder / "state"),
             run_dir=str(self.folder / "run"),

@@ -9,12 +9,16 @@ from typing import Any, Protocol
 
 from control_plane.api.machines import MachineView
 from control_plane.web.core.gantt import chart
-from control_plane.web.core.region import COLOURS, grid, state_of
+from control_plane.web.core.region import COLOURS, grid, open_events, state_of
+from control_plane.web.core.spans import setting_bars, wave_bars
 from wire.errors import InvalidInput
 
 MACHINES_A_CALL = 500
 """About 5 ms of computing; other requests have their turn between two calls."""
 EVENTS_A_PAGE = 1000
+PROFILES_A_PAGE = 200
+LINES, LOG_MAX = ("200", "1000", "5000"), 2 << 20
+"""Lines of a log that a page may show, and bytes of them that it reads at most."""
 WINDOWS = {"15m": 900, "1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400}
 
 
@@ -23,6 +27,10 @@ class Api(Protocol):
 
     async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
         """Return the answer of a route; raises what the route raises."""
+        ...
+
+    async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
+        """Return the last `most` bytes of a route that streams; raises what the route raises."""
         ...
 
 
@@ -88,7 +96,7 @@ async def _region(request: PageRequest) -> dict[str, Any]:
         "colours": COLOURS,
         "held_back": (await api.get("held_back_machines")).machines,
         "limits": [limit for limit in (await api.get("list_limits")).limits if limit.held],
-        "events": [view for view in views if view.record.unavailability][:50],
+        "events": [(view.record.machine, e) for view in views for e in open_events(view)][:50],
         "capacity": await api.get("get_capacity"),
     }
 
@@ -119,6 +127,7 @@ async def _job(request: PageRequest) -> dict[str, Any]:
     return {
         "job": status,
         "explanation": await api.get("explain_job", path),
+        "intents": await api.get("get_intents", path),
         "chart": chart(events, status.record.tasks, window, first),
         "events": list(reversed(events))[:100],
         "tasks": status.record.tasks[first : first + 500],
@@ -148,6 +157,21 @@ async def _task(request: PageRequest) -> dict[str, Any]:
     return {"job": status, "story": story, "task": tasks[0] if tasks else None}
 
 
+async def _logs(request: PageRequest) -> dict[str, Any]:
+    path = {"job": request.path["job"], "index": request.path["index"]}
+    lines = request.one_of("lines", LINES)
+    previous = request.one_of("run", ("this", "previous")) == "previous"
+    query = {"tail": lines, "previous": "true" if previous else ""}
+    log = await request.api.read("job_logs", path, LOG_MAX, **query)
+    return {
+        **path,
+        "log": log.decode(errors="replace"),
+        "lines": lines,
+        "choices": LINES,
+        "previous": previous,
+    }
+
+
 async def _machine_list(request: PageRequest) -> dict[str, Any]:
     names = ("datacenter", "msb", "rack", "entitlement", "state")
     scope = {name: request.query[name] for name in names if request.query.get(name)}
@@ -158,7 +182,7 @@ async def _machine_list(request: PageRequest) -> dict[str, Any]:
 
 async def _machine(request: PageRequest) -> dict[str, Any]:
     view = await request.api.get("get_machine", {"machine": request.path["machine"]})
-    return {"view": view, "state": state_of(view)}
+    return {"view": view, "state": state_of(view), "open": open_events(view)}
 
 
 async def _entitlements(request: PageRequest) -> dict[str, Any]:
@@ -170,8 +194,34 @@ async def _entitlements(request: PageRequest) -> dict[str, Any]:
     }
 
 
+async def _profiles(request: PageRequest) -> dict[str, Any]:
+    api = request.api
+    names = [view.record.name for view in (await api.get("list_entitlements")).entitlements]
+    shown = names[:PROFILES_A_PAGE]
+    views = [await api.get("get_profile_rollout", {"entitlement": name}) for name in shown]
+    stats = await api.get("profile_stats")
+    return {
+        "profiles": views,
+        "hidden": len(names) - len(shown),
+        "stats": stats,
+        "bars": setting_bars(stats.settings),
+    }
+
+
 async def _maintenance(request: PageRequest) -> dict[str, Any]:
-    return {"plans": (await request.api.get("list_plans")).plans}
+    plans = (await request.api.get("list_plans")).plans
+    return {"plans": [(view, wave_bars(view.waves, request.now)) for view in plans]}
+
+
+async def _rebalance(request: PageRequest) -> dict[str, Any]:
+    return {
+        "status": await request.api.get("rebalance_status"),
+        "history": (await request.api.get("rebalance_history")).moves[:200],
+    }
+
+
+async def _shards(request: PageRequest) -> dict[str, Any]:
+    return {"loads": await request.api.get("list_shards")}
 
 
 async def _audit(request: PageRequest) -> dict[str, Any]:
@@ -189,6 +239,7 @@ PAGES: tuple[Page, ...] = (
     Page("/ui/jobs", "jobs.html", _jobs, ("search", "sort")),
     Page("/ui/jobs/{job}", "job.html", _job, ("window", "back", "row")),
     Page("/ui/jobs/{job}/tasks/{index}", "task.html", _task),
+    Page("/ui/jobs/{job}/tasks/{index}/logs", "logs.html", _logs, ("lines", "run")),
     Page(
         "/ui/machines",
         "machines.html",
@@ -197,7 +248,10 @@ PAGES: tuple[Page, ...] = (
     ),
     Page("/ui/machines/{machine}", "machine.html", _machine),
     Page("/ui/entitlements", "entitlements.html", _entitlements),
+    Page("/ui/profiles", "profiles.html", _profiles),
     Page("/ui/maintenance", "maintenance.html", _maintenance),
+    Page("/ui/rebalance", "rebalance.html", _rebalance),
+    Page("/ui/shards", "shards.html", _shards),
     Page("/ui/audit", "audit.html", _audit, ("before",)),
     Page("/ui/myself", "myself.html", _myself),
 )

@@ -7,6 +7,7 @@ those of the API. Forms are posted to `/ui/do/...` with a token that only our pa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -22,12 +23,17 @@ import msgspec
 from aiohttp import web
 
 from control_plane.api.capacity import DecisionNote
+from control_plane.api.health import ConfirmDown
+from control_plane.api.inventory import Drain, Undrain
 from control_plane.api.people import Needs
+from control_plane.api.rebalancing import PauseWish
 from control_plane.web.pages import PAGES, Page, PageRequest
+from control_plane.web.streams import send_changes, send_log
 from wire.errors import Forbidden, InvalidInput, TwineError
 from wire.fairness import Peer
 from wire.routes import Route
 from wire.server import Call, Handler, request_id
+from wire.units import about_size
 
 _HERE = Path(__file__).parent
 _POLICY = (
@@ -47,10 +53,6 @@ _FILES = {
     "twine.js": "text/javascript",
     "twine.svg": "image/svg+xml",
 }
-TICK_S = 2.0
-"""A page is told of changes at most this often; it says "as of" at all times."""
-STREAM_S = 300.0
-"""A stream of changes ends after this long; the browser opens another."""
 FORM_MAX = 64 << 10
 FRESH_S, STALE_S, SHARED_MAX = 2.0, 10.0, 64
 """Of answers that viewers share: given as they are; given while the next one is computed; kept."""
@@ -65,10 +67,27 @@ class FormAction:
     body: Callable[[Mapping[str, str]], Any] | None = None
 
 
-def _note(form: Mapping[str, str]) -> DecisionNote:
+def _reason(form: Mapping[str, str]) -> str:
     if not form.get("reason"):
         raise InvalidInput("a reason is missing", hint="say in the form why")
-    return DecisionNote(note=form["reason"])
+    return form["reason"]
+
+
+def _checked(kind: Any, **fields: Any) -> Any:
+    """Return a body with the bounds that the route's own decoder would check."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as e:
+        raise InvalidInput(f"the form cannot be used: {e}") from e
+
+
+def _note(form: Mapping[str, str]) -> DecisionNote:
+    note: DecisionNote = _checked(DecisionNote, note=_reason(form))
+    return note
+
+
+def _of_machine(kind: Any, form: Mapping[str, str]) -> Any:
+    return _checked(kind, machines=[form.get("machine", "")], reason=_reason(form))
 
 
 ACTIONS: tuple[FormAction, ...] = (
@@ -77,6 +96,13 @@ ACTIONS: tuple[FormAction, ...] = (
     FormAction("rollback_job"),
     FormAction("approve_request", _note),
     FormAction("deny_request", _note),
+    FormAction("drain_machines", partial(_of_machine, Drain)),
+    FormAction(
+        "undrain_machines", lambda form: _checked(Undrain, machines=[form.get("machine", "")])
+    ),
+    FormAction("confirm_down", partial(_of_machine, ConfirmDown)),
+    FormAction("pause_rebalance", lambda form: _checked(PauseWish, reason=_reason(form))),
+    FormAction("resume_rebalance"),
 )
 
 
@@ -118,6 +144,7 @@ class Console:
         )
         self._templates.filters["ago"] = _ago
         self._templates.filters["stamp"] = _stamp
+        self._templates.filters["size"] = about_size
         self._templates.filters["number"] = lambda value: f"{value:,}".replace(",", " ")
 
     def add_to(self, app: web.Application) -> None:
@@ -127,6 +154,7 @@ class Console:
         for action in ACTIONS if self._writes else ():
             app.router.add_post(f"/ui/do/{action.route}", partial(self._act, action))
         app.router.add_get("/ui/changes", self._changes)
+        app.router.add_get("/ui/jobs/{job}/tasks/{index}/log-stream", self._log_stream)
         for name, kind in _FILES.items():
             app.router.add_get(f"/ui/static/{name}", partial(_file, name, kind))
         app.router.add_get("/ui", _to_start)
@@ -174,7 +202,7 @@ class Console:
     ) -> web.Response:
         text = self._templates.get_template(template).render(
             here=request.path,
-            writes=self._writes,
+            may=partial(self._may, request),
             token=self._token(peer),
             **values,
         )
@@ -183,6 +211,14 @@ class Console:
         )
         response.enable_compression()
         return response
+
+    def _may(self, request: web.Request, route: str) -> bool:
+        """Return whether the caller is shown a form: the API decides again when it is sent."""
+        try:
+            self._front_end.authorize(request, self._routes[route])
+        except TwineError:
+            return False
+        return self._writes
 
     async def _failed(self, request: web.Request, error: TwineError) -> web.Response:
         problem = msgspec.structs.replace(error.problem(), request_id=request_id())
@@ -200,20 +236,30 @@ class Console:
     # -- changes
 
     async def _changes(self, request: web.Request) -> web.StreamResponse:
-        """Send the newest revision whenever it has risen, and a sign of life each tick."""
         try:
             self._peer(request, "/ui/changes")
         except TwineError as e:
             return await self._failed(request, e)
+        return await self._streamed(request, lambda to: send_changes(to, self._revision))
+
+    async def _log_stream(self, request: web.Request) -> web.StreamResponse:
+        api = _Routes(self._front_end, self._routes, request)
+        path = dict(request.match_info)
+        try:
+            chunks = await api.get("job_logs", path, follow="true", tail="0")
+        except TwineError as e:
+            return await self._failed(request, e)
+        async with contextlib.aclosing(chunks):
+            return await self._streamed(request, lambda to: send_log(to, chunks))
+
+    async def _streamed(
+        self, request: web.Request, send: Callable[[web.StreamResponse], Awaitable[None]]
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        ends = asyncio.get_running_loop().time() + STREAM_S
-        try:
-            while asyncio.get_running_loop().time() < ends:
-                await response.write(b"data: %d\n\n" % self._revision())
-                await asyncio.sleep(TICK_S)
-        except ConnectionError:
-            pass  # the browser left the page
+        # The browser left, or opens another stream: also where the task is gone meanwhile.
+        with contextlib.suppress(ConnectionError, TimeoutError, TwineError):
+            await send(response)
         return response
 
     # -- forms
@@ -301,6 +347,13 @@ class _Routes:
         return await self._front_end.handlers[route](
             Call(row, peer, None, path, given, None, request_id())
         )
+
+    async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
+        kept = b""
+        async with contextlib.aclosing(await self.get(route, path, **query)) as chunks:
+            async for chunk in chunks:
+                kept = (kept + chunk)[-most:]
+        return kept
 
 
 async def _form(request: web.Request) -> dict[str, str]:

@@ -6,7 +6,9 @@ The assembled control plane with machines in memory (`control_plane.py`), the fr
 console on a unix socket. `region_ms` is from the request to the last byte (the median; viewers
 share answers, and `region_first_ms` is that of the first), `region_kb` what goes over the wire.
 `pause_*_cpu_ms` is the longest computation between two turns of the loop while the page was made.
-The Gantt chart is computed of 24 h of generated operations.
+The Gantt chart is computed of 24 h of generated operations. `browsers_cpu_percent` is of one core,
+for `BROWSERS` open streams of changes of an idle region less the same without them; the clients run
+in the same process, so it is an upper bound.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from control_plane.web.serving import Console
 from tests.bench.control_plane import Bench, ms
 
 ROUNDS = 7
+BROWSERS, WATCHED_S = 200, 20.0
 DAY_S = 86_400.0
 
 
@@ -55,6 +58,7 @@ class WebBench(Bench):
             async with self._served(Path(folder)) as session:
                 for name, path in (("region", "/ui/"), ("machines", "/ui/machines")):
                     await self._measure(session, name, path)
+                await self._watch(session)
 
     @contextlib.asynccontextmanager
     async def _served(self, folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
@@ -70,10 +74,32 @@ class WebBench(Bench):
         runner = aiohttp.web.AppRunner(app)
         await runner.setup()
         await aiohttp.web.UnixSite(runner, str(path)).start()
-        connector = aiohttp.UnixConnector(path=str(path))
+        connector = aiohttp.UnixConnector(path=str(path), limit=0)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             yield session
         await runner.cleanup()
+
+    async def _watch(self, session: aiohttp.ClientSession) -> None:
+        idle = await self._cpu_percent()
+
+        async def browser() -> None:
+            async with session.get("http://x/ui/changes") as answer:
+                async for _ in answer.content:
+                    pass
+
+        browsers = [asyncio.ensure_future(browser()) for _ in range(BROWSERS)]
+        await asyncio.sleep(2.0)  # all are connected
+        watched = await self._cpu_percent()
+        assert not any(one.done() for one in browsers)
+        for one in browsers:
+            one.cancel()
+        await asyncio.wait(browsers)
+        self.result |= {"browsers": BROWSERS, "browsers_cpu_percent": round(watched - idle, 1)}
+
+    async def _cpu_percent(self) -> float:
+        began, cpu = time.perf_counter(), time.process_time()
+        await asyncio.sleep(WATCHED_S)
+        return 100 * (time.process_time() - cpu) / (time.perf_counter() - began)
 
     async def _measure(self, session: aiohttp.ClientSession, name: str, path: str) -> None:
         took = []

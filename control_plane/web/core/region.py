@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from control_plane.api.machines import MachineState, MachineView
+from control_plane.api.machines import MachineState, MachineView, UnavailabilityEvent
 
 CELLS_MAX = 4000
 """With more machines each rack is one cell with counts, so that the page stays small."""
@@ -96,11 +96,16 @@ def _cell(view: MachineView, meaning: str, shade: str) -> RegionCell:
 _WORST = {"down": 4, "unavailable": 3, "not ready": 2}
 
 
+def open_events(view: MachineView) -> list[UnavailabilityEvent]:
+    """Return what takes a machine away now or later; a record keeps what ended, too."""
+    return [event for event in view.record.unavailability if event.end is None]
+
+
 def state_of(view: MachineView) -> str:
     """Return one word for what can be done with a machine now."""
     if view.record.state is MachineState.DOWN:
         return "down"
-    if view.record.unavailability:
+    if open_events(view):
         return "unavailable"
     if not view.ready:
         return "not ready"

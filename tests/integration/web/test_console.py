@@ -191,6 +191,45 @@ def test_names_that_are_html_are_shown_as_text(visitor: Visitor, endpoint: str) 
     ctl(endpoint, "machine", "undrain", "h0007")
 
 
+def test_a_machine_is_drained_and_undrained_by_forms_with_a_reason(
+    visitor: Visitor, endpoint: str
+) -> None:
+    _, text, _ = visitor.get("/ui/machines/h0006")
+    token = re.search(r'name="token" value="(\w+)"', text)[1]
+    form = {"token": token, "machine": "h0006", "back": "/ui/machines/h0006"}
+    status, text, _ = visitor.post("/ui/do/drain_machines", **form)
+    assert (status, "a reason is missing" in text) == (400, True)
+    status, text, _ = visitor.post("/ui/do/drain_machines", **form, reason="x" * 10_000)
+    assert (status, "cannot be used" in text) == (400, True)
+    assert "Undrain" not in visitor.get("/ui/machines/h0006")[1]
+    status, text, _ = visitor.post("/ui/do/drain_machines", **form, reason="new fans")
+    assert (status, "new fans" in text) == (200, True)
+    status, text, _ = visitor.post("/ui/do/undrain_machines", **form)
+    assert (status, re.findall(".{80}new fans.{80}", text)) == (200, [])
+    assert "drain_machines" in ctl(endpoint, "audit")
+
+
+def test_what_is_wanted_of_a_job_is_shown_with_its_writer(visitor: Visitor, endpoint: str) -> None:
+    ctl(endpoint, "job", "hold", "web", "--for", "60s", "--reason", "<b>freeze</b>")
+    _, text, _ = visitor.get("/ui/jobs/web")
+    assert "&lt;b&gt;freeze&lt;/b&gt;" in text
+    ctl(endpoint, "job", "hold", "web", "--end")
+
+
+def test_a_log_is_shown_and_followed(browser: webdriver.Chrome, endpoint: str) -> None:
+    """The page has the last lines; the browser follows the stream, which says only new ones."""
+    browser.get(browser.current_url.split("/ui/")[0] + "/ui/jobs/web/tasks/0")
+    browser.find_element(By.LINK_TEXT, "What it writes").click()
+    assert "runs no program" in browser.find_element(By.ID, "log").text
+    shown = ctl(endpoint, "job", "logs", "web", "0")
+    WebDriverWait(browser, PATIENCE_S).until(
+        lambda b: b.find_element(By.ID, "log").text.count("\n") >= shown.count("\n")
+    )
+    browser.get(browser.current_url + "?lines=1000")
+    assert browser.find_element(By.CSS_SELECTOR, "[aria-current=true]").text == "1000"
+    assert browser.find_element(By.ID, "log").get_attribute("data-stream")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_accessible(browser: webdriver.Chrome, scheme: str) -> None:
     """No violation of WCAG 2.2 A and AA that axe finds; a picture of each page is kept."""

@@ -1,0 +1,105 @@
+"""FE1, FE7: bars of waves and settings, the stream of a log, and states of machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from agent.api import Location
+from control_plane.api.machines import EventKind, MachineRecord, MachineView, UnavailabilityEvent
+from control_plane.api.maintenance import WaveState, WaveView
+from control_plane.api.profiles import SettingTimes
+from control_plane.web import streams
+from control_plane.web.core.region import state_of
+from control_plane.web.core.spans import setting_bars, wave_bars
+
+
+def wave(number: int, start: float | None, deadline: float | None, done: int = 0) -> WaveView:
+    return WaveView(
+        number=number,
+        state=WaveState.WAITING,
+        machines=4,
+        done=done,
+        start=start,
+        deadline=deadline,
+    )
+
+
+def test_waves_are_placed_in_the_time_of_their_plan() -> None:
+    first, second = wave_bars([wave(1, 100, 200, 4), wave(2, 200, 300, 1)], 150)
+    assert (first.left, first.width, first.done) == (0, 50, 1)
+    assert (second.left, second.width, second.done) == (50, 50, 0.25)
+
+
+def test_a_wave_without_a_deadline_lasts_until_now_and_one_without_a_start_is_left_out() -> None:
+    (bar,) = wave_bars([wave(1, 100, None), wave(2, None, None)], 150)
+    assert (bar.number, bar.left, bar.width) == (1, 0, 100)
+    assert wave_bars([wave(1, None, None)], 150) == []
+
+
+def test_settings_are_bars_of_the_slowest() -> None:
+    fast = SettingTimes(setting="sysctl", switches=3, p50_ms=10, p90_ms=50)
+    slow = SettingTimes(setting="hugepages", switches=3, p50_ms=250, p90_ms=500)
+    first, second = setting_bars([fast, slow])
+    assert (first.times, first.p50, first.p90) == (slow, 50, 100)
+    assert (second.p50, second.p90) == (2, 10)
+    assert setting_bars([]) == []
+
+
+class Browser:
+    """What was written to a browser, which leaves after so many writes."""
+
+    def __init__(self, stays: int) -> None:
+        self.stays, self.got = stays, list[bytes]()
+
+    async def write(self, data: bytes) -> None:
+        if len(self.got) >= self.stays:
+            raise ConnectionResetError
+        self.got.append(data)
+
+
+async def test_a_log_is_sent_as_text_also_where_a_character_is_cut() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield "ü\n".encode()[:1]
+        yield "ü\n".encode()[1:] + b"data: x\n\n"
+
+    browser = Browser(9)
+    await streams.send_log(browser, chunks())
+    texts = [msgspec.json.decode(d.removeprefix(b"data: ")) for d in browser.got]
+    assert "".join(texts) == "ü\ndata: x\n\n"
+    assert all(d.count(b"\n\n") == 1 for d in browser.got), "an event ends with an empty line"
+
+
+async def test_a_browser_that_left_ends_the_stream_of_a_silent_task(monkeypatch) -> None:
+    monkeypatch.setattr(streams, "TICK_S", 0.001)
+    closed = asyncio.Event()
+
+    async def silent() -> AsyncIterator[bytes]:
+        try:
+            await asyncio.Event().wait()
+            yield b""
+        finally:
+            closed.set()
+
+    browser = Browser(3)
+    with pytest.raises(ConnectionResetError):
+        await streams.send_log(browser, silent())
+    assert browser.got == [b": \n\n"] * 3
+    await closed.wait()
+
+
+def test_a_machine_is_unavailable_only_while_an_event_is_open() -> None:
+    event = UnavailabilityEvent(event_id="1", kind=EventKind.MAINTENANCE, reason="fans", start=1.0)
+    record = MachineRecord(
+        machine="m",
+        location=Location(datacenter="d", msb="m", rack="r"),
+        machine_type="t",
+        unavailability=(event,),
+    )
+    assert state_of(MachineView(record=record, ready=True)) == "unavailable"
+    over = replace(record, unavailability=(replace(event, end=2.0),))
+    assert state_of(MachineView(record=over, ready=True)) == "free"
