@@ -17,6 +17,7 @@ from sidekick.setting import Host
 from sidekick.settings import setting_of, settings_of
 from sidekick.sysctl_ranges import why_out_of_range
 from sidekick.targets import target_of
+from sidekick.template import SUFFIX
 from wire.errors import ConfigError, TwineError, Unprocessable
 
 
@@ -56,6 +57,11 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
         _finding(name, Severity.ERROR, w.setting, f"{reason} ({w.source})")
         for w in target.wanted
         if (reason := why_out_of_range(w.setting.removeprefix("sysctl."), w.value))
+    ]
+    found += [
+        _finding(name, Severity.NOTE, "", f"{text.path} is a template, checked as rendered here")
+        for text in profile.texts
+        if text.path.endswith(SUFFIX)
     ]
     found += [
         _finding(name, Severity.NOTE, setting, f"says what {source} says already")

@@ -1,7 +1,8 @@
 """Host profiles: found by name, inherited, bent to the host's facts, decoded strictly.
 
-A profile is a TOML file. `extends` names one parent; `[[when]]` tables hold where their `if` is
-true of the host; a text that begins with `=` is an expression of facts (`sidekick/expression.py`).
+A profile is a TOML file, or a template of one (`sidekick/template.py`). `extends` names one
+parent; `[[when]]` tables hold where their `if` is true of the host; a text that begins with `=` is
+an expression of facts (`sidekick/expression.py`).
 Every kind of setting has one table, whose type and way of inheriting its module knows. All errors
 of all files of a lineage are told at once, each with its file and line.
 """
@@ -24,12 +25,14 @@ from msgspec import Meta
 
 from sidekick.expression import ExpressionError, Facts, parse
 from sidekick.report import ProfileText
+from sidekick.template import SUFFIX, TemplateLines, render_template
 from sidekick.toml_lines import Lines, find_excess
 from wire.errors import ConfigError, FieldError, NotFound
 
 MAX_BYTES = 64 * 1024
 """No profile is larger; a file that is was not meant to be one."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_FILE_NAME = re.compile(r"(.+)\.toml(\.j2)?")
 
 Table = dict[str, Any]
 
@@ -112,13 +115,16 @@ class _File(msgspec.Struct):
     name: str
     path: str
     lines: Lines
+    origin: TemplateLines | None = None
+    """Of a template: from which of its lines each line of the TOML is."""
     header: Header | None = None
     fits: bool | None = None
     blocks: list[_Block] = msgspec.field(default_factory=list)
     errors: list[FieldError] = msgspec.field(default_factory=list)
 
     def where(self, at: Sequence[str | int]) -> str:
-        return f"{self.name}:{self.lines.find(at)}"
+        line = self.lines.find(at)
+        return f"{self.name}:{self.origin.find(line) if self.origin else line}"
 
     def wrong(self, at: Sequence[str | int], reason: str) -> None:
         names = at[2:] if at[:1] == ("when",) and len(at) > 2 else at
@@ -138,7 +144,8 @@ class Library(msgspec.Struct, frozen=True):
         found: set[str] = set()
         for folder in self.folders:
             with contextlib.suppress(OSError):  # not there, or not for this user to see
-                found |= {n.removesuffix(".toml") for n in os.listdir(folder) if n[-5:] == ".toml"}
+                names = (_FILE_NAME.fullmatch(n) for n in os.listdir(folder))
+                found |= {match[1] for match in names if match}
         return sorted(name for name in found if _NAME.fullmatch(name))
 
     def load(self, name: str, facts: Facts) -> Profile:
@@ -150,11 +157,22 @@ class Library(msgspec.Struct, frozen=True):
         return render(name, self._text_of, self.settings, facts)
 
     def find(self, name: str) -> Path | None:
-        """Return the file of a profile, without its parents."""
+        """Return the file of a profile, without its parents.
+
+        Raises `ConfigError` where a folder has it both as TOML and as a template.
+        """
         if not _NAME.fullmatch(name):
             return None
-        paths = (folder / f"{name}.toml" for folder in self.folders)
-        return next((path for path in paths if os.path.isfile(path)), None)
+        for folder in self.folders:
+            paths = [folder / f"{name}{suffix}" for suffix in (".toml", SUFFIX)]
+            found = [path for path in paths if os.path.isfile(path)]
+            if len(found) > 1:
+                raise ConfigError(
+                    f"profile {name} is there twice: {found[0]} and {found[1]}", hint="remove one"
+                )
+            if found:
+                return found[0]
+        return None
 
     def _text_of(self, name: str, child: str | None) -> ProfileText:
         path = self.find(name)
@@ -212,14 +230,11 @@ def _read(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) ->
     name, path, text = file_text.name, file_text.path, file_text.text
     if len(text) > MAX_BYTES:
         raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
-    excess = find_excess(text)
-    if excess is not None:
-        raise ConfigError(f"profile {path} is not for sidekick: {excess}")
-    try:
-        raw = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as e:
-        raise ConfigError(f"profile {path} is not TOML: {e}") from e
-    file = _File(name, path, Lines(text))
+    origin: TemplateLines | None = None
+    if path.endswith(SUFFIX):
+        text, origin = render_template(path, text, facts)
+    raw = _parsed(path, text, origin)
+    file = _File(name, path, Lines(text), origin)
     own = {kind: raw.pop(kind) for kind in list(raw) if kind in kinds}
     whens = raw.pop("when", [])
     known = [*(f.encode_name for f in msgspec.structs.fields(Header)), "when", *kinds]
@@ -236,6 +251,18 @@ def _read(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) ->
         else:
             file.wrong(("when", number), "is not a table")
     return file
+
+
+def _parsed(path: str, text: str, origin: TemplateLines | None) -> Table:
+    mapped = origin.mapped if origin else str
+    excess = find_excess(text)
+    if excess is not None:
+        raise ConfigError(f"profile {path} is not for sidekick: {mapped(excess)}")
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as e:
+        kind = "does not render to TOML" if origin else "is not TOML"
+        raise ConfigError(f"profile {path} {kind}: {mapped(str(e))}") from e
 
 
 def _header(file: _File, raw: Table, known: Sequence[str]) -> Header | None:

@@ -115,7 +115,7 @@ def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
     """Check profiles (all, if none is named); exit 78 if one cannot be used anywhere."""
     host = ctx.host()
     names = profiles or tuple(ctx.profiles.names())
-    for name in names:
+    for name in profiles:
         if ctx.profiles.find(name) is None:
             ctx.profile(name, host)  # says which there are
     found = findings(ctx.profiles, names, read_facts(host.fs), host)
