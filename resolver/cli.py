@@ -66,7 +66,7 @@ def dns(target: Target, listen: str, zone: str, ttl: str) -> None:
 
 
 @main.command()
-@click.argument("kind", type=click.Choice(sorted(proxies.FORMATS)))
+@click.argument("kind", metavar="haproxy|nginx|TEMPLATE.j2")
 @click.argument("services", nargs=-1, required=True, metavar="JOB:PORT[=ADDRESS:NUMBER]…")
 @click.option(
     "--file",
@@ -87,27 +87,44 @@ def proxy(
     """Write where ports of jobs answer, for a proxy to forward to.
 
     `web:http` names the port `http` of job `web`; with `=:8080` the proxy also listens there.
+    A file that ends in .j2 is a jinja2 template for another proxy (docs/discovery.md).
     """
+    render = _render(kind)
     wanted = [proxies.service(text) for text in services]
     if file is None and (check or reload):
         raise InvalidInput("--check and --reload are about a file", hint="add --file FILE")
-    _follow(target, _kept(kind, wanted, file, check, reload) if file else _printed(kind, wanted))
+    kept = keeping.ProxyFile(file, shlex.split(check), shlex.split(reload)) if file else None
+    _follow(target, _kept(render, wanted, kept) if kept else _printed(render, wanted))
+
+
+def _render(kind: str) -> proxies.Render:
+    if name := proxies.FORMATS.get(kind):
+        return proxies.shipped(name)
+    if not kind.endswith(".j2"):
+        raise InvalidInput(
+            f"{kind!r} is no known proxy, which are {', '.join(proxies.FORMATS)}",
+            hint="for another one name a jinja2 template, a file that ends in .j2",
+        )
+    try:
+        text = Path(kind).read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidInput(f"cannot read template {kind}: {e}") from e
+    return proxies.template(text, kind)
 
 
 def _kept(
-    kind: str, wanted: Sequence[proxies.Service], path: Path, check: str, reload: str
+    render: proxies.Render, wanted: Sequence[proxies.Service], file: keeping.ProxyFile
 ) -> Work:
     """Return the work that keeps a file until it is cancelled."""
-    file = keeping.ProxyFile(path, shlex.split(check), shlex.split(reload))
 
     async def work(follower: Follower, changed: asyncio.Event) -> None:
-        click.echo(f"keeps {path} for {kind}", err=True)
-        await keeping.keep(follower, changed, wanted, proxies.FORMATS[kind], file)
+        click.echo(f"keeps {file.path}", err=True)
+        await keeping.keep(follower, changed, wanted, render, file)
 
     return work
 
 
-def _printed(kind: str, wanted: Sequence[proxies.Service]) -> Work:
+def _printed(render: proxies.Render, wanted: Sequence[proxies.Service]) -> Work:
     """Return the work that prints once what a file would have."""
 
     async def work(follower: Follower, _: asyncio.Event) -> None:
@@ -115,7 +132,7 @@ def _printed(kind: str, wanted: Sequence[proxies.Service]) -> Work:
             known = await keeping.known_of(follower, wanted, FIRST_ANSWER_S)
         except Busy as e:
             raise Unreachable(str(e)) from e
-        click.echo(proxies.FORMATS[kind](wanted, known), nl=False)
+        click.echo(render(wanted, known), nl=False)
 
     return work
 

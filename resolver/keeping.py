@@ -30,7 +30,7 @@ class ProxyFile:
 
     def __init__(self, path: Path, check: Sequence[str], reload: Sequence[str]) -> None:
         """Write nothing yet. An empty command is none."""
-        self._path = path
+        self.path = path
         self._check = check
         self._reload = reload
         self._in_force: str | None = None
@@ -44,14 +44,14 @@ class ProxyFile:
         """
         if text == self._in_force:
             return False
-        new = self._path.with_name(f".{self._path.name}.new")
+        new = self.path.with_name(f".{self.path.name}.new")
         try:
             _write(new, text)
             if self._check:
                 await run([word.replace(FILE, str(new)) for word in self._check])
-            new.replace(self._path)
+            new.replace(self.path)
         except OSError as e:
-            raise HostError(f"cannot write {self._path}: {e.strerror or e}") from e
+            raise HostError(f"cannot write {self.path}: {e.strerror or e}") from e
         finally:
             with suppress(OSError):
                 new.unlink(missing_ok=True)

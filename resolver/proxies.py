@@ -1,7 +1,8 @@
 """Configuration of proxies, from where jobs answer: text, the same for the same endpoints.
 
 Only the part that changes is written, to be read beside a configuration of the operator's own:
-`haproxy -f own.cfg -f twine.cfg`, or `include twine.conf;` within nginx's `http`.
+`haproxy -f own.cfg -f twine.cfg`, or `include twine.conf;` within nginx's `http`. The texts are
+jinja2 templates; an operator may bring one for another proxy.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from control_plane.api.jobs import Endpoint, Endpoints
 from wire.errors import InvalidInput
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _LISTEN = re.compile(r"(?P<host>[A-Za-z0-9_.-]*|\*|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})", re.ASCII)
-_HEAD = "# Written by twine-resolver from where jobs answer. Changes by hand do not last.\n"
+_HEAD = "# Written by twine-resolver from where jobs answer. Changes by hand do not last."
+_TEMPLATES = Path(__file__).parent / "templates"
 _ACCEPTED = "write JOB:PORT or JOB:PORT=ADDRESS:NUMBER, such as web:http=:8080"
 
 
@@ -51,43 +57,56 @@ Known = Mapping[str, Endpoints | None]
 """Job → where it answers; None if there is no such job."""
 
 
-def haproxy(services: Sequence[Service], known: Known) -> str:
-    """Return frontends and backends; a backend without servers answers 503."""
-    parts = [_HEAD]
-    for s in services:
-        if s.listen:
-            bind = f"*{s.listen}" if s.listen.startswith(":") else s.listen
-            parts.append(f"frontend {s.name}\n    bind {bind}\n    default_backend {s.name}\n")
-        lines = [f"backend {s.name}", "    balance roundrobin"]
-        lines += [
-            f"    server {e.task} {_at(e, s.port)} check inter 1s fall 2 rise 1"
-            for e in _serving(s, known)
-        ]
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
-
-
-def nginx(services: Sequence[Service], known: Known) -> str:
-    """Return upstreams and servers; one without tasks answers 502, for nginx wants a server."""
-    parts = [_HEAD]
-    for s in services:
-        servers = [f"    server {_at(e, s.port)};  # {e.task}" for e in _serving(s, known)]
-        body = "\n".join(servers or ["    server 127.0.0.1:9 down;  # no task is listed"])
-        parts.append(f"upstream {s.name} {{\n{body}\n}}\n")
-        if s.listen:
-            listen = s.listen.removeprefix(":")
-            parts.append(
-                f"server {{\n    listen {listen};\n    location / {{\n"
-                f"        proxy_pass http://{s.name};\n"
-                "        proxy_set_header Host $http_host;\n"
-                "        proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;\n"
-                "        proxy_next_upstream error timeout;\n    }\n}\n"
-            )
-    return "\n".join(parts)
-
-
 Render = Callable[[Sequence[Service], Known], str]
-FORMATS: Mapping[str, Render] = {"haproxy": haproxy, "nginx": nginx}
+
+
+def template(text: str, name: str) -> Render:
+    """Return what renders a jinja2 template; `name` is for errors.
+
+    It has `head` (a comment), and `services`: each with `job`, `port`, `name`, `listen` and
+    `servers`, which have `task`, `host`, `port` and `at` (`host:port`). Raises `InvalidInput` where
+    it is no template.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    try:
+        compiled = environment.from_string(text)
+    except jinja2.TemplateSyntaxError as e:
+        raise InvalidInput(f"{name} is no template: {e.message} (line {e.lineno})") from e
+
+    def render(services: Sequence[Service], known: Known) -> str:
+        told = [
+            {
+                **{"job": s.job, "port": s.port, "name": s.name, "listen": s.listen},
+                "servers": [_server(e, s.port) for e in _serving(s, known)],
+            }
+            for s in services
+        ]
+        try:
+            return compiled.render(head=_HEAD, services=told)
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as e:
+            raise InvalidInput(f"{name} cannot be rendered: {e}") from e
+
+    return render
+
+
+def shipped(name: str) -> Render:
+    """Return what renders a template of ours, by its file."""
+    return template((_TEMPLATES / name).read_text(), name)
+
+
+FORMATS: Mapping[str, str] = {"haproxy": "haproxy.cfg.j2", "nginx": "nginx.conf.j2"}
+"""Proxies whose configuration we know → our template. A backend without tasks is in it, too:
+HAProxy answers 503 for it, and nginx 502."""
+
+
+def _server(endpoint: Endpoint, port: str) -> dict[str, object]:
+    at = _at(endpoint, port)
+    return {"task": endpoint.task, "host": endpoint.host, "port": endpoint.ports[port], "at": at}
 
 
 def _serving(s: Service, known: Known) -> list[Endpoint]:

@@ -57,11 +57,11 @@ upstream gone-http {
 
 
 def test_haproxy():
-    assert proxies.haproxy(SERVICES, KNOWN) == HAPROXY
+    assert proxies.shipped("haproxy.cfg.j2")(SERVICES, KNOWN) == HAPROXY
 
 
 def test_nginx():
-    assert proxies.nginx(SERVICES, KNOWN) == NGINX
+    assert proxies.shipped("nginx.conf.j2")(SERVICES, KNOWN) == NGINX
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,27 @@ def test_a_host_that_is_none_never_gets_into_a_file(host: str):
     """
     evil = WEB[0].__class__(task="web-0", machine="m0", host=host, ports={"http": 1}, version=1)
     known = {"web": Endpoints(job="web", revision=1, endpoints=[evil])}
-    for render in proxies.FORMATS.values():
+    for name in proxies.FORMATS.values():
         with pytest.raises(InvalidInput, match="web-0"):
-            render(SERVICES[:1], known)
+            proxies.shipped(name)(SERVICES[:1], known)
+
+
+def test_a_template_of_the_operator_has_services_and_servers() -> None:
+    text = (
+        "{% for s in services %}{{ s.name }} {{ s.servers|map(attribute='at')|list }}{% endfor %}"
+    )
+    found = proxies.template(text, "own.j2")([proxies.service("web:http")], KNOWN)
+    assert found.startswith("web-http ['192.0.2.1:20000', ")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\n{% if %}", r"own.j2 is no template: .* \(line 2\)"),
+        ("{{ nothing }}", "own.j2 cannot be rendered: 'nothing' is undefined"),
+        ("{% include '/etc/passwd' %}", "cannot be rendered: no loader"),
+    ],
+)
+def test_a_bad_template_is_told_and_nothing_is_written(text: str, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        proxies.template(text, "own.j2")(SERVICES, KNOWN)
