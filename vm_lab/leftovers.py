@@ -5,6 +5,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from vm_lab.cache import cache_root, is_locked
 from vm_lab.sandbox import (
     BRIDGE,
@@ -62,7 +64,8 @@ def mounts_below(
 def _in_namespace(inode: int | None) -> tuple[str, ...]:
     if inode is None:
         return ()
-    return tuple(f"{pid} ({_words(pid)})" for pid in processes_in_namespace(inode))
+    inside = set(processes_in_namespace(inode))
+    return tuple(f"{pid} ({words})" for pid, words in _commands() if pid in inside)
 
 
 def _seeing(folder: Path) -> tuple[str, ...]:
@@ -70,22 +73,17 @@ def _seeing(folder: Path) -> tuple[str, ...]:
 
 
 def _naming(paths: LabPaths) -> tuple[str, ...]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            words = _words(int(entry.name))
-            if f"{paths.state}/" in words or f"{paths.run}/" in words:
-                found.append(f"{entry.name} ({words})")
-    return tuple(found)
+    folders = f"{paths.state}/", f"{paths.run}/"
+    return tuple(
+        f"{pid} ({words})"
+        for pid, words in _commands()
+        if any(folder in words for folder in folders)
+    )
 
 
-def _words(pid: int) -> str:
-    try:
-        return (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
-    except OSError:
-        return ""
+def _commands() -> list[tuple[int, str]]:
+    """Return the number and the command line of each process."""
+    return [(p.pid, " ".join(p.info["cmdline"] or ())) for p in psutil.process_iter(["cmdline"])]
 
 
 def _named_namespaces(name: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from vm_lab.cache import cache_root
 from vm_lab.errors import LabError
@@ -263,26 +264,20 @@ def pool_xml(folder: Path) -> str:
 def processes_in_namespace(inode: int) -> list[int]:
     """Return the processes whose network namespace has that inode number."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if (entry / "ns/net").stat().st_ino == inode:
-                found.append(int(entry.name))
-        except OSError:  # it has ended, or is a zombie
-            continue
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):  # it has ended, or is a zombie
+            if Path(f"/proc/{pid}/ns/net").stat().st_ino == inode:
+                found.append(pid)
     return found
 
 
 def network_namespaces_seeing(folder: Path) -> set[int]:
     """Return the network namespaces of processes with something of the folder mounted."""
     inodes = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    for process in (Path(f"/proc/{pid}") for pid in psutil.pids()):
         with contextlib.suppress(OSError):
-            if f" {folder}/" in (entry / "mountinfo").read_text():
-                inodes.add((entry / "ns/net").stat().st_ino)
+            if f" {folder}/" in (process / "mountinfo").read_text():
+                inodes.add((process / "ns/net").stat().st_ino)
     return inodes
 
 

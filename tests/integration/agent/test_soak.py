@@ -12,13 +12,13 @@ import gc
 import logging
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from _pytest.logging import LogCaptureHandler
 from aiohttp import web_app
@@ -104,21 +104,19 @@ class Left:
 
 def _now(host: FakeHost) -> Left:
     gc.collect()
-    status = Path("/proc/self/status").read_text()
-    found = dict(re.findall(r"(Threads|VmRSS):\s+(\d+)", status))
-    task = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    process = psutil.Process()
     real = machine(host).btrfs
     return Left(
-        descriptors=len(os.listdir("/proc/self/fd")),
-        threads=int(found["Threads"]),
-        processes=len(task),
+        descriptors=process.num_fds(),
+        threads=process.num_threads(),
+        processes=len(process.children()),
         units=len(host.units()),
         roots=len(os.listdir(host.state / "tasks")),
         subvolumes=sum(len(real.children(host.state / f)) for f in ("tasks", "images", "staging")),
         staging=len(os.listdir(host.state / "staging")),
         networks=len(host.fake.network.networks),
         mounts=Path("/proc/self/mounts").read_text().count(str(host.folder)),
-        resident=int(found["VmRSS"]),
+        resident=process.memory_info().rss >> 10,
     )
 
 

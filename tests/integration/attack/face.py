@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
+import psutil
 
 from control_plane.identity.authority import Subject, open_authority
 from wire import tls
@@ -107,14 +108,11 @@ class Face:
 
     def memory(self) -> int:
         """Return resident bytes."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) << 10
+        return psutil.Process(self.process.pid).memory_info().rss
 
     def descriptors(self) -> int:
         """Return how many are open."""
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        return psutil.Process(self.process.pid).num_fds()
 
     def tasks(self) -> int:
         """Return how many tasks its event loop has, the answer's own not counted."""
