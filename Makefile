@@ -9,7 +9,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,etcd,rebalancer,lab,native,dev
 
-.PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
+.PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench pictures clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ package: setup ## the agent as a Debian package, into dist/ (root)
 bench: setup ## every file of tests/bench, into tests/bench/RESULTS.md (root)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),bench]'
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites bench
+
+pictures: setup ## the pictures of docs/web.md again, in Debian's Chromium
+	$(BIN)/python -m tests.integration.web.pictures docs/images
 
 mutants: setup ## bugs planted in the allocator, one at a time: do the tests notice?
 	$(BIN)/python tools/mutants

@@ -29,6 +29,7 @@ What next? (in this shell first:  . .venv/bin/activate; export TWINE_ENDPOINT={e
   twinectl machine list                  machines, their profile, what runs there
   twinectl job status web --watch        follow the job while you do the rest
   twinectl job logs web 0 -f             what task 0 writes
+  twinectl ui jobs/web                   the same in a browser: it prints a link
   twinectl job apply {job} --set tasks=3 --set image={image}
   twine-lab power-off m3                 cut a machine's power: its tasks move
   twine-lab power-on m3                  nothing runs twice when it comes back

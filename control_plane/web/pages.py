@@ -19,7 +19,11 @@ EVENTS_A_PAGE = 1000
 PROFILES_A_PAGE = 200
 LINES, LOG_MAX = ("200", "1000", "5000"), 2 << 20
 """Lines of a log that a page may show, and bytes of them that it reads at most."""
-WINDOWS = {"15m": 900, "1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400}
+WINDOWS = {
+    **{"15m": 900, "1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400},
+    "all": 0,
+}
+"""Span of a chart → seconds; the first is what a page opens with, 0 is all that is known."""
 
 
 class Api(Protocol):
@@ -123,7 +127,8 @@ async def _job(request: PageRequest) -> dict[str, Any]:
     shift = request.number("back")
     end = request.now - shift * WINDOWS[span]
     first = request.number("row")
-    window = (end - WINDOWS[span], end)
+    known = min((event.start or event.end for event in events), default=end)
+    window = (end - WINDOWS[span] if WINDOWS[span] else min(known, end - 1), end)
     return {
         "job": status,
         "explanation": await api.get("explain_job", path),

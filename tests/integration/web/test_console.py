@@ -100,19 +100,25 @@ def visitor(endpoint: str) -> Iterator[Visitor]:
         yield Visitor(link)
 
 
-@pytest.fixture
-def browser(endpoint: str) -> Iterator[webdriver.Chrome]:
+@contextmanager
+def chromium(link: str) -> Iterator[webdriver.Chrome]:
+    """Yield Debian's Chromium with a page open."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
     for flag in ("headless=new", "no-sandbox", "disable-gpu", "window-size=1300,1000"):
         options.add_argument(f"--{flag}")
-    with console(endpoint) as link:
-        driver = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
-        try:
-            driver.get(link)
-            yield driver
-        finally:
-            driver.quit()
+    driver = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
+    try:
+        driver.get(link)
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture
+def browser(endpoint: str) -> Iterator[webdriver.Chrome]:
+    with console(endpoint) as link, chromium(link) as driver:
+        yield driver
 
 
 def ctl(endpoint: str, *words: str) -> str:
@@ -174,7 +180,7 @@ def test_lists_are_sorted_and_coloured_by_choice(visitor: Visitor) -> None:
         assert "/ui/jobs/web" in text
     for colour in COLOURS:
         assert visitor.get(f"/ui/?colour={colour}")[0] == 200
-    for window in ("15m", "7d"):
+    for window in ("15m", "7d", "all"):
         assert visitor.get(f"/ui/jobs/web?window={window}&back=1")[0] == 200
 
 

@@ -1,0 +1,65 @@
+"""Makes the pictures of docs/web.md: `python -m tests.integration.web.pictures FOLDER`.
+
+A region of 40 machines in memory, with a job that is updated while a machine is drained.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.integration.web.test_console import PATIENCE_S, chromium, console, ctl, said
+
+AGENTS = 40
+PICTURES = {
+    "region": "/ui/?colour=state",
+    "job": "/ui/jobs/web?window=all",
+}
+
+
+def history(endpoint: str) -> None:
+    """Have something to look at: an update, a drained machine, a hold, a restarted task."""
+    ctl(endpoint, "job", "scale", "web", "--tasks", "12", "--reason", "the night")
+    settled(endpoint)
+    status = json.loads(ctl(endpoint, "job", "status", "web", "-o", "json"))
+    placed = status["record"]["tasks"][3]["placement"]["machine"]
+    ctl(endpoint, "machine", "drain", placed, "--reason", "a fan is loud")
+    settled(endpoint)
+    ctl(endpoint, "job", "restart", "web")
+    settled(endpoint)
+    ctl(endpoint, "job", "canary", "web", "--tasks", "2", "--for", "10m", "--env", "COLOUR=blue")
+    settled(endpoint)
+    ctl(endpoint, "job", "hold", "web", "--for", "1h", "--reason", "the match is on")
+
+
+def settled(endpoint: str) -> None:
+    """Return once no task of the job has anything under way."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        time.sleep(1.0)
+        status = json.loads(ctl(endpoint, "job", "status", "web", "-o", "json"))
+        tasks = status["record"]["tasks"]
+        if status["phase"] == "stable" and not any(task.get("operation") for task in tasks):
+            return
+    raise SystemExit("the job does not come to rest")
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        dev = ["vm_lab.cli", "dev", "--agents", str(AGENTS)]
+        endpoint = stack.enter_context(said(dev, r"TWINE_ENDPOINT=(\S+)"))
+        history(endpoint)
+        browser = stack.enter_context(chromium(stack.enter_context(console(endpoint))))
+        base = browser.current_url.split("/ui/")[0]
+        for name, path in PICTURES.items():
+            browser.get(base + path)
+            browser.save_screenshot(str(folder / f"web-{name}.png"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()))
