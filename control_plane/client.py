@@ -219,7 +219,7 @@ class ControlPlaneClient(PeopleClient, RebalanceClient):
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0
     ) -> EndpointsNews:
-        """Return where those of many jobs answer of which something else is known."""
+        """Return where those of many jobs answer whose endpoints have changed."""
         wanted = WatchedJobs(known=dict(known), wait_s=wait_s)
         answer = await self.call(_ROUTE["watch_endpoints"], wanted, timeout_s=wait_s + 10.0)
         return _as(EndpointsNews, answer)
@@ -279,7 +279,7 @@ class ControlPlaneClient(PeopleClient, RebalanceClient):
         return _as(Records, await self.call(_ROUTE["undrain_machines"], wish))
 
     async def held_back_machines(self) -> HeldBackMachines:
-        """Return silent machines of which nothing is concluded yet, and why."""
+        """Return silent machines whose state is not decided yet, and why."""
         return _as(HeldBackMachines, await self.call(_ROUTE["held_back_machines"]))
 
     async def confirm_down(self, wish: ConfirmDown) -> ConfirmedDown:

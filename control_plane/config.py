@@ -72,7 +72,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Addresses and DNS names at which hosts and users reach it; they get into its
     certificate, and the first one into join tokens. Empty: `listen`, or this host's name."""
     socket: str = "/run/twine/control-plane.sock"
-    """Unix socket for the command line on this host; whoever may open it is an operator."""
+    """Unix socket for the command line on this host; each user that may open it is an operator."""
     socket_group: str = ""
     """Group that may use the socket besides root and the daemon's own user."""
     cluster: Name = "twine"
@@ -92,7 +92,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     etcd: EtcdSettings = EtcdSettings()
     operators: list[Principal] = []
     """Users and groups who may do everything, such as `user:ann` and `group:sre`; besides them
-    those who were made operators by `twinectl role grant`, and whoever may open `socket`."""
+    those who were made operators by `twinectl role grant`, and each user that may open `socket`."""
     audit_entries: Annotated[int, Meta(ge=1000, le=10_000_000)] = 100_000
     """Entries of the audit log that are kept, some 300 bytes each."""
     controller_networks: list[str] = []

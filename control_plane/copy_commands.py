@@ -51,7 +51,7 @@ def backup(into: Path, **given: Any) -> None:
 @click.option(
     "--keep-credentials",
     is_flag=True,
-    help="Let users' credentials count, though nobody knows which were revoked since the copy.",
+    help="Let users' credentials count, though it is unknown which were revoked since the copy.",
 )
 @click.confirmation_option("--yes", prompt="What was written since the copy is forgotten. Go on?")
 @CONFIG

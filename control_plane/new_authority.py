@@ -1,4 +1,4 @@
-"""`twine-control-plane new-authority`: begin anew where the authority's key is lost for good."""
+"""`twine-control-plane new-authority`: start again where the authority's key is lost for good."""
 
 from __future__ import annotations
 

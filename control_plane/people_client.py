@@ -86,7 +86,7 @@ class PeopleClient(WireClient):
         return _as(Duplicates, await self.call(_ROUTE["list_duplicates"]))
 
     async def forget_duplicate(self, machine: str) -> None:
-        """Have the hosts with a machine's identity looked at anew."""
+        """Have the hosts with a machine's identity checked again."""
         await self.call(_ROUTE["forget_duplicate"], machine=machine)
 
     async def show_restored(self) -> RestoredView:

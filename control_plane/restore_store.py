@@ -156,8 +156,8 @@ def _tell(found: copies.Facts, aside: Path, names: list[str]) -> None:
     click.echo(f"put back: {of}, {found.keys} records; what was there is in {aside}")
     if names:
         click.echo(
-            f"revoked, for nobody knows who was since the copy: the credentials of"
-            f" {', '.join(names)}; write them anew: twine-control-plane user add"
+            f"revoked, since it is unknown which were since the copy: the credentials of"
+            f" {', '.join(names)}; write new ones: twine-control-plane user add"
         )
     click.echo(
         "no join token counts any more. Hosts whose identity was revoked since the copy have to"

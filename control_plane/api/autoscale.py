@@ -107,7 +107,7 @@ class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
     headroom: Headroom = Headroom.MSB
     ceiling: Annotated[float, Meta(gt=0, le=1e12)] | None = None
     """Load that a task still carries after the loss of an MSB, in the unit of `target`; None:
-    no more than `target`."""
+    at most `target`."""
     quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = 0.8
     """Share of the forecasts that the load does not exceed. 0.8 cost least on real loads where a
     missing task costs as much as ten idle ones (docs/adr/0160)."""

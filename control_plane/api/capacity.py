@@ -1,4 +1,4 @@
-"""Entitlements: who may use how many machines, of which types, under which host profile."""
+"""Entitlements: how many machines an owner may use, their types, and their host profile."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class RequestState(StrEnum):
     """It is in force, and was when this was stored."""
     DENIED = "denied"
     WITHDRAWN = "withdrawn"
-    """Whoever asked wants it no more."""
+    """The requester withdrew it."""
 
 
 Note = Annotated[str, Meta(max_length=1000)]
@@ -103,7 +103,7 @@ class EntitlementWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     spec: EntitlementSpec | None = None
     """What is wanted; None: remove it."""
     reason: Note = ""
-    """For whoever decides."""
+    """Shown to those who decide."""
     queue: bool = False
     """Leave it to somebody else even where it would be granted at once, or does not fit yet."""
     dry_run: bool = False
@@ -133,11 +133,11 @@ class EntitlementRequest(msgspec.Struct, frozen=True, kw_only=True):
     why_pending: str = ""
     """What kept it from being granted at once."""
     decided_by: str = ""
-    """Empty where the rules granted it, or while nobody has."""
+    """Empty where the rules granted it, or while it is undecided."""
     decided_at: float | None = None
     note: str = ""
     warnings: list[str] = []
-    """What the one who asks may not expect of it; said once, in the answer."""
+    """What the requester may not expect of it; said once, in the answer."""
 
 
 class EntitlementRequests(msgspec.Struct, frozen=True, kw_only=True):

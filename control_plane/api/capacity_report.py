@@ -53,7 +53,7 @@ class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
     """… and the machines that they hold."""
     held: int = 0
     half_empty: int = 0
-    """Machines held of which less than half is used, of RRU and of memory."""
+    """Machines held and less than half used, in RRU and in memory."""
     idle: int = 0
     """Those of them without any task."""
     stranded_rru: float = 0.0
@@ -80,7 +80,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     unused_quota: Amount = Amount()
     """Free, but promised to entitlements that hold less than they may."""
     buffer: Amount = Amount()
-    """Free and promised to nobody."""
+    """Free and not promised."""
     unusable: Amount = Amount()
     """Down, or about to leave."""
     opportunistic_share: float = 0.0

@@ -6,14 +6,14 @@ import msgspec
 
 
 class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
-    """A second host with the identity of a machine, as it is stored and shown."""
+    """A clone: another host with the identity of a machine, as it is stored and shown."""
 
     schema: int = 1
     machine: str
     boot_id: str
-    """Of the second host."""
+    """Of the clone."""
     address: str
-    """Where the second host called from, or where it answers."""
+    """Where the clone called from, or where it answers."""
     other_boot_id: str
     """Of the host that keeps the identity."""
     at: float

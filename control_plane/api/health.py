@@ -13,7 +13,7 @@ from control_plane.api.machines import MachineState
 
 
 class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine of which nothing is concluded yet, although it is silent, or answers again."""
+    """A machine whose state is not decided yet, although it is silent, or answers again."""
 
     machine: str
     state: MachineState

@@ -13,7 +13,7 @@ HEALTH_ROUTES: tuple[Route, ...] = (
         "/v1/health/held-back",
         response=HeldBackMachines,
         needs=Needs.VIEWER,
-        summary="Silent machines of which nothing is concluded yet, and why",
+        summary="Silent machines whose state is not decided yet, and why",
     ),
     Route(
         "confirm_down",

@@ -97,7 +97,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     duration_s: Seconds | None = None
     """How long it takes, from the deadline on."""
     tasks_survive: bool = False
-    """Tasks run on meanwhile, only nobody reaches them: a switch is replaced."""
+    """Tasks run on meanwhile, but cannot be reached: a switch is replaced."""
 
 
 class Undrain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

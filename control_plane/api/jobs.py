@@ -234,7 +234,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The version that it is to run, where not all tasks are to run the newest (`compose`)."""
     begun: float | None = None
     """When the phase last changed on the clock of durations; None: before this process began,
-    so that what is counted from it counts anew."""
+    so that what is counted from it starts again."""
     retry_at: float = 0.0
     """When a task that failed to start is tried again, on the clock of durations; 0: it did
     not fail."""

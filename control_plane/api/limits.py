@@ -50,7 +50,7 @@ class LimitView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why it holds something back; empty: it does not."""
     lifted_for_s: float | None = None
-    """An operator lifted it, and for so long yet; None: nobody did."""
+    """Seconds for which an operator still lifts it; None: it is in force."""
     lifted_by: str = ""
     lifted_why: str = ""
 

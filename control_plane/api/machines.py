@@ -52,7 +52,7 @@ class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
     expected_duration_s: float | None = None
     """From the deadline on."""
     tasks_survive: bool = False
-    """Tasks run on meanwhile, only nobody reaches them: a switch is replaced. They are not stopped
+    """Tasks run on meanwhile, but cannot be reached: a switch is replaced. They are not stopped
     at the deadline, and for the expected duration silence moves none that stayed."""
     plan: str = ""
     """The plan of the ops planner that it is part of; empty: it was announced by itself."""
@@ -155,7 +155,7 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     identity_not_after: float | None = None
     """When the certificate that its agent showed last ends, in seconds since 1970."""
     duplicate: str = ""
-    """That a second host has its identity, and which keeps it; empty: none has."""
+    """That a clone has its identity, and which host keeps it; empty: there is none."""
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):

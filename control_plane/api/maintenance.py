@@ -27,7 +27,7 @@ class Work(StrEnum):
     KERNEL = "kernel"
     FIRMWARE = "firmware"
     SWITCH = "switch"
-    """Of a rack: nobody reaches its machines for a few minutes."""
+    """Of a rack: its machines cannot be reached for a few minutes."""
     POWER_DEVICE = "power-device"
     POWER_CAP = "power-cap"
     """There is less power for a while: what matters least leaves first."""
@@ -80,7 +80,7 @@ class MaintenanceWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     duration_s: Seconds | None = None
     """How long it takes, from the deadline on."""
     tasks_survive: bool = False
-    """Tasks run on meanwhile, only nobody reaches them."""
+    """Tasks run on meanwhile, but cannot be reached."""
     wave_size: WaveSize = 0
     """Machines of a wave at most; 0: all of a part, or all that there are."""
     within: Within | None = None
@@ -92,7 +92,7 @@ class MaintenanceWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     shed_w: Watts = 0
     """With `power-cap`: enough once machines that draw this much are empty; 0: all of them."""
     despite: bool = False
-    """Whoever plans it knows what the preview warns of."""
+    """The planner knows what the preview warns of."""
 
 
 class WaveState(StrEnum):
@@ -199,7 +199,7 @@ class JobImpact(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     """So many times tasks must leave one after another, in the wave with most of them."""
     controller: str = ""
-    """Who is asked; empty: nobody."""
+    """Who is asked; empty: no controller is."""
     stay: bool = False
     """Its tasks may stay, if its controller acknowledges nothing."""
     unplaced: int = 0

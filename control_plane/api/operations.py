@@ -52,7 +52,7 @@ class Cause(StrEnum):
     TRANSFER = "transfer"
     """The job moves to another entitlement."""
     OWNER = "owner"
-    """Its owner wants it elsewhere, or started anew."""
+    """Its owner wants it elsewhere, or restarted."""
     REBALANCE = "rebalance"
     """The job stands more evenly afterwards."""
 
@@ -65,7 +65,7 @@ class OperationState(StrEnum):
     OFFERED = "offered"
     """Ready, and waiting for who may object."""
     ACKNOWLEDGED = "acknowledged"
-    """Nobody objects; it begins as soon as the budget allows."""
+    """It is approved; it begins as soon as the budget allows."""
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
@@ -80,7 +80,7 @@ MUST_LEAVE = (Cause.MAINTENANCE, Cause.LOAN, Cause.POWER, Cause.PROFILE)
 STOP = "stop"
 """Instead of a move: the task stops, and starts again where it is after the maintenance."""
 DEADLINE = "deadline"
-"""Nobody let it begin: its deadline came."""
+"""No controller approved it: its deadline came."""
 REASON_MAX = 160
 """Letters of a stored reason, so that a chunk of tasks has a bound."""
 
@@ -127,7 +127,7 @@ class JobMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class RestartWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task that is to start anew where it is."""
+    """A task that is to restart where it is."""
 
     reason: Annotated[str, Meta(max_length=REASON_MAX)] = ""
     now: bool = False

@@ -107,7 +107,7 @@ class IssuedCredential(msgspec.Struct, frozen=True, kw_only=True):
     issuer: str = ""
     """Pin of the root that issued it; empty: noted by an earlier release."""
     trusts: list[str] = []
-    """Pins of the roots that whoever holds it trusts."""
+    """Pins of the roots that its holder trusts."""
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Users(msgspec.Struct, frozen=True, kw_only=True):
-    """All users that have a credential, or of whom one was revoked, by name."""
+    """All users with a credential, or with a revoked one, by name."""
 
     users: list[UserView]
 

@@ -135,7 +135,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/machines/{machine}:forget-duplicate",
         response=Ack,
         needs=Needs.OPERATOR,
-        summary="The second host with a machine's identity is gone, or is to be the one: look anew",
+        summary="The clone of a machine is gone, or is to be the machine: check again",
     ),
     Route(
         "get_roots",

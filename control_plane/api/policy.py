@@ -164,7 +164,7 @@ class Overcommit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Admission(StrEnum):
-    """What to do with a job of which only a part has room."""
+    """What to do with a job that has room for a part of its tasks only."""
 
     PARTIAL = "partial"
     """Run what fits; the rest waits."""

@@ -52,7 +52,7 @@ OF_RECORDS: dict[str, str] = {
 """Words that change while tasks run: only lists of machines may ask for them."""
 SIZES = ("memory", "disk")
 PLACES = frozenset({"msb", "row", "rack"})
-"""Properties whose values are paths, of which a person may write the end."""
+"""Properties whose values are paths; a person may write only the end of one."""
 WORDS = frozenset({"and", "or", "not", "in", "exists", "because"})
 """Of the grammar: as values they need quotation marks."""
 _BARE = re.compile(r"[A-Za-z0-9_./:+-]+")
@@ -107,7 +107,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """The term may hold, as far as these properties tell. Nobody writes that."""
+    """The term may hold, as far as these properties tell. It is not part of the grammar."""
 
     term: Term
     known: frozenset[str]

@@ -38,7 +38,7 @@ class Difference(StrEnum):
 
 
 class FoundTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task of which the copy says something else than its machine."""
+    """A task whose copy and whose machine do not agree."""
 
     machine: str
     task: str

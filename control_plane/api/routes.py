@@ -76,7 +76,7 @@ ROUTES: tuple[Route, ...] = (
         for verb, summary in (
             ("pause", "Take no more tasks of a job down for a newer version"),
             ("resume", "Let the update of a job go on"),
-            ("restart", "Start every task of a job anew, like an update"),
+            ("restart", "Restart every task of a job, like an update"),
             ("rollback", "Want again of the tasks what the version before wanted"),
         )
     ),

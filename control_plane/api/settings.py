@@ -132,7 +132,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     capped_moves_per_s: Positive = 1.0
     """Tasks that may leave machines whose power is capped, per second, over the region …"""
     capped_moves_burst: Annotated[int, Meta(ge=1)] = 10
-    """… after at most this many at once: whoever takes them in needs power, too."""
+    """… after at most this many at once: the machines that take their tasks need power, too."""
     capacity_loss_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
     """While more than this share of a data center's tasks do not serve, or run on machines whose
     power is capped, nothing more is taken down there that could wait …"""
@@ -173,7 +173,7 @@ class Approval(StrEnum):
     """Which requests for more capacity are granted without anybody looking at them."""
 
     FITS = "fits"
-    """Those for which there are machines that nobody else was promised."""
+    """Those for which there are machines that are not promised to others."""
     ALWAYS = "always"
     """None: every one waits in the queue. What gives capacity back does not."""
 
@@ -194,7 +194,7 @@ class Overgrant(StrEnum):
 
     REFUSE = "refuse"
     ALLOW = "allow"
-    """Whoever comes first gets machines: for regions in which not all quotas are used at once."""
+    """The first that asks gets machines: for regions in which not all quotas are used at once."""
 
 
 def owners_settings() -> dict[str, list[str]]:

@@ -43,7 +43,7 @@ class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Voluntary operations stop while this many tasks are not healthy; failures count too. 0 only
     with `surge`."""
     drain_s: Annotated[float, Meta(ge=0, le=3600)] = 2.0
-    """From "not listed in discovery any more" to SIGTERM, so that clients let go."""
+    """From "not listed in discovery any more" to SIGTERM, so that clients disconnect."""
     batch: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     """So many tasks are updated together, and the next ones only when all of these passed the
     gate; None: the next one as soon as one passed."""

@@ -16,7 +16,7 @@ from control_plane.cli.show import output_option
 def authority() -> None:
     """The certificate authority: show it, or let another root follow.
 
-    prepare, activate, retire, each once `show` names nobody who would be locked out.
+    prepare, activate, retire, each once `show` names no holder that would be locked out.
     """
 
 

@@ -24,7 +24,7 @@ def machine_duplicates(target: Target, output: str) -> None:
         (one.machine, one.address or "-", one.boot_id, one.other_boot_id, show.ago(one.at))
         for one in found.duplicates
     ]
-    head = ("machine", "second host at", "its boot", "boot that keeps it", "found")
+    head = ("machine", "clone at", "its boot", "boot that keeps it", "found")
     show.emit(output, found, lambda: show.table(head, rows))
 
 
@@ -32,10 +32,10 @@ def machine_duplicates(target: Target, output: str) -> None:
 @click.argument("name")
 @click.pass_obj
 def machine_forget_duplicate(target: Target, name: str) -> None:
-    """Have the hosts with the identity of machine NAME looked at anew.
+    """Check the hosts with the identity of machine NAME again.
 
     For when one of them is gone: the other one is then the machine, within minutes. While both
     run, the second one is found again.
     """
     target.ask(lambda client: client.forget_duplicate(name))
-    click.echo(show.printable(f"machine {name}: its hosts are looked at anew"))
+    click.echo(show.printable(f"machine {name}: its hosts are checked again"))

@@ -37,7 +37,7 @@ _COUNT = click.IntRange(1, 1_000_000)
 
 @click.group()
 def entitlement() -> None:
-    """Who may use how many machines, of which types, under which host profile."""
+    """How many machines an owner may use, their types, and their host profile."""
 
 
 class _TypeQuota(click.ParamType[tuple[str, int]]):
@@ -91,7 +91,7 @@ _OPTIONS = (
         type=click.Path(path_type=Path),
         help="TOML, YAML or JSON with all fields; the options above are put over it.",
     ),
-    click.option("--reason", default="", help="For whoever decides."),
+    click.option("--reason", default="", help="Shown to those who decide."),
 )
 _DRY = click.option("--dry-run", is_flag=True, help="Only say what would become of it.")
 
@@ -244,7 +244,7 @@ def entitlement_approve(target: Target, request: str, note: str, output: str) ->
 
 @entitlement.command("deny")
 @click.argument("request")
-@click.option("--note", default="", help="For whoever asked.")
+@click.option("--note", default="", help="Shown to the requester.")
 @output_option
 @click.pass_obj
 def entitlement_deny(target: Target, request: str, note: str, output: str) -> None:

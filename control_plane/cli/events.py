@@ -70,7 +70,7 @@ def story(target: Target, name: str, output: str) -> None:
 @task.command()
 @click.argument("name")
 @click.option("--to", metavar="MACHINE", default="", help="[default: the best of the others]")
-@click.option("--reason", required=True, help="Shown to everybody who asks why.")
+@click.option("--reason", required=True, help="Shown with the operation.")
 @output_option
 @click.pass_obj
 def move(target: Target, name: str, to: str, reason: str, output: str) -> None:

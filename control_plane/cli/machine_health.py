@@ -35,7 +35,7 @@ def machine_held_back(target: Target, output: str) -> None:
 @click.command("confirm-down")
 @click.argument("names", nargs=-1)
 @scope_option
-@click.option("--reason", required=True, help="How you know; shown to everybody who asks why.")
+@click.option("--reason", required=True, help="How you know; shown with the machine.")
 @output_option
 @click.pass_obj
 def machine_confirm_down(

@@ -134,7 +134,7 @@ def _identity(view: MachineView) -> str:
     """Return a warning where the certificate of a host is not renewed."""
     ends = view.identity_not_after
     left_s = float("inf") if ends is None else ends - time.time()
-    second = ", a second host has its identity" if view.duplicate else ""
+    second = ", a clone has its identity" if view.duplicate else ""
     if left_s < _SOON_S:
         return f"{second}, identity ends in {max(0.0, left_s) / 86_400:.1f} d"
     return second
@@ -295,7 +295,7 @@ def _print_plans(records: Iterable[MachineRecord]) -> None:
 @machine.command("drain")
 @click.argument("names", nargs=-1)
 @scope_option
-@click.option("--reason", required=True, help="Shown to everybody who asks why.")
+@click.option("--reason", required=True, help="Shown with the machine and its tasks.")
 @click.option(
     "--kind", type=click.Choice([k.value for k in _KINDS]), default="maintenance", show_default=True
 )
@@ -381,7 +381,9 @@ def machine_import(
 @machine.command("lend")
 @click.argument("name")
 @click.option("--to", "borrower", required=True, metavar="E", help="Entitlement that borrows it.")
-@click.option("--from", "donor", default="", metavar="E", help="Has it now [default: nobody].")
+@click.option(
+    "--from", "donor", default="", metavar="E", help="Has it now [default: none, it is free]."
+)
 @output_option
 @click.pass_obj
 def machine_lend(target: Target, name: str, borrower: str, donor: str, output: str) -> None:

@@ -41,11 +41,13 @@ def _wish_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("names", nargs=-1, metavar="[MACHINE]..."),
         scope_option,
         click.option("--work", type=click.Choice(works), default="repair", show_default=True),
-        click.option("--reason", required=True, help="Shown to everybody who asks why."),
+        click.option(
+            "--reason", required=True, help="Shown with the plan, its machines and their tasks."
+        ),
         click.option("--start", type=seconds(), default="0s", help="Of the first wave, from now."),
         click.option("--deadline", type=seconds(), help="From the start of a wave; it wins."),
         click.option("--duration", type=seconds(), help="How long it takes, from then on."),
-        click.option("--tasks-survive", is_flag=True, help="They run on, and nobody reaches them."),
+        click.option("--tasks-survive", is_flag=True, help="They run on, but cannot be reached."),
         click.option("--wave-size", type=click.IntRange(0, 1000), default=0, help="At most."),
         click.option("--within", type=click.Choice(withins), help="A wave stays in one of these."),
         click.option(

@@ -49,7 +49,7 @@ def plan_offline(
     files: tuple[Path, ...],
     output: str,
 ) -> None:
-    """Show where jobs would run on the MACHINES of a list, CSV or JSON; asks nobody.
+    """Show where jobs would run on the MACHINES of a list, CSV or JSON; calls no server.
 
     The machines count as empty and up. Jobs are placed one after the other. An entitlement that
     --entitlements does not name may hold all machines. --power is the section `scheduler.power`
@@ -198,5 +198,5 @@ def _print(found: OfflinePlan) -> None:
     waiting = sum(len(job.unplaced) for job in found.jobs)
     click.echo(
         f"{found.used} of {some(found.machines, 'machine')} used, {some(waiting, 'task')} without"
-        " room; nobody was asked and nothing changed"
+        " room; no server was called and nothing changed"
     )

@@ -113,7 +113,7 @@ def group_set(target: Target, name: str, members: tuple[str, ...], output: str) 
     """Say who belongs to group NAME: exactly these users."""
     spec = GroupSpec(members=list(members))
     found: Group = target.ask(lambda client: client.put_group(name, spec))
-    line = f"group {found.name}: {', '.join(found.members) or 'nobody'}"
+    line = f"group {found.name}: {', '.join(found.members) or 'no members'}"
     show.emit(output, found, lambda: click.echo(show.printable(line)))
 
 
@@ -122,7 +122,7 @@ def group_set(target: Target, name: str, members: tuple[str, ...], output: str) 
 @output_option
 @click.pass_obj
 def group_remove(target: Target, name: str, output: str) -> None:
-    """Remove a group; what names it is not changed, but it names nobody then."""
+    """Remove a group; what names it is not changed, and has no effect then."""
     target.ask(lambda client: client.delete_group(name))
     line = f"group {name}: removed"
     show.emit(output, {"removed": name}, lambda: click.echo(show.printable(line)))

@@ -22,7 +22,7 @@ def profile() -> None:
 @profile.command()
 @click.argument("entitlement")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--reason", required=True, help="Shown to everybody who asks why.")
+@click.option("--reason", required=True, help="Shown with the change.")
 @click.option("--at-once", type=click.IntRange(1, 1000), default=1, show_default=True,
               help="Machines that are changed together.")  # fmt: skip
 @click.option("--gate", type=seconds(), default="1m", show_default=True,

@@ -69,4 +69,4 @@ def restored_release(target: Target, output: str) -> None:
 def restored_let_go(target: Target, task: str, machine: str) -> None:
     """Let TASK be stopped, which the restored store does not know."""
     target.ask(lambda client: client.let_task_go(machine, task))
-    click.echo(show.printable(f"task {task} on {machine} is let go"))
+    click.echo(show.printable(f"task {task} on {machine} is released"))

@@ -190,7 +190,7 @@ async def _used_by(client: ControlPlaneClient, job: str) -> list[TaskDescription
 
 @task.command()
 @click.argument("name")
-@click.option("--reason", default="", help="Shown to everybody who asks why.")
+@click.option("--reason", default="", help="Shown with the task.")
 @click.option("--now", "at_once", is_flag=True, help="Ask neither budget nor controller.")
 @output_option
 @click.pass_obj

@@ -51,7 +51,7 @@ def resume(target: Target, name: str, output: str, wait: bool, timeout: float) -
 @_TIMEOUT
 @click.pass_obj
 def restart(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
-    """Start every task of job NAME anew where it is, as many at once as an update may."""
+    """Restart every task of job NAME where it is, as many at once as an update may."""
     _change(target, "restart", name, output, timeout if wait else None)
 
 

@@ -66,7 +66,7 @@ class Access:
 
 
 def check_role(peer: Peer, route: Route) -> None:
-    """Raise unless the route's rule lets this role in; a route without a rule lets nobody in."""
+    """Raise unless the route's rule lets this role in; a route without a rule admits no role."""
     allowed = set(route.roles) - USERS
     if route.needs or route.name in OPERATIONAL:
         allowed |= USERS
@@ -79,7 +79,7 @@ def check_role(peer: Peer, route: Route) -> None:
         )
     raise Forbidden(
         f"{peer.name} may not call {route.method} {route.path}: it is for"
-        f" {', '.join(sorted(allowed)) or 'nobody'}"
+        f" {', '.join(sorted(allowed)) or 'no role'}"
     )
 
 

@@ -113,7 +113,7 @@ class CapacityHandlers:
         return Person(principal(peer), is_operator=is_operator, may_create=is_operator)
 
     def _asked(self, name: str, wish: EntitlementWish, who: Person) -> EntitlementWish:
-        """Return what is asked for, with its owners: those named, those now, or who asks."""
+        """Return what is asked for, with its owners: those named, those now, or the caller."""
         if wish.spec is None:
             return wish
         self._check_owners(wish.spec)

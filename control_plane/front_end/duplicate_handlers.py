@@ -26,6 +26,6 @@ class DuplicateHandlers:
         return self._duplicates.all()
 
     async def forget_duplicate(self, call: Call) -> Ack:
-        """Have a machine's hosts looked at anew."""
+        """Have a machine's hosts checked again."""
         await self._duplicates.forget(call.path["machine"])
-        return Ack(detail="they are looked at anew")
+        return Ack(detail="they are checked again")

@@ -44,7 +44,7 @@ class MaintenanceHandlers:
         return await self._planner.cancel(call.path["plan"])
 
     async def report_plan(self, call: Call) -> PlanView:
-        """Take in that work is over."""
+        """Record that work is over."""
         return await self._planner.report(call.path["plan"], call.body.machines)
 
     async def resume_plan(self, call: Call) -> PlanView:

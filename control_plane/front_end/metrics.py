@@ -69,7 +69,7 @@ class Metrics:
         ).set_function(lambda: len(ending()))
         Gauge(
             "twine_duplicate_identities",
-            "Machines whose identity a second host has, too (twinectl machine duplicates).",
+            "Machines with a clone, a host with the same identity (twinectl machine duplicates).",
             registry=self._registry,
         ).set_function(lambda: len(duplicates))
         self._registry.register(_AllocatorMetrics(allocations))
@@ -122,7 +122,7 @@ class _HealthMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "twine_machines_held_back",
-            "Machines of which nothing is concluded yet although they are silent, or are back.",
+            "Machines whose state is not decided yet although they are silent, or are back.",
             value=self._health.count(),
         )
 

@@ -101,7 +101,7 @@ class Recorder:
     async def _for_anyone(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
         """Make the change of somebody unknown: a host that joins.
 
-        Its entry is written after it, so that nobody without a credential can fill the log;
+        Its entry is written after it, so that callers without a credential cannot fill the log;
         what is refused is bounded like all refusals.
         """
         try:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 AUDIT = "audit/"
 HEAD = "audit-head"
-"""Sequence of an entry that is no more than `_GAP` older than the newest one."""
+"""Sequence of an entry that is at most `_GAP` older than the newest one."""
 _GAP = 1000
 _DROPPED = 100
 """Entries that one transaction drops."""
@@ -34,7 +34,7 @@ KEEP = 100_000
 PAGE, MAX_PAGE, MAX_SCAN = 200, 1000, 20_000
 """Entries of an answer, and those that one request looks at."""
 REFUSALS_PER_MINUTE, REFUSALS_IN_ALL = 10, 200
-"""Refused attempts that are written down, by caller and together: nobody may fill the log."""
+"""Refused attempts that are written down, by caller and together: no caller may fill the log."""
 _MAX_CALLERS = 1000
 _MAX_TEXT = 500
 _MAX_ALSO = 100
@@ -159,7 +159,7 @@ class Trail:
             await self.begin(entry)
         except Busy as e:
             fields = {"machine": found.machine, "reason": str(e)}
-            log.warning("a second host is not in the audit log", extra=fields)
+            log.warning("a clone is not in the audit log", extra=fields)
 
     async def page(self, query: Query) -> AuditPage:
         """Return the newest entries that suit, and where to go on."""

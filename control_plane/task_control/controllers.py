@@ -72,7 +72,7 @@ class Controllers:
     """All conversations; `run` makes the calls."""
 
     def __init__(self, runtime: Runtime, call: CallController) -> None:
-        """Call nobody yet."""
+        """Call no controller yet."""
         self._runtime, self._call = runtime, call
         self._talks: dict[str, _Talk] = {}
         self._listeners: list[Callable[[str], None]] = []
@@ -114,7 +114,7 @@ class Controllers:
         return talk is not None and talk.next >= talk.end
 
     def number(self, job: str, first: int, end: int) -> None:
-        """Let calls of a job use the numbers from `first` on, below `end`; nobody else will."""
+        """Let calls of a job use the numbers from `first` on, below `end`; no other caller will."""
         talk = self._talks[job]
         talk.next, talk.end = first, end
 
@@ -124,7 +124,7 @@ class Controllers:
         return talk.told if talk is not None else 0
 
     def ended(self, job: str, events: Sequence[JobEvent]) -> None:
-        """Take in that operations ended, to tell of them in the next call."""
+        """Record that operations ended, to tell of them in the next call."""
         talk = self._talks.get(job)
         if talk is not None and events:
             talk.completed = [*talk.completed, *events][-_TOLD_MAX:]

@@ -21,7 +21,7 @@ _SHARED = (
     ipaddress.IPv4Network("192.0.0.0/24"),
     ipaddress.IPv6Network("fec0::/10"),
 )
-"""This network, protocol assignments, and the old site-local addresses: nobody serves there."""
+"""This network, protocol assignments, and the old site-local addresses: no server is there."""
 
 
 @dataclass(frozen=True, slots=True)

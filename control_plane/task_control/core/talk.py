@@ -40,7 +40,7 @@ class Heard:
     acks: Mapping[str, str] = field(default_factory=dict)
     """Operation → what it may be done as instead; empty: as it was asked."""
     down: frozenset[int] = frozenset()
-    """Tasks of which it was told that they do not serve, or may stop serving any moment."""
+    """Tasks that it was told do not serve, or may stop serving any moment."""
     broken: frozenset[int] = frozenset()
     """Those of them that did not serve, whatever was acknowledged."""
     by: str = ""

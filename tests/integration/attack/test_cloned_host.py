@@ -128,7 +128,7 @@ def test_a_copied_host_starts_nothing_and_the_other_one_goes_on(control_plane: F
                 "duplicates"
             ]
             assert (found["machine"], found["address"]) == ("vm1", USER)
-            assert "a second host has its identity" in ctl(face, "machine", "list")
+            assert "a clone has its identity" in ctl(face, "machine", "list")
             assert found["boot_id"][:8] in ctl(face, "machine", "show", "vm1")
             assert "duplicate_identity" in ctl(face, "audit", "--object", "machine/vm1")
             host = HostIdentity(copy / "state/identity")

@@ -75,7 +75,7 @@ def test_what_the_copy_does_not_know_is_shown_released_and_let_go(region: Region
     assert "nothing is commanded" not in ctl(region, "restored", "show").output
     assert ctl(region, "restored", "let-go", "c-0", "--machine", "vm2").exit_code == 3
     let = ctl(region, "restored", "let-go", "c-0", "--machine", "vm1")
-    assert let.output == "task c-0 on vm1 is let go\n"
+    assert let.output == "task c-0 on vm1 is released\n"
     assert region.control_plane.observations.let_go == {"vm1": {"c-0"}}
     audit = ctl(region, "audit").output
     assert "release_restored" in audit
