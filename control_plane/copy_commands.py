@@ -1,4 +1,4 @@
-"""`twine-control-plane backup` and `restore-store`: what `restore_store` does, as commands."""
+"""`twine-control-plane backup`, `restore-store` and `migrate-store`, as commands."""
 
 from __future__ import annotations
 
@@ -71,3 +71,28 @@ def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
         fail(e)
         return
     run(restore(config, copy, keep_credentials=keep_credentials))
+
+
+@click.command("migrate-store")
+@click.option(
+    "--to",
+    "engine",
+    required=True,
+    type=click.Choice(["etcd", "sqlite"]),
+    help="Engine that gets the records; [etcd] of the configuration is the one, --state the other.",
+)
+@CONFIG
+@STATE
+def migrate_store(engine: str, **given: Any) -> None:
+    """Move the main store to another engine; the control plane is stopped, tasks go on.
+
+    Killed at any moment, the same command goes on. At no moment can both stores be opened.
+    """
+    from control_plane.migrate_store import move
+
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+    except TwineError as e:
+        fail(e)
+        return
+    run(move(config, to_etcd=engine == "etcd"))

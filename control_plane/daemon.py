@@ -22,7 +22,7 @@ import click
 from control_plane import config as configuration
 from control_plane.commands import CONFIG, STATE, fail, run
 from control_plane.config import Config
-from control_plane.copy_commands import backup, restore_store
+from control_plane.copy_commands import backup, migrate_store, restore_store
 from control_plane.notify import notify, standing_by
 from wire import log as logs
 from wire.errors import ConfigError, InvalidInput, TwineError
@@ -494,6 +494,7 @@ def _write_credential(
 
 main.add_command(backup)
 main.add_command(restore_store)
+main.add_command(migrate_store)
 
 if __name__ == "__main__":
     main()
