@@ -1,4 +1,4 @@
-"""`twine-control-plane backup`, `restore-store` and `migrate-store`, as commands."""
+"""Commands on whole stores: `backup`, `restore-store`, `migrate-store`, `forget-store`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from control_plane import config as configuration
 from control_plane.commands import CONFIG, STATE, fail, run
+from control_plane.config import Config
 from wire.errors import TwineError
 
 
@@ -96,3 +97,30 @@ def migrate_store(engine: str, **given: Any) -> None:
         fail(e)
         return
     run(move(config, to_etcd=engine == "etcd"))
+
+
+@click.command("forget-store")
+@click.argument("datacenter")
+@click.confirmation_option(
+    "--yes",
+    prompt="Its machines will not be known any more, and their tasks start elsewhere. Go on?",
+)
+@CONFIG
+@STATE
+def forget_store(datacenter: str, **given: Any) -> None:
+    """Forget the store of a data center that is gone for good; the control plane is stopped."""
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+    except TwineError as e:
+        fail(e)
+        return
+    run(_forget_store(config, datacenter))
+
+
+async def _forget_store(config: Config, datacenter: str) -> None:
+    from control_plane.broker.stores import forget
+    from control_plane.store.opening import stopped_store
+
+    async with stopped_store(config) as store:
+        note = await forget(store, datacenter)
+    click.echo(f"forgotten: the store of {datacenter}, last at {note.folder}, which stays as it is")
