@@ -1,4 +1,4 @@
-"""`twine-control-plane backup` and `restore-store`: what `restore_store` does, as commands."""
+"""Commands on whole stores: `backup`, `restore-store`, `migrate-store`, `forget-store`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from control_plane import config as configuration
 from control_plane.commands import CONFIG, STATE, fail, run
+from control_plane.config import Config
 from wire.errors import TwineError
 
 
@@ -71,3 +72,55 @@ def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
         fail(e)
         return
     run(restore(config, copy, keep_credentials=keep_credentials))
+
+
+@click.command("migrate-store")
+@click.option(
+    "--to",
+    "engine",
+    required=True,
+    type=click.Choice(["etcd", "sqlite"]),
+    help="Engine that gets the records; [etcd] of the configuration is the one, --state the other.",
+)
+@CONFIG
+@STATE
+def migrate_store(engine: str, **given: Any) -> None:
+    """Move the main store to another engine; the control plane is stopped, tasks go on.
+
+    Killed at any moment, the same command goes on. At no moment can both stores be opened.
+    """
+    from control_plane.migrate_store import move
+
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+    except TwineError as e:
+        fail(e)
+        return
+    run(move(config, to_etcd=engine == "etcd"))
+
+
+@click.command("forget-store")
+@click.argument("datacenter")
+@click.confirmation_option(
+    "--yes",
+    prompt="Its machines will not be known any more, and their tasks start elsewhere. Go on?",
+)
+@CONFIG
+@STATE
+def forget_store(datacenter: str, **given: Any) -> None:
+    """Forget the store of a data center that is gone for good; the control plane is stopped."""
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+    except TwineError as e:
+        fail(e)
+        return
+    run(_forget_store(config, datacenter))
+
+
+async def _forget_store(config: Config, datacenter: str) -> None:
+    from control_plane.broker.stores import forget
+    from control_plane.store.opening import stopped_store
+
+    async with stopped_store(config) as store:
+        note = await forget(store, datacenter)
+    click.echo(f"forgotten: the store of {datacenter}, last at {note.folder}, which stays as it is")

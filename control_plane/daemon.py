@@ -7,6 +7,7 @@ is the reverse; it closes connections and files and touches no task.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ import click
 from control_plane import config as configuration
 from control_plane.commands import CONFIG, STATE, fail, run
 from control_plane.config import Config
-from control_plane.copy_commands import backup, restore_store
+from control_plane.copy_commands import backup, forget_store, migrate_store, restore_store
 from control_plane.notify import notify, standing_by
 from wire import log as logs
 from wire.errors import ConfigError, InvalidInput, TwineError
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ROOMS = ("roles", "front_end.frontend", "identity.registrar", "task_control.caller", "web.serving")
+"""Modules that import all others, a second's work."""
 USER_LIFE_MAX_S = 90 * 86_400.0
 Started = Callable[[str], None]
 
@@ -58,10 +61,14 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
 
     async with AsyncExitStack() as stack:
         _make_folder(config.state_path, "state folder")
+        for room in _ROOMS:  # a standby has them when it takes over
+            importlib.import_module(f"control_plane.{room}")
         opening = asyncio.ensure_future(stack.enter_async_context(main_store(config, standing_by)))
         if not await _before(stopping, opening):
             return
         store = opening.result()
+        if config.etcd.endpoints:
+            notify("STATUS=leads, loading")
         broker_stores = await _open_broker_stores(stack, config, store)
         await refuse_if_lost(store, config.authority_path)
         authority = open_authority(
@@ -213,6 +220,7 @@ async def _build(
     duplicates.disconnect, control_plane.duplicates = control_plane.disconnect, duplicates.known
     front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending)
     access = Access(os.getuid(), config.socket_group, config.cluster)
+    front_end.store_failure = store.failure
     app = front_end.app(access, version())
     if config.web != "off":
         console = Console(front_end, ROUTES, store.revision, writes=config.web == "full")
@@ -332,33 +340,6 @@ def serve_command(
         fail(e)
         return
     run(_serve_until_signal(config))
-
-
-@main.command("forget-store")
-@click.argument("datacenter")
-@click.confirmation_option(
-    "--yes",
-    prompt="Its machines will not be known any more, and their tasks start elsewhere. Go on?",
-)
-@CONFIG
-@STATE
-def forget_store(datacenter: str, **given: Any) -> None:
-    """Forget the store of a data center that is gone for good; the control plane is stopped."""
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-    except TwineError as e:
-        fail(e)
-        return
-    run(_forget_store(config, datacenter))
-
-
-async def _forget_store(config: Config, datacenter: str) -> None:
-    from control_plane.broker.stores import forget
-    from control_plane.store.opening import stopped_store
-
-    async with stopped_store(config) as store:
-        note = await forget(store, datacenter)
-    click.echo(f"forgotten: the store of {datacenter}, last at {note.folder}, which stays as it is")
 
 
 @main.command("check-store")
@@ -494,6 +475,8 @@ def _write_credential(
 
 main.add_command(backup)
 main.add_command(restore_store)
+main.add_command(migrate_store)
+main.add_command(forget_store)
 
 if __name__ == "__main__":
     main()

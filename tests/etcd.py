@@ -1,10 +1,12 @@
-"""Real etcd members on loopback, started from Debian's package, for tests and benches."""
+"""Real etcd members on loopback, from Debian's package, and control planes on them."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -13,12 +15,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 _START_S = 60.0
+PATIENCE_S = 120
 
 
 class Member:
     """One etcd process; it keeps its data when it is killed and started again."""
 
-    def __init__(self, folder: Path, name: str, ports: tuple[int, int], cluster: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, ports: tuple[int, int], cluster: str, *options: str
+    ) -> None:
         self.url = f"http://127.0.0.1:{ports[0]}"
         peer = f"http://127.0.0.1:{ports[1]}"
         self.log = folder / f"{name}.log"
@@ -27,6 +32,7 @@ class Member:
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", cluster, "--initial-cluster-token", str(folder)),
+            *options,
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -36,6 +42,10 @@ class Member:
             return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._argv, stdout=log, stderr=log)
+
+    def running(self) -> bool:
+        """Return whether the process was started and did not end by itself."""
+        return self._process is not None and self._process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process: SIGSTOP and SIGCONT pause it."""
@@ -80,16 +90,8 @@ class Cluster:
                 time.sleep(0.05)
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 @contextmanager
-def etcd_cluster(size: int = 1, parent: Path | None = None) -> Iterator[Cluster]:
+def etcd_cluster(size: int = 1, parent: Path | None = None, *options: str) -> Iterator[Cluster]:
     """Run a fresh cluster of `size` members; their data is in a new folder of `parent`."""
     with (
         tempfile.TemporaryDirectory(prefix="twine-etcd-", dir=parent) as folder,
@@ -103,10 +105,51 @@ def etcd_cluster(size: int = 1, parent: Path | None = None) -> Iterator[Cluster]
             s.close()
         pairs = list(zip(ports[::2], ports[1::2], strict=True))
         cluster = ",".join(f"m{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(pairs))
-        members = [Member(Path(folder), f"m{n}", pair, cluster) for n, pair in enumerate(pairs)]
+        members = [
+            Member(Path(folder), f"m{n}", pair, cluster, *options) for n, pair in enumerate(pairs)
+        ]
         for member in members:
             stack.callback(member.kill)
             member.start()
         found = Cluster(members)
         found.wait()
         yield found
+
+
+class Replica:
+    """One `twine-control-plane serve` with a state folder of its own, and what it tells systemd."""
+
+    def __init__(
+        self, folder: Path, name: str, urls: list[str], ttl_s: int = 12, prefix: str = "/t"
+    ) -> None:
+        self.state, self.socket = folder / name, folder / f"{name}.sock"
+        self.state.mkdir(exist_ok=True)
+        listed = ", ".join(f'"{url}"' for url in urls)
+        config = folder / f"{name}.toml"
+        config.write_text(f'[etcd]\nendpoints = [{listed}]\nprefix = "{prefix}"\nttl_s = {ttl_s}\n')
+        notified = folder / f"{name}.notify"
+        notified.unlink(missing_ok=True)
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(notified))
+        self._notify.settimeout(PATIENCE_S)
+        argv = ("-m", "control_plane.daemon", "serve", "--config", str(config))
+        where = ("--state", str(self.state), "--listen", "127.0.0.1:0", "--socket", self.socket)
+        with (folder / f"{name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *argv, *where],
+                env=os.environ | {"NOTIFY_SOCKET": str(notified)},
+                stderr=log,
+            )
+
+    def until(self, text: str) -> None:
+        """Return once it has told systemd that; `TimeoutError` if it tells nothing any more."""
+        while text not in self._notify.recv(4096).decode():
+            pass
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal and return the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(PATIENCE_S)
+        self._notify.close()
+        return code

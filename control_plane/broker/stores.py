@@ -25,7 +25,7 @@ from wire.errors import ConfigError, FieldError, NotFound
 log = logging.getLogger(__name__)
 _IDENTITY = "store-identity"
 """In the main store: a random name, so that nobody takes another's store for his own."""
-_NOTES = "broker-stores/"
+NOTES = "broker-stores/"
 """In the main store: one note per data center."""
 _OWNER = "broker-store-owner"
 """In the store of a data center."""
@@ -87,7 +87,7 @@ async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
 
 async def forget(main: Store, datacenter: str) -> BrokerStoreNote:
     """Forget that a data center has a store of its own; returns what was known of it."""
-    entry = await main.get(_NOTES + datacenter)
+    entry = await main.get(NOTES + datacenter)
     if entry is None:
         raise NotFound(f"the main store has no note of a store for {datacenter!r}")
     note = decode(entry.value, BrokerStoreNote, entry.key)
@@ -124,11 +124,11 @@ async def _take(
         await found.store.txn({_OWNER: 0}, [Put(_OWNER, encode(owner))])
     wanted = BrokerStoreNote(datacenter=name, folder=found.folder)
     if note != wanted:
-        await main.txn({}, [Put(_NOTES + name, encode(wanted))])
+        await main.txn({}, [Put(NOTES + name, encode(wanted))])
 
 
 async def _notes(main: Store) -> dict[str, BrokerStoreNote]:
-    entries = (await main.list_prefix(_NOTES)).entries
+    entries = (await main.list_prefix(NOTES)).entries
     notes = [decode(entry.value, BrokerStoreNote, entry.key) for entry in entries]
     return {note.datacenter: note for note in notes}
 

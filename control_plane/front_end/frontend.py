@@ -113,6 +113,8 @@ class FrontEnd(
         RestoredHandlers.__init__(self, control_plane.restored)
         RebalanceHandlers.__init__(self, control_plane.rebalancer)
         IntentHandlers.__init__(self, control_plane)
+        self.store_failure: Callable[[], str] = str
+        """Return why the main store takes no writes of this process any more; empty: it does."""
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images
@@ -159,7 +161,10 @@ class FrontEnd(
             self.check_deletion(call)
             if route.is_change and not call.flag("dry_run"):
                 return await recorder.carry_out(call, handler)
-            return await handler(call)
+            answer = await handler(call)
+            if route.name != "readyz" and (failure := self.store_failure()):
+                raise Busy(f"this control plane cannot answer any more: {failure}")
+            return answer  # read before another control plane could change it
 
         return guarded
 

@@ -18,12 +18,16 @@ from itertools import groupby
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from control_plane.config import EtcdSettings
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.bounds import Bounds
+from control_plane.store.copies import Numbers
 from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.feed import HISTORY, Feed
 from control_plane.store.leadership import Leadership
+from control_plane.store.moved import MigrationNote, refuse
 from control_plane.store.protocol import (
     LAST,
     Compacted,
@@ -37,6 +41,10 @@ from control_plane.store.protocol import (
 from wire.errors import Busy, Conflict, TwineError
 
 log = logging.getLogger(__name__)
+_BELOW_ALL = Numbers(0, 0)
+_NOTE, _SHIFT = b"migration", b"shift"
+_NEVER = (1 << 63) - 1
+"""A revision that no key has."""
 _PAGE = 1000
 """Keys of one range call; a list of more is read in several, all at one revision."""
 _BYTES_MAX = 1_400_000
@@ -54,13 +62,19 @@ class EtcdStore:
         settings: EtcdSettings,
         history: int = HISTORY,
         standing_by: Callable[[str], None] = lambda _leader: None,
+        *,
+        migrating: bool = False,
     ) -> None:
+        """Open nothing yet; `migrating` opens a store that has a note of a migration, too."""
         self.bounds = Bounds(strict=True)
         self._settings, self._history, self._standing_by = settings, history, standing_by
         root = settings.prefix.rstrip("/").encode() + b"/"
         self._meta, self._data = root + b"meta/", root + b"data/"
         self._feed: Feed | None = None
-        self._newest = 0
+        self._newest = self._shift = 0
+        """`_shift` is what etcd's revisions lack: a store that came from another engine goes on."""
+        self._migrating = migrating
+        self.note: MigrationNote | None = None
         self._leadership: Leadership | None = None
         self._stack = AsyncExitStack()
 
@@ -72,6 +86,7 @@ class EtcdStore:
             leadership = Leadership(self._client, self._meta, self._settings.ttl_s, name)
             revision = await leadership.take(self._standing_by if self._settings.standby else None)
             stack.push_async_callback(leadership.give_up)
+            revision += await self._read_meta()
             self._feed, self._newest = Feed(revision, revision, self._history), revision
             self._moved = asyncio.Event()
             for loop in (self._follow(self._feed), self._compact_forever(self._feed)):
@@ -122,7 +137,7 @@ class EtcdStore:
             if not answer.more or begin >= end:
                 break
             begin = answer.kvs[-1].key + b"\0"
-        return Listing(revision, tuple(entries if limit is None else entries[:limit]))
+        return Listing(revision + self._shift, tuple(entries if limit is None else entries[:limit]))
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         """Return the new revision once a majority has it on disk, or raise `Conflict`."""
@@ -134,8 +149,9 @@ class EtcdStore:
         answer = await self._client.write(self._request(leadership, compare, operations))
         if not answer.succeeded:
             raise self._stale(leadership, compare, answer)
-        self._newest = max(self._newest, answer.header.revision)
-        return int(answer.header.revision)
+        revision = int(answer.header.revision) + self._shift
+        self._newest = max(self._newest, revision)
+        return revision
 
     def failure(self) -> str:
         """Return why this process will never write again; empty: it will."""
@@ -157,7 +173,51 @@ class EtcdStore:
             await self._moved.wait()
         feed.compact(revision)
         with contextlib.suppress(Compacted):
-            await self._client.read("KV/Compact", pb.CompactionRequest(revision=revision))
+            await self._client.read("KV/Compact", self._compaction(revision))
+
+    # -- migration
+
+    async def set_note(self, note: MigrationNote | None, above: Numbers = _BELOW_ALL) -> None:
+        """Write the note of a migration, and let all numbers go on above those of another store.
+
+        Atomic, and only while this process leads. Once there is no note the store can be opened.
+        """
+        leadership = self._leading()
+        answer = await self._client.read("KV/Range", pb.RangeRequest(key=self._meta + _NOTE))
+        lacks = above.revision - int(answer.header.revision)
+        epoch, shift = max(above.epoch, leadership.epoch), max(self._shift, lacks)
+        puts = {b"epoch": b"%d" % epoch, _SHIFT: b"%d" % shift}
+        operations = [
+            pb.RequestOp(request_put=pb.PutRequest(key=self._meta + name, value=value))
+            for name, value in puts.items()
+        ]
+        key = self._meta + _NOTE
+        if note is None:
+            gone = pb.DeleteRangeRequest(key=key)
+            operations.append(pb.RequestOp(request_delete_range=gone))
+        else:
+            put = pb.PutRequest(key=key, value=msgspec.json.encode(note))
+            operations.append(pb.RequestOp(request_put=put))
+        request = self._request(leadership, {}, [])
+        request.success.extend(operations)
+        answer = await self._client.write(request)
+        if not answer.succeeded:
+            raise self._stale(leadership, {}, answer)
+        self.note, self._shift = note, shift
+
+    async def _read_meta(self) -> int:
+        """Return what revisions lack, and refuse a store that is moved or being moved."""
+        end = self._meta[:-1] + b"0"  # the byte after the slash
+        request = pb.RangeRequest(key=self._meta, range_end=end)
+        answer = await self._client.read("KV/Range", request)
+        found = {kv.key.removeprefix(self._meta): kv.value for kv in answer.kvs}
+        self._shift = int(found.get(_SHIFT, b"0"))
+        self.note = None
+        if _NOTE in found:
+            self.note = msgspec.json.decode(found[_NOTE], type=MigrationNote)
+            if not self._migrating:
+                refuse(f"etcd below {self._settings.prefix}", self.note)
+        return self._shift
 
     # -- requests
 
@@ -177,7 +237,10 @@ class EtcdStore:
                 ),
                 *(
                     pb.Compare(
-                        result=equal, target=pb.Compare.MOD, key=keys[key], mod_revision=expected
+                        result=equal,
+                        target=pb.Compare.MOD,
+                        key=keys[key],
+                        mod_revision=self._raw(expected),
                     )
                     for key, expected in compare.items()
                 ),
@@ -208,7 +271,7 @@ class EtcdStore:
             leadership.deposed()
             return Busy(f"cannot write: {leadership.failure()}")
         for (key, expected), kvs in zip(compare.items(), found[1:], strict=True):
-            at = kvs[0].mod_revision if kvs else 0
+            at = kvs[0].mod_revision + self._shift if kvs else 0
             if at != expected:
                 return Conflict(
                     f"cannot write {key}: it is at revision {at}, not {expected} as expected"
@@ -222,7 +285,9 @@ class EtcdStore:
         end = self._bytes(LAST)
         while True:
             try:
-                async for response in self._client.watch(self._data, end, feed.revision):
+                async for response in self._client.watch(
+                    self._data, end, feed.revision - self._shift
+                ):
                     changes = map(self._change, response.events)
                     by_revision = groupby(changes, lambda change: change.revision)
                     feed.extend([list(group) for _, group in by_revision])
@@ -244,7 +309,7 @@ class EtcdStore:
             begun = feed.revision
             await asyncio.sleep(_COMPACT_EVERY_S)
             try:
-                await self._client.read("KV/Compact", pb.CompactionRequest(revision=begun))
+                await self._client.read("KV/Compact", self._compaction(begun))
                 status = await self._client.read("Maintenance/Status", pb.StatusRequest())
             except TwineError as e:
                 log.warning("cannot compact etcd", extra={"why": e})
@@ -252,7 +317,15 @@ class EtcdStore:
             if status.dbSize > _SIZE_WARN:
                 log.warning("etcd's database is large", extra={"bytes": status.dbSize})
 
-    # -- keys and values
+    # -- keys, values and revisions
+
+    def _raw(self, revision: int) -> int:
+        """Return etcd's number of a revision; one from before the store came here was never."""
+        raw = revision - self._shift
+        return raw if raw > 0 else _NEVER if revision else 0
+
+    def _compaction(self, revision: int) -> pb.CompactionRequest:
+        return pb.CompactionRequest(revision=revision - self._shift)
 
     def _bytes(self, key: str) -> bytes:
         return self._data + key.encode()
@@ -261,12 +334,14 @@ class EtcdStore:
         return key[len(self._data) :].decode()
 
     def _entry(self, kv: pb.KeyValue) -> Entry:
-        return Entry(self._text(kv.key), kv.value, kv.mod_revision)
+        return Entry(self._text(kv.key), kv.value, kv.mod_revision + self._shift)
 
     def _change(self, event: pb.Event) -> KeyChange:
         gone = event.type == pb.Event.DELETE
         kv = event.kv
-        return KeyChange(self._text(kv.key), None if gone else kv.value, kv.mod_revision)
+        return KeyChange(
+            self._text(kv.key), None if gone else kv.value, kv.mod_revision + self._shift
+        )
 
     def _leading(self) -> Leadership:
         if self._leadership is None:

@@ -8,7 +8,7 @@ repeated here, since its answer may be lost after etcd carried it out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class EtcdClient:
 
     async def watch(
         self, key: bytes, range_end: bytes, after: int
-    ) -> AsyncIterator[pb.WatchResponse]:
+    ) -> AsyncGenerator[pb.WatchResponse]:
         """Yield responses with all changes of a range after a revision, for ever.
 
         A broken stream is resumed after the last revision that was yielded. Raises `Compacted`

@@ -8,6 +8,7 @@ itself before the lease can expire: commands to agents cannot be compared by etc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from control_plane.errors import UnknownOutcome
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.etcd_client import EtcdClient
+from control_plane.store.protocol import Compacted
 from wire.errors import Busy, TwineError
 
 log = logging.getLogger(__name__)
@@ -52,10 +54,10 @@ class Leadership:
         """
         known = ""
         while True:
-            leader, epoch = await self._look()
+            leader, epoch, revision = await self._look()
             if leader is None:
-                revision = await self._try(epoch)
-                if revision:
+                if revision := await self._try(epoch):
+                    log.info("leading", extra={"epoch": self.epoch})
                     self._renewing = asyncio.create_task(self._renew())
                     return revision
                 continue
@@ -68,7 +70,7 @@ class Leadership:
                 log.info("standing by", extra={"leader": leader})
                 standing_by(leader)
                 known = leader
-            await asyncio.sleep(self._ttl_s / _RENEWALS)
+            await self._wait_for_change(revision)
 
     async def give_up(self) -> None:
         """End the lease, so that the next leader need not wait for it."""
@@ -95,14 +97,27 @@ class Leadership:
         """Note that etcd refused a write because another process leads."""
         self._lose("another control plane leads")
 
-    async def _look(self) -> tuple[str | None, pb.KeyValue | None]:
-        """Return the name of the leader (None: there is none) and the entry of the epoch."""
+    async def _look(self) -> tuple[str | None, pb.KeyValue | None, int]:
+        """Return the leader's name (None: there is none), the entry of the epoch, the revision."""
         found = [
             await self._client.read("KV/Range", pb.RangeRequest(key=key))
             for key in (self.key, self._epoch_key)
         ]
         leader, epoch = (answer.kvs[0] if answer.kvs else None for answer in found)
-        return (None if leader is None else leader.value.decode()), epoch
+        name = None if leader is None else leader.value.decode()
+        return name, epoch, found[0].header.revision
+
+    async def _wait_for_change(self, revision: int) -> None:
+        """Return when the leader's key has changed after a revision, after `ttl_s` at the latest.
+
+        A watch of an etcd member that hangs says nothing: so it is looked at again.
+        """
+        with contextlib.suppress(TimeoutError, Compacted):
+            async with (
+                asyncio.timeout(self._ttl_s),
+                contextlib.aclosing(self._client.watch(self.key, b"", revision)) as changes,
+            ):
+                await anext(changes)
 
     async def _try(self, epoch: pb.KeyValue | None) -> int:
         """Return the revision at which this process became the leader; 0: another was first."""

@@ -26,6 +26,7 @@ from control_plane.store import statements
 from control_plane.store.bounds import Bounds
 from control_plane.store.checkpoints import Checkpoints
 from control_plane.store.feed import HISTORY, Feed
+from control_plane.store.moved import MigrationNote, MigrationState, refuse
 from control_plane.store.protocol import (
     LAST,
     Entry,
@@ -48,14 +49,27 @@ _SWITCH_S = 0.0001
 process. At Python's 5 ms it may wait for ever: a loop that computes, but looks at its
 sockets every 2 ms, gives the lock up and has it back before the writer wakes (measured:
 0 transactions in 2 s, 8,700 a second with this)."""
+ARRIVING = "migrating"
+"""Folder in a store's, in which a store is made that comes from another engine."""
 T = TypeVar("T")
 
 
 class SqliteStore:
     """Implements `control_plane.store.Store` in the folder `path`."""
 
-    def __init__(self, path: Path, history: int = HISTORY, *, strict: bool = False) -> None:
-        """Open nothing yet; `strict` refuses what not every engine takes (`bounds`)."""
+    def __init__(
+        self,
+        path: Path,
+        history: int = HISTORY,
+        *,
+        strict: bool = False,
+        migrating: bool = False,
+    ) -> None:
+        """Open nothing yet; `strict` refuses what not every engine takes (`bounds`).
+
+        `migrating` opens a store that has a note of a migration, too.
+        """
+        self._migrating = migrating
         self.bounds = Bounds(strict=strict)
         self._path = path
         self._history = history
@@ -74,7 +88,11 @@ class SqliteStore:
         self._lock = take_lock(self._path / "lock")
         try:
             writer = self._connect()
-            self._recover(writer)
+            try:
+                self._recover(writer)
+            except BaseException:
+                writer.close()
+                raise
         except sqlite3.Error as e:
             os.close(self._lock)
             raise ConfigError(
@@ -182,6 +200,8 @@ class SqliteStore:
                 " on with it would end what runs since",
                 hint="twine-control-plane restore-store --from COPY (docs/operating.md)",
             )
+        if not self._migrating:
+            self._refuse_migration(meta)
         revision, trimmed = statements.revision(writer), meta.get("compacted", 0)
         self._epoch = meta.get("epoch", 0) + 1
         statements.write_meta(
@@ -190,6 +210,14 @@ class SqliteStore:
         self._feed = Feed(revision, trimmed, self._history)
         log = statements.read_log(writer, trimmed)
         self._feed.extend(list(changes) for _, changes in groupby(log, lambda c: c.revision))
+
+    def _refuse_migration(self, meta: Mapping[str, int]) -> None:
+        """Raise `ConfigError` if the records went to another engine, or are not all here yet."""
+        if (note := note_of(meta)) is not None:
+            refuse(str(self._path), note)
+        if (arriving := self._path / ARRIVING).exists():
+            at = int(arriving.stat().st_mtime)
+            refuse(str(self._path), MigrationNote(0, MigrationState.INCOMING, at))
 
     def _keep_copy(self, writer: sqlite3.Connection) -> None:
         """Copy the file before its tables are changed, for whoever must go back."""
@@ -208,6 +236,14 @@ class SqliteStore:
             return await self._loop.run_in_executor(self._readers, read, self._reader)
         except sqlite3.Error as e:
             raise unusable(e) from e
+
+
+def note_of(meta: Mapping[str, int]) -> MigrationNote | None:
+    """Return the note of a migration in a store's metadata."""
+    for state in MigrationState:
+        if run := meta.get(state):
+            return MigrationNote(run, state, meta.get("migrated_at", 0))
+    return None
 
 
 def take_lock(path: Path) -> int:

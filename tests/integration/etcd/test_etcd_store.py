@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +21,7 @@ from control_plane.store import etcd_pb2 as pb
 from control_plane.store.etcd import EtcdStore
 from control_plane.store.feed import Feed
 from control_plane.store.outcomes import Attempt, Slots
-from tests.etcd import Cluster, etcd_cluster
+from tests.etcd import Cluster, Replica, etcd_cluster
 from wire.errors import Busy
 
 PATIENCE_S = 60
@@ -177,75 +173,36 @@ async def test_a_list_of_many_keys_is_of_one_revision(settings: EtcdSettings) ->
         assert listing.entries[0].value == listing.entries[-1].value
 
 
-class ControlPlane:
-    """One `twine-control-plane serve` on a state folder of its own."""
-
-    def __init__(self, folder: Path, name: str, urls: list[str]) -> None:
-        self.state, self.socket = folder / name, folder / f"{name}.sock"
-        self.state.mkdir(exist_ok=True)
-        listed = ", ".join(f'"{url}"' for url in urls)
-        config = folder / f"{name}.toml"
-        config.write_text(f'[etcd]\nendpoints = [{listed}]\nprefix = "{folder}"\nttl_s = 12\n')
-        notified = folder / f"{name}.notify"
-        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._notify.bind(str(notified))
-        self._notify.settimeout(PATIENCE_S)
-        argv = (sys.executable, "-m", "control_plane.daemon", "serve", "--config", str(config))
-        where = (
-            "--state",
-            str(self.state),
-            "--listen",
-            "127.0.0.1:0",
-            "--socket",
-            str(self.socket),
-        )
-        self.process = subprocess.Popen(
-            [*argv, *where], env=os.environ | {"NOTIFY_SOCKET": str(notified)}
-        )
-
-    def told(self) -> str:
-        """Return what systemd is told next."""
-        return self._notify.recv(4096).decode()
-
-    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal and return the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(PATIENCE_S)
-        self._notify.close()
-        return code
-
-
 def test_a_standby_takes_over_with_everything_that_was_acknowledged(
     three: Cluster, tmp_path: Path
 ) -> None:
     """AV1: two control planes on one cluster; the leader is killed."""
 
-    async def put(plane: ControlPlane, name: str) -> None:
+    async def put(plane: Replica, name: str) -> None:
         async with ControlPlaneClient(f"unix:{plane.socket}") as client:
             await client.put_group(name, GroupSpec(members=["ann"]))
 
-    async def names(plane: ControlPlane) -> set[str]:
+    async def names(plane: Replica) -> set[str]:
         async with ControlPlaneClient(f"unix:{plane.socket}") as client:
             return {group.name for group in (await client.list_groups()).groups}
 
     with ExitStack() as stack:
-        first = ControlPlane(tmp_path, "first", three.urls)
+        first = Replica(tmp_path, "first", three.urls, prefix=f"/{tmp_path.name}")
         stack.callback(first.end)
-        assert "serving at" in first.told()
+        first.until("serving at")
         asyncio.run(put(first, "one"))
         (tmp_path / "second").mkdir()
         shutil.copy(first.state / "authority.pem", tmp_path / "second")
-        second = ControlPlane(tmp_path, "second", three.urls)
+        second = Replica(tmp_path, "second", three.urls, prefix=f"/{tmp_path.name}")
         stack.callback(second.end)
-        assert "standing by" in second.told()
-        third = ControlPlane(tmp_path, "third", three.urls)
+        second.until("standing by")
+        third = Replica(tmp_path, "third", three.urls, prefix=f"/{tmp_path.name}")
         stack.callback(third.end)
-        assert "standing by" in third.told()
+        third.until("standing by")
         assert third.end(signal.SIGTERM) == 0
 
         first.end()
-        assert "serving at" in second.told()
+        second.until("serving at")
         assert asyncio.run(names(second)) == {"one"}
         asyncio.run(put(second, "two"))
         assert second.end(signal.SIGTERM) == 0

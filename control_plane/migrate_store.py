@@ -1,0 +1,219 @@
+"""`twine-control-plane migrate-store`: the two ends of a migration, SQLite and etcd.
+
+`store/migration.py` has the order of writes. A SQLite store that comes from etcd is made in a
+folder of its own below the store's (`ARRIVING`) and takes its place once it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from control_plane.broker.stores import NOTES
+from control_plane.config import Config
+from control_plane.store import Store, statements
+from control_plane.store.copies import FILE, Numbers
+from control_plane.store.migration import migrate
+from control_plane.store.moved import MigrationNote, MigrationState
+from control_plane.store.sqlite import ARRIVING, SqliteStore, note_of, take_lock
+from wire import durable
+from wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from control_plane.store.etcd import EtcdStore
+
+ASIDE = "twine.db.before-migration"
+"""What was moved to etcd earlier, once newer records have come back from there."""
+
+
+async def move(config: Config, *, to_etcd: bool) -> None:
+    """Move the main store between SQLite in the state folder and `[etcd]`; print each step."""
+    if not config.etcd.endpoints:
+        raise ConfigError(
+            "the configuration names no etcd cluster",
+            hint="--config FILE with [etcd] endpoints, which the running control plane may lack",
+        )
+    try:
+        moved = await _move(config, to_etcd)
+    except sqlite3.Error as e:
+        raise ConfigError(f"cannot use the store in {config.store_path}: {e}") from e
+    now, other = ("[etcd]", "without it") if to_etcd else ("no [etcd]", "with it")
+    click.echo(
+        f"{'moved' if moved else 'moved before; nothing was done'}: start the control plane with"
+        f" {now} in its configuration; {other} it refuses to start"
+    )
+
+
+async def _move(config: Config, to_etcd: bool) -> bool:
+    async with AsyncExitStack() as stack:
+        etcd = EtcdEnd(await stack.enter_async_context(_etcd_store(config)), config.etcd.prefix)
+        if to_etcd:
+            source = SqliteSource(config.store_path)
+            await stack.enter_async_context(source.store)
+            await _refuse_own_stores(source.store)
+            return await migrate(source, etcd, click.echo)
+        target = SqliteTarget(config.store_path, stack)
+        return await migrate(etcd, target, click.echo)
+
+
+def _etcd_store(config: Config) -> EtcdStore:
+    try:
+        from control_plane.store.etcd import EtcdStore
+    except ImportError as e:
+        raise ConfigError(f"cannot use etcd: {e}", hint="pip install 'twine-cluster[etcd]'") from e
+    return EtcdStore(msgspec.structs.replace(config.etcd, standby=False), migrating=True)
+
+
+async def _refuse_own_stores(store: Store) -> None:
+    if own := (await store.list_prefix(NOTES, limit=1)).entries:
+        raise ConfigError(
+            f"machines of {own[0].key.removeprefix(NOTES)} are in a store of their own, which"
+            " etcd does not have",
+            hint="a region with broker_stores cannot be moved to etcd (docs/scale.md)",
+        )
+
+
+class EtcdEnd:
+    """A store in etcd; this process leads it."""
+
+    def __init__(self, store: EtcdStore, prefix: str) -> None:
+        self.store, self.name = store, f"etcd below {prefix}"
+
+    @property
+    def note(self) -> MigrationNote | None:
+        """Return the note of a migration."""
+        return self.store.note
+
+    async def empty(self) -> bool:
+        """Return whether it holds no record."""
+        return not (await self.store.list_prefix("", limit=1)).entries
+
+    async def set_note(self, note: MigrationNote) -> None:
+        """Write a note."""
+        await self.store.set_note(note)
+
+    async def begin(self, note: MigrationNote, above: Numbers) -> None:
+        """Say that records are on their way."""
+        await self.store.set_note(note, above)
+
+    async def finish(self, above: Numbers) -> None:
+        """Remove the note."""
+        await self.store.set_note(None, above)
+
+
+class SqliteSource:
+    """A store in SQLite that counts, or was moved before."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / FILE).exists():
+            raise ConfigError(f"there is no store in {folder}", hint="pass --state")
+        if (folder / ARRIVING).exists():
+            raise ConfigError(
+                f"a migration into {folder} is not complete: it cannot be a source",
+                hint="run the migrate-store that was begun again",
+            )
+        self.name, self._folder = str(folder), folder
+        self.store = SqliteStore(folder, migrating=True)
+
+    @property
+    def note(self) -> MigrationNote | None:
+        """Return the note of a migration."""
+        return _read_note(self._folder / FILE)
+
+    async def set_note(self, note: MigrationNote) -> None:
+        """Write a note."""
+        _write(self._folder / FILE, note)
+
+
+class SqliteTarget:
+    """The folder of a store in SQLite, with a new store beside the one that was moved earlier."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        """Take the folder's lock; `stack` closes what is open."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        stack.callback(os.close, take_lock(folder / "lock"))
+        self._opened = AsyncExitStack()
+        stack.push_async_callback(self._opened.aclose)
+        self.name, self._folder = str(folder), folder
+        self._made, self._main = folder / ARRIVING / FILE, folder / FILE
+        self._store: SqliteStore | None = None
+
+    @property
+    def store(self) -> Store:
+        """Return the store that is made; open from `begin` to `finish`."""
+        assert self._store is not None
+        return self._store
+
+    @property
+    def note(self) -> MigrationNote | None:
+        """Return the note of a migration."""
+        if self._made.exists():
+            run = _read_note(self._made)
+            return run or MigrationNote(1, MigrationState.INCOMING, 0)
+        return _read_note(self._main) if self._main.exists() else None
+
+    async def empty(self) -> bool:
+        """Return whether the store in its place holds no record."""
+        if not self._main.exists():
+            return True
+        with closing(sqlite3.connect(self._main)) as db:
+            statements.read_meta(db)
+            return db.execute("SELECT 1 FROM state LIMIT 1").fetchone() is None
+
+    async def begin(self, note: MigrationNote, above: Numbers) -> None:
+        """Make the new store, or go on with it."""
+        self._made.parent.mkdir(exist_ok=True, mode=0o700)
+        durable.sync_folder(self._folder)
+        _write(self._made, note, above)
+        self._store = SqliteStore(self._made.parent, migrating=True)
+        await self._opened.enter_async_context(self._store)
+
+    async def set_note(self, note: MigrationNote) -> None:
+        """Write a note into the new store."""
+        _write(self._made, note)
+
+    async def finish(self, above: Numbers) -> None:
+        """Let the new store take its place, then take its note away: each step may be the last."""
+        if self._store is not None:
+            await self._store.compact(self._store.revision())
+            await self._opened.aclose()
+        if self._made.exists():
+            _write(self._made, _read_note(self._made), above)
+            for path in (self._made, self._main):
+                if path.exists():
+                    with closing(sqlite3.connect(path)) as db:
+                        db.execute("PRAGMA journal_mode=DELETE")  # all of it is in one file
+            if self._main.exists():
+                self._main.replace(self._folder / ASIDE)
+            self._made.replace(self._main)
+            durable.sync_folder(self._folder)
+        shutil.rmtree(self._made.parent, ignore_errors=True)
+        _write(self._main, None)
+
+
+def _read_note(path: Path) -> MigrationNote | None:
+    with closing(sqlite3.connect(path)) as db:
+        return note_of(statements.read_meta(db))
+
+
+def _write(path: Path, note: MigrationNote | None, above: Numbers | None = None) -> None:
+    """Write a note, or none, and numbers above those of another store; on disk in one step."""
+    with closing(sqlite3.connect(path, timeout=30.0, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous=FULL")
+        meta = statements.read_meta(db)
+        db.execute("BEGIN IMMEDIATE")
+        db.executemany("DELETE FROM meta WHERE name = ?", [(state,) for state in MigrationState])
+        if note is not None:
+            statements.write_meta(db, **{note.state: note.run, "migrated_at": note.at})
+        if above is not None:
+            epoch = max(meta.get("epoch", 0), above.epoch)
+            revision = max(statements.revision(db), above.revision)
+            statements.write_meta(db, schema=statements.SCHEMA, epoch=epoch, revision=revision)
+        db.execute("COMMIT")

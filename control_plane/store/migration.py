@@ -1,0 +1,225 @@
+"""Moves all records of a store to another engine: SQLite to etcd, and back (docs/adr/0158).
+
+The order of writes makes that at any moment at most one of the two can be opened, and that the same
+command goes on after a crash at any step:
+
+1. the target says that it is not complete, and takes numbers above the source's,
+2. records are copied: only those that differ, so a second run costs the reading,
+3. both are read again and compared; the target says that it is proved,
+4. the source says that it was moved: the commit point,
+5. the target's note goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from secrets import randbits
+from typing import Protocol
+
+from control_plane.store.bounds import ROWS_MAX, VALUE_MAX
+from control_plane.store.copies import REVISIONS_BETWEEN, Numbers
+from control_plane.store.moved import MigrationNote, MigrationState
+from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
+from wire.errors import ConfigError
+
+_PAGE = 1000
+_BYTES = 1 << 20
+"""Bytes of one transaction, below what etcd takes (1.5 MiB)."""
+_IN_FLIGHT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What a store holds."""
+
+    records: int
+    size: int
+    """Bytes of all values."""
+    sha256: str
+
+
+class MigrationSource(Protocol):
+    """The store that counts so far, owned by this process alone while it is open."""
+
+    name: str
+
+    @property
+    def store(self) -> Store:
+        """Return the open store."""
+        ...
+
+    @property
+    def note(self) -> MigrationNote | None:
+        """Return the note of a migration."""
+        ...
+
+    async def set_note(self, note: MigrationNote) -> None:
+        """Write a note durably."""
+        ...
+
+
+class MigrationTarget(MigrationSource, Protocol):
+    """The store that will count."""
+
+    async def empty(self) -> bool:
+        """Return whether it holds no record."""
+        ...
+
+    async def begin(self, note: MigrationNote, above: Numbers) -> None:
+        """Say durably that records are on their way; revisions go on above those numbers."""
+        ...
+
+    async def finish(self, above: Numbers) -> None:
+        """Let the store be opened as any other; its epoch goes on above the source's."""
+        ...
+
+
+async def migrate(
+    source: MigrationSource, target: MigrationTarget, said: Callable[[str], None] = lambda _: None
+) -> bool:
+    """Move all records, or go on with it; False: they had been moved before.
+
+    `said` is told each step after it is on disk. Raises `ConfigError` for stores that cannot be
+    the two ends, and what the engines raise: then the same call goes on.
+    """
+    numbers = Numbers(source.store.epoch(), source.store.revision())
+    if source.note is not None:
+        if not await _moved_before(source, source.note, target):
+            return False
+    else:
+        await _prove(source, target, numbers, said)
+    await target.finish(numbers)
+    said(f"{target.name} is the store")
+    return True
+
+
+async def _moved_before(
+    source: MigrationSource, left: MigrationNote, target: MigrationTarget
+) -> bool:
+    """Return whether only the last step is left; False: none is."""
+    coming = target.note
+    if left.state is not MigrationState.MOVED:
+        raise ConfigError(f"a migration into {source.name} is not complete: it cannot be a source")
+    if coming is not None and (coming.run, coming.state) == (left.run, MigrationState.PROVED):
+        return True
+    if coming is None and not await target.empty():
+        return False
+    raise ConfigError(
+        f"the store in {source.name} was moved before, and not into {target.name}",
+        hint="the configuration has to name the two stores of that migration",
+    )
+
+
+async def _prove(
+    source: MigrationSource, target: MigrationTarget, numbers: Numbers, said: Callable[[str], None]
+) -> None:
+    """Copy all records, read them back, and mark the source as moved."""
+    coming = target.note
+    if coming is None and not await target.empty():
+        raise ConfigError(
+            f"there is a store with records in {target.name} already",
+            hint="take another [etcd] prefix, or move that store's folder out of the way",
+        )
+    await _check(source.store)
+    going_on = coming is not None and coming.state is not MigrationState.MOVED
+    run = coming.run if coming is not None and going_on else randbits(61) + 1
+    above = Numbers(numbers.epoch, numbers.revision + REVISIONS_BETWEEN)
+    await target.begin(MigrationNote(run, MigrationState.INCOMING, _now()), above)
+    said(f"{target.name} is marked as not complete")
+    copied = await copy(source.store, target.store)
+    said(f"{copied} records written or removed")
+    found, read_back = await digest(source.store), await digest(target.store)
+    if found != read_back:
+        raise ConfigError(
+            f"{target.name} holds {read_back}, not {found}: nothing was moved",
+            hint="does another program write to it? run the same command again",
+        )
+    await target.set_note(MigrationNote(run, MigrationState.PROVED, _now()))
+    said(f"{found.records} records, {found.size} bytes read back: equal, {found.sha256[:16]}")
+    await source.set_note(MigrationNote(run, MigrationState.MOVED, _now()))
+    said(f"{source.name} is marked as moved")
+
+
+async def copy(source: Store, target: Store) -> int:
+    """Make a store's records those of another; return how many had to be written or removed."""
+    count = 0
+    waiting: set[asyncio.Task[int]] = set()
+    async with asyncio.TaskGroup() as group:
+        async for batch in _batches(_differences(source, target)):
+            count += len(batch)
+            waiting.add(group.create_task(target.txn({}, batch)))
+            if len(waiting) >= _IN_FLIGHT:
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    return count
+
+
+async def digest(store: Store) -> Digest:
+    """Return what a store holds, read anew."""
+    records = size = 0
+    total = hashlib.sha256()
+    async for entry in _entries(store):
+        records, size = records + 1, size + len(entry.value)
+        key = entry.key.encode()
+        total.update(b"%d %d " % (len(key), len(entry.value)) + key + entry.value)
+    return Digest(records, size, total.hexdigest())
+
+
+async def _check(source: Store) -> None:
+    """Raise `ConfigError` for records that not every engine takes, or that need another store."""
+    large = [e.key async for e in _entries(source) if len(e.value) > VALUE_MAX]
+    if large:
+        raise ConfigError(
+            f"{len(large)} records have more than {VALUE_MAX} bytes, {large[0]} for instance",
+            hint="etcd does not take them: split the entitlement or job of that name first",
+        )
+
+
+async def _differences(source: Store, target: Store) -> AsyncIterator[Operation]:
+    """Yield what is to be done to the target, by one pass over both in the order of keys."""
+    there = _entries(target)
+    other = await anext(there, None)
+    async for entry in _entries(source):
+        while other is not None and other.key < entry.key:
+            yield Delete(other.key)
+            other = await anext(there, None)
+        if other is None or other.key > entry.key:
+            yield Put(entry.key, entry.value)
+            continue
+        if other.value != entry.value:
+            yield Put(entry.key, entry.value)
+        other = await anext(there, None)
+    while other is not None:
+        yield Delete(other.key)
+        other = await anext(there, None)
+
+
+async def _batches(operations: AsyncIterator[Operation]) -> AsyncIterator[list[Operation]]:
+    """Yield transactions that every engine takes."""
+    batch: list[Operation] = []
+    size = 0
+    async for operation in operations:
+        more = len(operation.value) if isinstance(operation, Put) else 0
+        if len(batch) == ROWS_MAX or size + more > _BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(operation)
+        size += more
+    if batch:
+        yield batch
+
+
+async def _entries(store: Store) -> AsyncIterator[Entry]:
+    """Yield all entries, page by page: this process alone owns the store."""
+    after = ""
+    while entries := (await store.list_prefix("", after, _PAGE)).entries:
+        for entry in entries:
+            yield entry
+        after = entries[-1].key
+
+
+def _now() -> int:
+    return int(time.time())

@@ -1,0 +1,219 @@
+"""What etcd, its disk, its network or a pause does to control planes: nothing false is told.
+
+`make store-faults PAUSE=60` pauses leaders for longer than CI does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_plane.api.people import GroupSpec
+from control_plane.client import ControlPlaneClient
+from control_plane.config import EtcdSettings
+from control_plane.errors import UnknownOutcome
+from control_plane.store import Put
+from control_plane.store.etcd import EtcdStore
+from control_plane.store.outcomes import Attempt, Slots
+from tests.etcd import Cluster, Replica, etcd_cluster
+from wire.errors import Busy, TwineError
+
+PATIENCE_S = 120
+BEYOND_S = float(os.environ.get("TWINE_PAUSE_S", "1"))
+"""How long a paused leader stays paused after its successor serves."""
+SLOW_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    with etcd_cluster(3) as cluster:
+        yield cluster
+
+
+async def members(replica: Replica, group: str = "g") -> list[str]:
+    """Return who is in a group, as a control plane tells."""
+    async with ControlPlaneClient(f"unix:{replica.socket}") as client:
+        groups = (await client.list_groups()).groups
+        return next(list(found.members) for found in groups if found.name == group)
+
+
+async def put(replica: Replica, *names: str) -> None:
+    async with ControlPlaneClient(f"unix:{replica.socket}") as client:
+        await client.put_group("g", GroupSpec(members=list(names)))
+
+
+def pair(stack: ExitStack, folder: Path, urls: list[str]) -> tuple[Replica, Replica]:
+    """Return a leader and its standby."""
+    made = []
+    for name, text in (("first", "serving at"), ("second", "standing by")):
+        if made:
+            (folder / name).mkdir()
+            shutil.copy(made[0].state / "authority.pem", folder / name)
+        replica = Replica(folder, name, urls, ttl_s=2, prefix=f"/{folder.name}")
+        stack.callback(replica.end)
+        replica.until(text)
+        made.append(replica)
+    return made[0], made[1]
+
+
+async def test_a_paused_leader_that_wakes_up_tells_nothing_old_and_steps_down(
+    three: Cluster, tmp_path: Path
+) -> None:
+    """AV2: requests that waited in its socket meanwhile are answered by no stale record."""
+    with ExitStack() as stack:
+        first, second = await asyncio.to_thread(pair, stack, tmp_path, three.urls)
+        await put(first, "before")
+        first.process.send_signal(signal.SIGSTOP)
+        reading = [asyncio.ensure_future(members(first)) for _ in range(20)]
+        writing = asyncio.ensure_future(put(first, "late"))
+        await asyncio.to_thread(second.until, "serving at")
+        await put(second, "after")
+        await asyncio.sleep(BEYOND_S)
+        first.process.send_signal(signal.SIGCONT)
+        answers = await asyncio.gather(*reading, writing, return_exceptions=True)
+        assert all(isinstance(answer, TwineError) for answer in answers), answers
+        assert await asyncio.to_thread(first.process.wait, PATIENCE_S) == Busy.exit_code
+        assert await members(second) == ["after"]
+
+
+async def test_a_cluster_that_answers_after_half_a_second_keeps_its_leader(
+    three: Cluster, tmp_path: Path
+) -> None:
+    """AV2: slow is not gone: the lease is renewed, all writes are made, no change is missed."""
+    async with slow(three.urls[0]) as url, asyncio.timeout(PATIENCE_S):
+        settings = EtcdSettings(endpoints=[url], prefix=f"/{tmp_path.name}", standby=False)
+        async with EtcdStore(settings) as store:
+            watch = store.watch("k/", store.revision())
+            loop = asyncio.get_running_loop()
+            until, seen = loop.time() + 2 * settings.ttl_s, 0
+            while loop.time() < until:
+                writes = [store.txn({}, [Put(f"k/{seen + n}", b"")]) for n in range(20)]
+                assert len(set(await asyncio.gather(*writes))) == 20
+                keys = {(await anext(watch)).key for _ in range(20)}
+                assert keys == {f"k/{seen + n}" for n in range(20)}
+                seen += 20
+            assert store.failure() == ""
+
+
+@asynccontextmanager
+async def slow(url: str) -> AsyncIterator[str]:
+    """Relay to a member; each piece that it sends arrives half a second later."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    relays: set[asyncio.Task[None]] = set()
+    ends: list[asyncio.StreamWriter] = []
+
+    async def relay(source: asyncio.StreamReader, to: asyncio.StreamWriter, by_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await source.read(1 << 16):
+            loop.call_later(by_s, to.write, data)
+        loop.call_later(by_s, to.close)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection(host, int(port))
+        for one in (relay(reader, requests, 0), relay(answers, writer, SLOW_S)):
+            relays.add(asyncio.create_task(one))
+        ends.extend((requests, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for task in relays:
+            task.cancel()
+        for end in ends:
+            end.close()
+        await asyncio.gather(*relays, *(end.wait_closed() for end in ends), return_exceptions=True)
+
+
+def ask(url: str, what: str, **words: object) -> Any:
+    """Call a member's JSON gateway: there is no etcdctl on every host."""
+    request = urllib.request.Request(f"{url}/v3/maintenance/{what}", json.dumps(words).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+async def use_up(store: EtcdStore) -> None:
+    while True:
+        await store.txn({}, [Put("k", os.urandom(100 << 10))])
+
+
+async def test_a_cluster_whose_quota_is_used_up_refuses_writes_until_there_is_room(
+    tmp_path: Path,
+) -> None:
+    """AV1: the leader stays, reads go on, the error says what to do, and doing it helps."""
+    with etcd_cluster(1, None, "--quota-backend-bytes", str(2 << 20)) as cluster:
+        settings = EtcdSettings(endpoints=cluster.urls, standby=False)
+        async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+            with pytest.raises(Busy, match="etcd takes no writes") as refused:
+                await use_up(store)
+            assert "etcdctl alarm disarm" in refused.value.hint
+            assert store.revision() > 5
+            assert await store.get("k") is not None
+            await asyncio.sleep(settings.ttl_s)  # the lease is renewed all the same
+            assert store.failure() == ""
+            await store.compact(store.revision())
+            ask(cluster.urls[0], "defragment")
+            for alarm in ask(cluster.urls[0], "alarm", action="GET")["alarms"]:
+                ask(cluster.urls[0], "alarm", action="DEACTIVATE", **alarm)
+            assert await store.txn({}, [Put("k", b"again")]) > 0
+
+
+@pytest.mark.root
+async def test_a_member_whose_disk_is_full_is_done_without(tmp_path: Path) -> None:
+    """AV1: etcd ends there; the other two take all writes, none that was acknowledged is lost."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=300m", "none", str(disk))
+    try:
+        with etcd_cluster(3, disk) as cluster:
+            folder = next(disk.iterdir())
+            small = folder / "m0"  # the first member gets a disk of its own
+            cluster.members[0].kill()
+            kept = tmp_path / "kept"
+            shutil.copytree(small, kept)
+            run("mount", "-t", "tmpfs", "-o", "size=132m", "none", str(small))
+            try:
+                shutil.copytree(kept, small, dirs_exist_ok=True)
+                small.chmod(0o700)
+                cluster.members[0].start()
+                cluster.wait()
+                await fill_disk(cluster, small)
+            finally:
+                cluster.members[0].kill()
+                run("umount", str(small))
+    finally:
+        run("umount", str(disk))
+
+
+async def fill_disk(cluster: Cluster, small: Path) -> None:
+    """Write while the first member's disk has no room, until that member has ended."""
+    settings = EtcdSettings(endpoints=cluster.urls, prefix="/full", standby=False)
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        slots, made = Slots(store, "lane"), {}
+        free = os.statvfs(small).f_bavail * os.statvfs(small).f_frsize
+        (small / "ballast").write_bytes(b"\0" * max(0, free - (1 << 20)))
+        n = 0
+        while cluster.members[0].running() or n < 50:
+            try:
+                value = os.urandom(64 << 10)
+                revision = await Attempt(slots, {}, [Put(f"k/{n % 20}", value)]).sure()
+                made[f"k/{n % 20}"] = revision, value
+                n += 1
+            except (Busy, UnknownOutcome):
+                await asyncio.sleep(0.1)
+        found = {e.key: (e.revision, e.value) for e in (await store.list_prefix("k/")).entries}
+        assert found == made
+        assert store.failure() == ""
+
+
+def run(*argv: str) -> None:
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
