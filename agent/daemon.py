@@ -310,7 +310,7 @@ class Agent:
             Room(0, config.image_free_bytes, config.image_keep_s),
         )
         await stack.enter_async_context(credentials.serving(tasks.find_spec))
-        reader = UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s)
+        reader = UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s, machine.host_text)
         usage = reader.read
         pressure = Pressure(
             machine.cgroups,

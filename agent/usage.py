@@ -22,6 +22,8 @@ class TaskUsage(Struct, frozen=True, kw_only=True):
     oom_kills: Count = 0
     read_bytes: Bytes = 0
     written_bytes: Bytes = 0
+    network_bytes: Bytes | None = None
+    """Sent and received over its private network; None: it has the host's."""
     processes: Count = 0
     """Processes and threads."""
     cpu_pressure: Share = 0.0
@@ -36,3 +38,6 @@ class Usages(Struct, frozen=True, kw_only=True):
     at_boot_s: Moment
     """When this was read, in seconds since boot; two readings give rates."""
     tasks: Annotated[list[TaskUsage], Meta(max_length=100_000)]
+    energy_j: float | None = None
+    """Joules that the processors drew, by RAPL's counters, which begin again at some value; two
+    readings give watts. None: the host does not say (guests do not)."""

@@ -39,7 +39,7 @@ from control_plane.portal.portal import Portal
 from control_plane.portal.service import CapacityService, Sources
 from control_plane.profiles.rollouts import ProfileRollouts
 from control_plane.profiles.switcher import Switcher
-from control_plane.rebalancer.ports import Solve
+from control_plane.rebalancer.ports import ShardedPlaces, Solve
 from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.rebalancer.solver import solver_process
 from control_plane.running_shards import RunningShards, ShardParts, allocators_of
@@ -175,9 +175,11 @@ class ControlPlane:
             power=self._allocator.index.power_budgets,
         )
         self.rebalancer = ReBalancer(
-            *(region, self._jobs, self._allocator, RebalanceDesk(self._jobs, runtime), store),
+            *(region, self._jobs, ShardedPlaces(allocators, self.ownership.shard_of)),
+            *(RebalanceDesk(self._jobs, runtime), store),
             solve or solver_process(settings.rebalance.memory_mib),
             self._unwell,
+            self._pool,
         )
         self.capacity = CapacityService(self._portal, sources, runtime)
         self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
@@ -443,12 +445,11 @@ class ControlPlane:
             return Liveness(ok=False, detail=trouble)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
         told = [self.restored.words(), self._checker.restored.words(), self._checker.brake, alarm]
+        told.append(self.rebalancer.alarm())
         return Liveness(ok=True, detail="; ".join(filter(None, told)))
 
     def _unwell(self) -> str:
         """Return why no task is to be moved that could stay; empty: the region is well."""
-        if len(self.shards.all) > 1:
-            return "the ReBalancer plans for one shard, and there are several"
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)

@@ -45,6 +45,8 @@ class MoveView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """It begins once all moves of earlier waves ended."""
     gain: float = 0.0
     """By how much the sum of the goals falls with it."""
+    power_gain: float = 0.0
+    """The part of it that is about power budgets."""
     price: float = 0.0
     why: str = ""
     state: MoveState = MoveState.PLANNED
@@ -52,6 +54,31 @@ class MoveView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it is in that state."""
     at: float = 0.0
     """Since when it is in that state, in seconds since 1970."""
+
+
+class PlaceUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What is used of one place before a plan and after it, as shares from 0 to 1."""
+
+    level: str
+    """`msb` or `row`."""
+    place: str
+    machines: int
+    before: dict[str, float]
+    """By dimension: cpu, memory, network."""
+    after: dict[str, float]
+    hottest_before: float
+    """Of its machines the greatest share, of any dimension."""
+    hottest_after: float
+
+
+class PowerUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one place with a power budget draws before a plan and after it, in watts."""
+
+    place: str
+    limit_w: float
+    """From here on it costs: a share of the budget, or less while power is capped there."""
+    before_w: float
+    after_w: float
 
 
 class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +103,18 @@ class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     measured: int
     """Tasks whose load was measured; of the others their claims count."""
     moves: list[MoveView]
+    oldest_load_s: float | None = None
+    """Age of the oldest measurement that counts; None: nothing is measured."""
+    watts_measured: int = 0
+    """Machines whose power was measured; that of the others is modelled by type and use."""
+    only: list[str] = []
+    """Entitlements that were looked at; empty: all."""
+    limits: dict[str, list[float]] = {}
+    """Entitlement → use of each dimension above which a machine costs."""
+    places: list[PlaceUse] = []
+    power: list[PowerUse] = []
+    resumed_at: float | None = None
+    """When a restarted control plane went on with it, in seconds since 1970."""
 
 
 class RebalanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +132,10 @@ class RebalanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """None: no plan is due."""
     plan: RebalancePlan | None = None
     """The last one that it made by itself."""
+    gap: float | None = None
+    """Share of what could be gained at best that the last plan does not gain; None: not known."""
+    measured: int = 0
+    """Tasks whose load is known from their agents now."""
     done: int = 0
     """Of all moves that are remembered."""
     withdrawn: int = 0
@@ -128,5 +171,7 @@ class RebalanceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Plans so far; they are numbered with it."""
     history: list[MoveView] = []
     """The newest last."""
+    plan: RebalancePlan | None = None
+    """The one that was being done, as it was made."""
     moved: dict[int, float] = {}
     """Of one job: task → when it moved last, in seconds since 1970."""

@@ -73,6 +73,16 @@ class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Use above the average of its entitlement that is no reason to move anything."""
     move_price: Annotated[float, Meta(gt=0)] = 0.02
     """What a move has to gain at least: use above those levels, as a share of one machine."""
+    measure_s: Positive = 120.0
+    """Between two readings of what the tasks of a machine use. At most 100 agents per second are
+    read, so a round of 50,000 machines takes longer than this."""
+    smooth_s: Positive = 600.0
+    """After this long a new level of load has 63 % of the weight: a plan is for hours."""
+    power_from: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    """Share of a power budget from which on what is drawn costs. Dynamo caps at 99 % and goes down
+    to 95 % (Wu et al., ISCA 2016): this begins to move tasks before it."""
+    gap_alarm: Annotated[float, Meta(gt=0, le=1)] = 0.3
+    """Share of the possible gain that plans may miss, three in a row, before that is an alarm."""
     free_machines: Annotated[int, Meta(ge=0)] = 20
     """Free machines that one plan may take for hot entitlements, within their quotas."""
 

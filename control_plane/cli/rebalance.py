@@ -29,11 +29,23 @@ def rebalance() -> None:
 
 @rebalance.command("plan")
 @click.option("--all", "every", is_flag=True, help="Show all moves.")
-@output_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "svg"]),
+    default="table",
+    show_default=True,
+    help="svg: use of each MSB and row before and after.",
+)
 @click.pass_obj
 def rebalance_plan(target: Target, every: bool, output: str) -> None:
     """Show what would be moved now, and what that gains; nothing is."""
     found: RebalancePlan = target.ask(lambda client: client.plan_rebalance())
+    if output == "svg":
+        from control_plane.cli.rebalance_picture import picture
+
+        click.echo(picture(found), nl=False)
+        return
     show.emit(output, found, lambda: _print_plan(found, every))
 
 
@@ -103,9 +115,21 @@ def _print_plan(plan: RebalancePlan, every: bool = False) -> None:
         f" {plan.measured} measured; solved in {show.duration(plan.took_s)}"
         + ("" if plan.is_complete else ", and there is more to gain")
     )
+    if plan.oldest_load_s is not None:
+        click.echo(f"oldest measurement: {show.duration(plan.oldest_load_s)} old")
+    if plan.power:
+        _print_power(plan)
     _print_moves(plan.moves if every else plan.moves[:_SHOWN])
     if not every and len(plan.moves) > _SHOWN:
         click.echo(f"{len(plan.moves) - _SHOWN} more: --all")
+
+
+def _print_power(plan: RebalancePlan) -> None:
+    rows = [
+        (p.place, *(f"{w:.0f}" for w in (p.before_w, p.after_w, p.limit_w))) for p in plan.power
+    ]
+    show.table(("power of", "watts before", "after", "costs from"), rows)
+    click.echo(f"{plan.watts_measured} machines say what they draw; the others are modelled")
 
 
 def _print_status(status: RebalanceStatus) -> None:

@@ -127,6 +127,7 @@ class FrontEnd(
             control_plane.quarantined,
             ending,
             registrar.duplicates.known,
+            control_plane.rebalancer,
         )
 
     def app(self, access: Access, version: str) -> web.Application:

@@ -17,7 +17,9 @@ from control_plane.allocator.transactions import Allocations
 from control_plane.api.jobs import TaskPhase
 from control_plane.api.limits import LimitViews
 from control_plane.api.machines import MachineState
+from control_plane.api.rebalancing import MoveState
 from control_plane.health.service import HealthService
+from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.scheduler.counters import Counters
 from wire.process_metrics import of_process
 from wire.routes import Route
@@ -38,6 +40,7 @@ class Metrics:
         quarantined: Sequence[str] = (),
         ending: Callable[[], Sequence[str]] = list,
         duplicates: Sized = (),
+        rebalancer: ReBalancer | None = None,
     ) -> None:
         """Declare the metrics."""
         self._names = {(r.method, r.path): r.name for r in routes}
@@ -73,6 +76,8 @@ class Metrics:
             registry=self._registry,
         ).set_function(lambda: len(duplicates))
         self._registry.register(_AllocatorMetrics(allocations))
+        if rebalancer is not None:
+            self._registry.register(_RebalanceMetrics(rebalancer))
 
     @web.middleware
     async def count(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
@@ -148,6 +153,34 @@ class _LimitMetrics(Collector):
             passed.add_metric([view.name.value], view.passed)
             refused.add_metric([view.name.value], view.refused)
         yield from (held, lifted, passed, refused)
+
+
+class _RebalanceMetrics(Collector):
+    """What the last plan said, and what became of moves."""
+
+    def __init__(self, rebalancer: ReBalancer) -> None:
+        self._rebalancer = rebalancer
+
+    def collect(self) -> Iterator[Metric]:
+        status, counts = self._rebalancer.status(), self._rebalancer.counts
+        ended = CounterMetricFamily(
+            "twine_rebalance_moves", "Moves of the ReBalancer that ended.", labels=["state"]
+        )
+        for state in (MoveState.DONE, MoveState.WITHDRAWN, MoveState.FAILED):
+            ended.add_metric([state.value], counts[state])
+        yield ended
+        plan = status.plan
+        for name, text, value in (
+            ("hot_machines", "Machines that the last plan found hot.", plan and plan.hot_before),
+            ("gap_ratio", "Share of the possible gain that the last plan misses.", status.gap),
+            ("measured_tasks", "Tasks whose load their agents told lately.", status.measured),
+            (
+                "gap_alarm",
+                "Whether three plans in a row missed much of what could be gained.",
+                bool(self._rebalancer.alarm()),
+            ),
+        ):
+            yield GaugeMetricFamily(f"twine_rebalance_{name}", text, value=float(value or 0.0))
 
 
 class _AllocatorMetrics(Collector):

@@ -6,24 +6,46 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 
+from msgspec.structs import replace
+
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.preferences import preferences_of
+from control_plane.allocator.core.region_index import STEP
 from control_plane.allocator.core.request import Request
 from control_plane.api.jobs import JobRecord, TaskRecord
-from control_plane.api.rebalancing import GoalChange, MoveState, MoveView, RebalancePlan
+from control_plane.api.machines import EventKind, MachineRecord
+from control_plane.api.rebalancing import (
+    GoalChange,
+    MoveState,
+    MoveView,
+    PlaceUse,
+    PowerUse,
+    RebalancePlan,
+)
 from control_plane.api.settings import RebalanceSettings
 from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.unavailability import open_event
+from control_plane.rebalancer.core.loads import modelled_w
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer, Weights
+from control_plane.rebalancer.core.place_use import PlaceSums
 from control_plane.rebalancer.core.survey import JobTerms, Load, Survey, SurveySources
-from control_plane.rebalancer.ports import IndexedPlaces, Solve
+from control_plane.rebalancer.ports import ShardedPlaces, Solve
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.rollout import is_quiet
 from control_plane.scheduler.job_control import STAYING
 
+
+def modelled(machine: Machine, rru: float) -> tuple[float, bool]:
+    """Return what a machine draws by the model of its type, and that nothing measured it."""
+    size = machine.capacity.rru
+    return modelled_w(machine.capacity.power_w, rru / size if size else 0.0), False
+
+
 _FREE_LOOKED_AT = 5_000
 """Free machines that are looked at for those that a pool may take."""
 Measured = Callable[[str, int, Machine], Load | None]
+Drawn = Callable[[Machine, float], tuple[float, bool]]
 
 
 class Planner:
@@ -33,30 +55,58 @@ class Planner:
         self,
         runtime: Runtime,
         jobs: Table[JobRecord],
-        places: IndexedPlaces,
+        places: ShardedPlaces,
         solve: Solve,
         settings: RebalanceSettings,
+        machine_of: Callable[[str], MachineRecord | None],
     ) -> None:
         """Plan nothing yet."""
         self._runtime, self._jobs, self._places = runtime, jobs, places
+        self._machine_of = machine_of
         self._solve, self._settings = solve, settings
         self.weights = Weights(
             hot_from=settings.hot_from, tolerance=settings.tolerance, move=settings.move_price
         )
         self.measured: Measured = lambda _job, _task, _machine: None
-        """What a task uses, where somebody measures it."""
+        """What a task uses, where it was read of its agent lately."""
+        self.age_s: Callable[[], float | None] = lambda: None
+        """How old the oldest of those readings is."""
+        self.drawn: Drawn = modelled
+        """What a machine draws, in watts, and whether its host said so."""
         self.moved_at: Callable[[str, int], float] = lambda _job, _task: float("-inf")
         """When a task moved last, in seconds since 1970."""
         self.limits: dict[str, list[float]] = {}
         """By pool, the use of each dimension above which the last plan called it too much."""
 
-    async def plan(self, number: int) -> RebalancePlan:
-        """Return what would be moved now; raises what keeps the solver from answering."""
-        model = await self._survey()
+    async def plan(self, number: int, only: Collection[str] | None = None) -> RebalancePlan:
+        """Return what would be moved now, `only` in these pools; raises what the solver raises."""
+        model = await self._survey(only)
         effort = Effort(seconds=self._settings.solve_s, moves=self._settings.moves_per_plan)
         answer = await self._solve(model, effort)
-        self.limits = answer.limits
-        return _shown(number, model, answer, self._runtime.date())
+        self.limits |= answer.limits
+        made = _shown(number, model, answer, self._runtime.date())
+        return replace(
+            made,
+            only=sorted(only) if only is not None else [],
+            oldest_load_s=self.age_s(),
+            watts_measured=sum(self.drawn(m, 0.0)[1] for m in self._places.machines()),
+            places=await self._uses(model, answer),
+            power=[
+                PowerUse(place=p.name, limit_w=p.limit_w, before_w=before, after_w=after)
+                for p, (before, after) in zip(model.places, answer.drawn, strict=True)
+            ],
+        )
+
+    async def _uses(self, model: RegionModel, answer: SolverAnswer) -> list[PlaceUse]:
+        """Return what is used of each MSB and row, before the plan and after it."""
+        sums = PlaceSums()
+        for at, name in enumerate(model.machines):
+            machine = self._places.find(name)
+            if machine is not None:
+                sums.add(machine.place, model.sizes[at], answer.used_by(at))
+            if at % STEP == STEP - 1:
+                await self._runtime.checkpoint()
+        return sums.uses()
 
     def terms(self, job: str, named: Collection[str] | None = None) -> JobTerms | None:
         """Return what a job's tasks mind; None: none of them may move now.
@@ -96,15 +146,23 @@ class Planner:
             return False
         return now - self.moved_at(job, task.index) >= self._settings.rest_s
 
-    async def _survey(self) -> RegionModel:
+    def _is_capped(self, machine: Machine) -> bool:
+        record = self._machine_of(machine.name)
+        return record is not None and open_event(record, EventKind.POWER_CAP) is not None
+
+    async def _survey(self, only: Collection[str] | None) -> RegionModel:
         named = self._named()
         sources = SurveySources(
-            index=self._places.index,
+            indexes=self._places.indexes,
+            owner=self._places.owner,
             terms=lambda job: self.terms(job, named),
             measured=self.measured,
             offered=self._offered,
+            drawn=self.drawn,
+            capped=self._is_capped,
+            limit_share=self._settings.power_from,
         )
-        steps = Survey(sources, self.weights, self._settings.free_machines).run()
+        steps = Survey(sources, self.weights, self._settings.free_machines, only).run()
         while True:
             try:
                 next(steps)
@@ -118,8 +176,9 @@ class Planner:
 
         A job that is even over MSBs can only move within one.
         """
-        index, near, far = self._places.index, list[Machine](), list[Machine]()
-        allowance, left = self._places.quotas.allowance(Request("", pool)), Counter(hot)
+        index, near, far = self._places.owner(pool), list[Machine](), list[Machine]()
+        quotas = self._places.of_pool(pool).quotas
+        allowance, left = quotas.allowance(Request("", pool)), Counter(hot)
         free = index.pool(FREE)
         if most < 1 or not allowance.may_take_from(free):
             return near
@@ -152,6 +211,7 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
             to_machine=step.to_machine,
             wave=step.wave,
             gain=round(step.gain, 4),
+            power_gain=round(step.power_gain, 4),
             price=round(step.price, 4),
             why=step.why,
             at=now,
@@ -174,6 +234,7 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         movable=sum(model.tasks.can_move),
         measured=model.measured,
         moves=moves,
+        limits=answer.limits,
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from control_plane.agents.protocol import AgentApi
+from control_plane.allocator.core.claims import Claims
+from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
+from control_plane.api.machines import MachineRecord
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 
 Solve = Callable[[RegionModel, Effort], Awaitable[SolverAnswer]]
@@ -23,11 +28,11 @@ class FreeMachines(Protocol):
 
 
 class IndexedPlaces(Protocol):
-    """What is known of places: the allocator. Nothing is claimed here."""
+    """What one shard's allocator knows of places. Nothing is claimed here."""
 
     @property
     def index(self) -> RegionIndex:
-        """Return the machines of the region and what is claimed of them."""
+        """Return the machines of the region, and what jobs of this shard claim of them."""
 
     @property
     def quotas(self) -> FreeMachines:
@@ -35,6 +40,61 @@ class IndexedPlaces(Protocol):
 
     def entitlement_of(self, spec: JobSpec) -> EntitlementSpec | None:
         """Return the specification of a job's entitlement."""
+
+    async def give_back(self, machine: Machine) -> None:
+        """Give a machine to the free pool; no task comes there from this moment on."""
+
+    async def take(self, machine: str, pool: str) -> bool:
+        """Take a free machine for a pool ahead of its tasks; return whether that was done."""
+
+
+class AgentClients(Protocol):
+    """Open clients of agents."""
+
+    async def get(self, record: MachineRecord) -> AgentApi:
+        """Return the client of a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedPlaces:
+    """The places of all shards of this process: each pool's as the shard knows it that owns it."""
+
+    shards: Sequence[IndexedPlaces]
+    shard_of: Callable[[str], int] = lambda _pool: 0
+
+    @property
+    def indexes(self) -> list[RegionIndex]:
+        """Return the index of each shard."""
+        return [shard.index for shard in self.shards]
+
+    def of_pool(self, pool: str) -> IndexedPlaces:
+        """Return the shard that owns a pool."""
+        return self.shards[self.shard_of(pool)]
+
+    def owner(self, pool: str) -> RegionIndex:
+        """Return the index that knows what is claimed in a pool."""
+        return self.of_pool(pool).index
+
+    def find(self, name: str) -> Machine | None:
+        """Return a machine as its owner knows it."""
+        known = self.shards[0].index.machines.get(name)
+        return self.owner(known.pool).machines.get(name) if known is not None else None
+
+    def machines(self) -> Iterator[Machine]:
+        """Yield all machines, each as its owner knows it."""
+        for name, known in list(self.shards[0].index.machines.items()):
+            found = self.owner(known.pool).machines.get(name)
+            if found is not None:
+                yield found
+
+    def claims_of(self, job: str) -> Claims | None:
+        """Return what a job claims."""
+        found = (index.claims.get(job) for index in self.indexes)
+        return next((claims for claims in found if claims is not None), None)
+
+    def entitlement_of(self, spec: JobSpec) -> EntitlementSpec | None:
+        """Return the specification of a job's entitlement."""
+        return self.shards[0].entitlement_of(spec)
 
 
 class Moves(Protocol):
@@ -57,7 +117,3 @@ class Moves(Protocol):
 
     def waiting(self) -> list[tuple[str, int]]:
         """Return the moves that have not begun."""
-
-
-Loads = Mapping[str, tuple[float, float, float]]
-"""Task → what it uses; tasks that are missing were not measured."""

@@ -1,13 +1,16 @@
 """Plans now and then, and has the moves of its plan done, a few at a time (RE1, RE5).
 
-Plans live in memory only; what must outlive this process (a pause, what moved when, what was done)
-is stored. Moves that waited when the process ended are taken back by the next one.
+The plan that is being done is stored as it was made, and so is what must outlive it: a pause, what
+moved when, what was done. A restarted process goes on with a plan that is not too old, and tells
+the moves of any other as withdrawn.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
@@ -17,6 +20,7 @@ from control_plane.allocator.core.feasibility import judge
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.api.jobs import JobRecord
 from control_plane.api.limits import LimitName
+from control_plane.api.machines import MachineRecord
 from control_plane.api.rebalancing import (
     MoveExplanation,
     MoveState,
@@ -35,15 +39,18 @@ from control_plane.rebalancer.core.pacing import (
     TaskNow,
     cost_with,
     followed,
+    gap_of,
     is_late,
     next_moves,
+    resumed,
     still_gains,
     to,
 )
 from control_plane.rebalancer.core.survey import Load, claimed_load, sizes_of, used_on
+from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner, explained
-from control_plane.rebalancer.ports import IndexedPlaces, Moves, Solve
-from control_plane.runtime.table import Table
+from control_plane.rebalancer.ports import AgentClients, Moves, ShardedPlaces, Solve
+from control_plane.runtime.table import Table, ignore
 from control_plane.store import Store
 from control_plane.store.records import REBALANCE
 from wire.errors import NotFound, TwineError
@@ -52,7 +59,15 @@ log = logging.getLogger(__name__)
 TICK_S = 5.0
 """Between two looks at moves that are under way."""
 _HISTORY = 200
-_STATE, _MOVED = "state", "moved/"
+_STATE, _MOVED, _PLAN = "state", "moved/", "plan"
+_KEPT = 1_000
+"""Moves of a plan that are stored, 250 bytes each; those beyond it a later plan finds again."""
+_RESUMED = 2.0
+"""A plan is gone on with after a restart for so many times the time between two plans."""
+_EARLY = 0.2
+"""Of the time between two plans, what passes until one for pools that got or lost machines."""
+GAPS = 3
+"""Plans in a row that must miss much before that is an alarm: one may be unlucky."""
 
 
 class ReBalancer:
@@ -62,17 +77,28 @@ class ReBalancer:
         self,
         region: Region,
         jobs: Table[JobRecord],
-        places: IndexedPlaces,
+        places: ShardedPlaces,
         moves: Moves,
         store: Store,
         solve: Solve,
         unwell: Callable[[], str],
+        agents: AgentClients,
     ) -> None:
         """Plan nothing yet. `unwell` says why nothing is to be moved now; empty: nothing does."""
         self._settings, self._runtime = region.settings.rebalance, region.runtime
         self._jobs, self._places, self._moves, self._unwell = jobs, places, moves, unwell
-        self.planner = Planner(region.runtime, jobs, places, solve, self._settings)
+        find = region.broker.table.find
+        self.planner = Planner(region.runtime, jobs, places, solve, self._settings, find)
         self.planner.moved_at = self._moved_at
+        self.watch = LoadWatch(region, places, agents)
+        self.planner.measured, self.planner.age_s = self.watch.load, self.watch.age_s
+        self.planner.drawn = self.watch.watts
+        self.counts: Counter[MoveState] = Counter()
+        """Moves that ended in the life of this process."""
+        self._gaps: deque[float] = deque(maxlen=GAPS)
+        self._touched: set[str] = set()
+        """Pools that got or lost machines since the last plan."""
+        region.broker.listen(self._machine_heard, loaded=ignore)
         self._cost = cost_with(
             self.planner.weights.balance, self.planner.weights.hot, self._settings.hot_from
         )
@@ -90,19 +116,55 @@ class ReBalancer:
 
     async def run(self) -> None:
         """Plan and move until cancelled, as far as the mode goes."""
+        await self._resume()
+        known = {(move.job, move.task) for move in self._active()}
         for job, index in self._moves.waiting():
-            await self._moves.withdraw(job, index)
+            if (job, index) not in known:
+                await self._moves.withdraw(job, index)
         if self._settings.mode is RebalanceMode.OFF:
             return
-        self._due_at = self._runtime.now() + self._settings.every_s
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.watch.run())
+            group.create_task(self._run())
+
+    async def _run(self) -> None:
+        every_s = self._settings.every_s
+        self._due_at = self._runtime.now() + every_s
+        early_at = self._runtime.now()
         while True:
             await self._runtime.sleep(TICK_S)
             await self._follow()
-            if self._runtime.now() >= self._due_at and not self._active():
-                self._due_at = self._runtime.now() + self._settings.every_s
-                await self._plan_anew()
+            now = self._runtime.now()
+            if now >= self._due_at and not self._active():
+                self._due_at = now + every_s
+                early_at = now + every_s * _EARLY
+                self._touched.clear()
+                await self._plan_again(None)
+            elif self._touched and now >= early_at and not self._open():
+                early_at = now + every_s * _EARLY
+                touched, self._touched = self._touched, set()
+                await self._plan_again(touched)
             if self._settings.mode is RebalanceMode.APPLY:
                 await self._begin_some()
+
+    async def _resume(self) -> None:
+        """Go on with the plan of an earlier process, or tell its moves as withdrawn."""
+        plan, now = self._table.find(_PLAN), self._runtime.date()
+        if plan is None or plan.plan is None:
+            return
+        ended = {move.id for move in self._state().history}
+        why = "" if self._settings.mode is RebalanceMode.APPLY else "the mode is not apply any more"
+        if now - plan.plan.made_at > _RESUMED * self._settings.every_s:
+            why = "the control plane restarted, and the plan is too old"
+        self._plan = replace(plan.plan, resumed_at=now)
+        self.planner.limits |= plan.plan.limits
+        for move in plan.plan.moves:
+            after = resumed(move, self._now(move), now, why, is_told=move.id in ended)
+            self._note(after)
+            if after.state is MoveState.WITHDRAWN:
+                await self._ended(after)
+        if why:
+            await self._save(_PLAN, None)
 
     # -- planning
 
@@ -110,19 +172,38 @@ class ReBalancer:
         """Return what would be moved now; nothing is."""
         return await self.planner.plan(0)
 
-    async def _plan_anew(self) -> None:
+    def _machine_heard(
+        self, _name: str, before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        """Note pools that got or lost a machine: their load is spread again soon."""
+        seen = {(r.entitlement, r.state) for r in (before, after) if r is not None}
+        if before is None or after is None or len(seen) > 1:
+            self._touched |= {entitlement for entitlement, _ in seen} - {FREE}
+
+    async def _plan_again(self, only: Collection[str] | None) -> None:
         if self._held():
             return
         number = self._state().plans + 1
         try:
-            self._plan = await self.planner.plan(number)
+            made = await self.planner.plan(number, only)
         except TwineError as e:
             self._error = str(e)
             log.warning("no plan", extra={"reason": str(e)})
             return
         self._error = ""
-        log.info("planned", extra={"plan": number, "moves": len(self._plan.moves)})
+        if only is not None and not made.moves:
+            return
+        for move in self._open():
+            left = to(move, MoveState.WITHDRAWN, self._runtime.date(), "a newer plan came first")
+            self._note(left)
+            await self._ended(left)
+        self._plan = made
+        if (gap := gap_of(made)) is not None and len(made.moves) < self._settings.moves_per_plan:
+            self._gaps.append(gap)
+        log.info("planned", extra={"plan": number, "moves": len(made.moves)})
         await self._save(_STATE, replace(self._state(), plans=number))
+        kept = replace(made, moves=made.moves[:_KEPT], places=[])
+        await self._save(_PLAN, RebalanceRecord(plan=kept) if kept.moves else None)
         await self._forget_gone()
 
     async def _forget_gone(self) -> None:
@@ -141,6 +222,9 @@ class ReBalancer:
     def _active(self) -> list[MoveView]:
         moves = self._plan.moves if self._plan is not None else []
         return [m for m in moves if m.state in (MoveState.WAITING, MoveState.MOVING)]
+
+    def _open(self) -> list[MoveView]:
+        return [m for m in (self._plan.moves if self._plan is not None else []) if m.state in OPEN]
 
     def _held(self) -> str:
         """Return why no move begins now; empty: none is held."""
@@ -195,10 +279,11 @@ class ReBalancer:
 
     def _objection(self, move: MoveView) -> str:
         """Return why a move is not to be made any more; the region has changed since its plan."""
-        index = self._places.index
-        claims = index.claims.get(move.job)
+        claims = self._places.claims_of(move.job)
         claim = claims.get(move.task) if claims is not None else None
-        target = index.machines.get(move.to_machine)
+        target = None
+        if claim is not None:
+            target = self._places.owner(claim.machine.pool).machines.get(move.to_machine)
         if claim is None or claim.machine.name != move.from_machine:
             return f"the task is not on {move.from_machine} any more"
         if target is None or target.pool not in (FREE, claim.machine.pool):
@@ -208,27 +293,27 @@ class ReBalancer:
             return "its job has something else to do"
         if judge(claim.demand, target, target):
             return f"{move.to_machine} has no room any more"
-        if move.gain > move.price and not self._gains(claim, target):
+        if move.gain > move.price and not self._gains(claim, target, move.power_gain):
             return "nothing is gained any more"
         return ""
 
-    def _gains(self, claim: Claim, target: Machine) -> bool:
+    def _gains(self, claim: Claim, target: Machine, power_gain: float) -> bool:
+        """Return whether a move still pays; what it does for power is taken as it was planned."""
         limits = self.planner.limits.get(claim.machine.pool)
         if limits is None:
             return True
         source = self._side(claim.machine, limits)
         load = self._load(claim)
-        return still_gains(
-            source, self._side(target, limits), load, self._cost, self._settings.move_price
-        )
+        price = self._settings.move_price - power_gain
+        return still_gains(source, self._side(target, limits), load, self._cost, price)
 
     def _side(self, machine: Machine, limits: list[float]) -> Side:
-        used = used_on(machine, self._load, self._places.index.claims)
+        used = used_on(machine, self._load, self._places.claims_of)
         return Side(used, sizes_of(machine), limits)
 
     def _load(self, claim: Claim) -> Load:
         for holder in claim.machine.jobs:
-            claims = self._places.index.claims.get(holder.job)
+            claims = self._places.claims_of(holder.job)
             if claims is not None and claims.get(claim.task) == claim:
                 known = self.planner.measured(holder.job, claim.task, claim.machine)
                 return known or claimed_load(claim.demand, claim.machine)
@@ -252,6 +337,7 @@ class ReBalancer:
         """Remember a move that ended, and, if its task moved, when."""
         if move.state in OPEN:
             return
+        self.counts[move.state] += 1
         state = self._state()
         await self._save(_STATE, replace(state, history=[*state.history, move][-_HISTORY:]))
         if move.state in (MoveState.DONE, MoveState.FAILED):
@@ -290,10 +376,22 @@ class ReBalancer:
             error=self._error,
             next_plan_s=None if due is None else max(0.0, due - now),
             plan=self._plan,
+            gap=self._gaps[-1] if self._gaps else None,
+            measured=len(self.watch.loads.tasks),
             done=ended.count(MoveState.DONE),
             withdrawn=ended.count(MoveState.WITHDRAWN),
             failed=ended.count(MoveState.FAILED),
         )
+
+    def alarm(self) -> str:
+        """Return what operators should look at; empty: nothing."""
+        most = self._settings.gap_alarm
+        if len(self._gaps) == GAPS and min(self._gaps) > most:
+            return (
+                f"rebalancing: {GAPS} plans in a row gain less than {1 - most:.0%} of what could be"
+                " gained: rules of jobs or full machines keep tasks where they are"
+            )
+        return ""
 
     def history(self) -> RebalanceHistory:
         """Return the moves that ended, the newest first."""

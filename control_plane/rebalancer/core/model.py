@@ -9,8 +9,8 @@ claims. A machine belongs to one entitlement; tasks never leave theirs.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -53,6 +53,8 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     hot: float = 10.0
     """Per machine and dimension: use above `hot_from`, besides."""
     tolerance: float = 0.1
+    power: float = 10.0
+    """Per place with a power budget: what is drawn above it, in machines at full load there."""
     hot_from: float = 0.8
     """Above this share of a machine it is hot: queues at a resource grow steeply from there on."""
     move: float = 0.02
@@ -80,7 +82,8 @@ class TaskColumns(msgspec.Struct, frozen=True, kw_only=True):
     """One byte each."""
 
 
-INT, FLOAT = "i", "d"
+INT: Final = "i"
+FLOAT: Final = "d"
 
 
 def packed(code: str, numbers: Iterable[float]) -> bytes:
@@ -91,6 +94,17 @@ def packed(code: str, numbers: Iterable[float]) -> bytes:
 def unpacked(code: str, column: bytes) -> list[Any]:
     """Return the numbers of a column."""
     return array(code, column).tolist()
+
+
+class PoweredPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A data center, MSB, row or rack that bears so much power."""
+
+    name: str
+    limit_w: float
+    base_w: float
+    """What is drawn there that goes with no task of the model: idle machines, other machines."""
+    machine_w: float
+    """What full load adds to one machine there, on average: the unit of what is above the limit."""
 
 
 class RegionModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +126,12 @@ class RegionModel(msgspec.Struct, frozen=True, kw_only=True):
     """Grains that are left."""
     room: list[tuple[int, int, int, int, int]] = []
     """What is left, in the order of `ROOM`."""
+    places: list[PoweredPlace] = []
+    """Places with a power budget."""
+    places_of: list[list[int]] = []
+    """By level (data center, MSB, row, rack), by machine: which of `places`; -1: none."""
+    watts_per_rru: list[float] = []
+    """By machine: what it draws more for each RRU that is used; empty: without `places`."""
     bins: list[list[int]] = []
     """By property: the bin of each machine."""
     admissions: list[bytes] = []
@@ -156,6 +176,8 @@ class PlanStep(msgspec.Struct, frozen=True, kw_only=True):
     """It may begin once all moves of earlier waves ended; within a wave the order is free."""
     gain: float
     """What the sum of the goals loses by it, its price not counted."""
+    power_gain: float = 0.0
+    """The part of it that is about power budgets."""
     price: float
     why: str
     """What is relieved: `cpu of m1: 93 % -> 81 %`."""
@@ -172,6 +194,10 @@ class SolverAnswer(msgspec.Struct, frozen=True, kw_only=True):
     hot_after: int = 0
     limits: dict[str, list[float]] = {}
     """By pool: the use of each dimension above which a machine costs."""
+    drawn: list[tuple[float, float]] = []
+    """By place of the model: watts before and after."""
+    used: tuple[bytes, bytes] = (b"", b"")
+    """`FLOAT`; what is used of each machine before and after, as many as there are dimensions."""
     bound: float | None = None
     """No plan whatever brings the sum of the goals below this; None: not computed."""
     took_s: float = 0.0
@@ -179,6 +205,13 @@ class SolverAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts to improve a machine."""
     is_complete: bool = False
     """The search ended because it found nothing more, not because its time was over."""
+
+    def used_by(self, machine: int) -> tuple[Sequence[float], Sequence[float]]:
+        """Return what is used of one machine before the plan and after it."""
+        wide = len(DIMENSIONS)
+        first, last = machine * wide, (machine + 1) * wide
+        before, after = (memoryview(column).cast(FLOAT)[first:last] for column in self.used)
+        return before.tolist(), after.tolist()
 
     @property
     def gain(self) -> float:

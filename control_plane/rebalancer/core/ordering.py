@@ -112,19 +112,23 @@ def _step(state: State, task: int, to: int, wave: int) -> PlanStep:
     """Carry out one move and say what it gains."""
     model, at = state.model, int(state.where[task])
     pair = np.array([at, to])
-    before = float(state.cost[pair].sum())
+    before, power = float(state.cost[pair].sum()), state.power.total()
     opening = model.weights.open if state.is_free[to] and not state.on[to] else 0.0
     was, parts = state.used[at] * state.per_size[at], state.parts(pair[:1], state.used[at])[0]
+    place = state.power.relieved(at, to)
     state.move(task, to)
     now, less = state.used[at] * state.per_size[at], state.parts(pair[:1], state.used[at])[0]
+    power -= state.power.total()
     most = int(np.argmax(parts - less))
+    why = f"{DIMENSIONS[most]} of {model.machines[at]}: {was[most]:.0%} -> {now[most]:.0%}"
     return PlanStep(
         job=model.jobs[state.job[task]],
         task=int(state.index[task]),
         from_machine=model.machines[at],
         to_machine=model.machines[to],
         wave=wave,
-        gain=before - float(state.cost[pair].sum()),
+        gain=before - float(state.cost[pair].sum()) + power,
+        power_gain=power,
         price=float(state.price[task]) + opening,
-        why=f"{DIMENSIONS[most]} of {model.machines[at]}: {was[most]:.0%} -> {now[most]:.0%}",
+        why=f"power of {place}" if place else why,
     )

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from control_plane.api.rebalancing import MoveState, MoveView
+from control_plane.api.rebalancing import MoveState, MoveView, RebalancePlan
 from control_plane.rebalancer.core.survey import Load
 
+_NOTHING = 0.05
+"""Gain that is not worth talking of: one machine that is used by 5 % too much."""
 OPEN = (MoveState.PLANNED, MoveState.WAITING, MoveState.MOVING)
 
 
@@ -44,6 +46,28 @@ def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> Mo
     if now - move.at > patience_s:
         return to(move, MoveState.FAILED, now, "the task did not serve in time")
     return move
+
+
+def resumed(move: MoveView, task: TaskNow, now: float, why: str, *, is_told: bool) -> MoveView:
+    """Return a move of an earlier process's plan as it stands now.
+
+    `why` withdraws what has not begun; `is_told`: the history says already how it ended.
+    """
+    if is_told or task.serves_on == move.to_machine:
+        return to(move, MoveState.DONE, now, move.reason)
+    if task.ordered_to == move.to_machine and (task.has_begun or not why):
+        return to(move, MoveState.MOVING if task.has_begun else MoveState.WAITING, now)
+    if why:
+        return to(move, MoveState.WITHDRAWN, now, why)
+    return to(move, MoveState.PLANNED, now)
+
+
+def gap_of(plan: RebalancePlan) -> float | None:
+    """Return the share of what could be gained at best that a plan does not gain."""
+    if plan.bound is None:
+        return None
+    possible = sum(goal.before for goal in plan.goals) - plan.bound
+    return max(0.0, 1.0 - plan.gain / possible) if possible > _NOTHING else 0.0
 
 
 def to(move: MoveView, state: MoveState, now: float, reason: str = "") -> MoveView:

@@ -51,13 +51,14 @@ class LocalSearch:
         """Improve until nothing more is found (True), or until it may not go on."""
         state, failed = self.state, np.zeros(len(self.state.cost), np.int64)
         while True:
-            worst = np.nonzero((state.cost > _EPS) & (failed < _SPENT))[0]
+            hot = state.power.hot() if state.power.is_budgeted else False
+            worst = np.nonzero(((state.cost > _EPS) | hot) & (failed < _SPENT))[0]
             if not len(worst):
                 return True
             self._sort()
             for machine in worst[np.argsort(-state.cost[worst], kind="stable")]:
                 improved = False
-                while self._is_allowed() and state.cost[machine] > _EPS:
+                while self._is_allowed() and self._is_worse(int(machine)):
                     if not going():
                         return False
                     self.steps += 1
@@ -67,6 +68,11 @@ class LocalSearch:
                 failed[machine] = 0 if improved else failed[machine] + 1
             if not self._is_allowed():
                 return False
+
+    def _is_worse(self, machine: int) -> bool:
+        """Return whether a machine costs something, or draws in a place that does."""
+        state = self.state
+        return bool(state.cost[machine] > _EPS or state.power.is_over(machine))
 
     def _is_allowed(self) -> bool:
         return len(self.moves) < self._most
@@ -116,53 +122,65 @@ class LocalSearch:
     # -- one step
 
     def _improve(self, machine: int, *, deep: bool) -> bool:
-        """Do the best single move; if there is none, `deep`, what takes two."""
+        """Do the best single moves; if there is none, `deep`, what takes two."""
         tasks, targets = self._movable(machine), self._targets(machine)
         if not (len(tasks) and len(targets)):
             return False
-        scores = self._scores(tasks, machine, targets)
+        losses = self._losses(tasks, targets)
         ok = self.state.fits(self.state.kind[tasks], targets)
-        if self._moved(machine, tasks, targets, np.where(ok, scores, _NEVER)):
+        if self._moved(machine, tasks, targets, np.where(ok, losses, -_NEVER)):
             return True
         if not deep:
             return False
-        blocked = np.where(ok, _NEVER, scores)
+        blocked = self._scores(tasks, machine, targets, np.where(ok, -_NEVER, losses))
         return self._chain(tasks, targets, blocked) or self._swap(machine, tasks, targets)
 
-    def _moved(self, machine: int, tasks: Ints, targets: Ints, scores: Floats) -> bool:
-        """Make the best moves, each task and target once; return whether there was any.
+    def _moved(self, machine: int, tasks: Ints, targets: Ints, losses: Floats) -> bool:
+        """Make the best moves one by one, each task and target once; return whether there was any.
 
-        What the first gains is known; those after it are looked at again, one by one.
+        A move changes what all tasks of the machine gain, but not what other targets lose.
         """
-        state, done = self.state, set[int]()
-        for row, column in _best(scores):
+        state, tries, moved = self.state, 0, False
+        scores = self._scores(tasks, machine, targets, losses)
+        while tries < _TRIES and self._is_allowed():
+            row, column = divmod(int(scores.argmax()), len(targets))
+            if not scores[row, column] > _EPS:
+                break
             task, to = int(tasks[row]), int(targets[column])
-            if -1 - task in done or to in done:
+            if not state.keeps_rules(task, to):
+                losses[row, column], scores[row, column] = -_NEVER, _NEVER
+                tries += 1
                 continue
-            if done:
-                if state.cost[machine] <= _EPS or not self._is_allowed():
-                    break
-                again = self._scores(tasks[row : row + 1], machine, targets[column : column + 1])
-                if again[0, 0] <= _EPS:
-                    continue
-            if state.keeps_rules(task, to):
-                self._move(task, to)
-                done |= {-1 - task, to}
-        return bool(done)
+            self._move(task, to)
+            moved = True
+            if not self._is_worse(machine):
+                break
+            losses[row], losses[:, targets == to] = -_NEVER, -_NEVER
+            scores = self._scores(tasks, machine, targets, losses)
+        return moved
 
-    def _scores(self, tasks: Ints, machine: int, targets: Ints) -> Floats:
+    def _scores(self, tasks: Ints, machine: int, targets: Ints, losses: Floats) -> Floats:
         """Return what each task (rows) gains on each target (columns), its price paid."""
-        state = self.state
-        load = state.load[tasks]
+        state, load = self.state, self.state.load[tasks]
         here = np.full(len(tasks), machine)
         gain = state.cost[machine] - state.costs(here, state.used[machine] - load)
-        after = state.costs(targets, state.used[targets][None, :, :] + load[:, None, :])
-        loss = after - state.cost[targets] + self._opening(targets)
-        return np.asarray(gain[:, None] - loss - self.state.price[tasks][:, None])
+        found = gain[:, None] - losses
+        if state.power.is_budgeted:
+            found += state.power.gains(load[:, :1], machine, targets)
+        return np.asarray(found)
+
+    def _losses(self, tasks: Ints, targets: Ints) -> Floats:
+        """Return what each target (columns) loses by each task (rows), and the task's price."""
+        state = self.state
+        used = state.used[targets][None, :, :] + state.load[tasks][:, None, :]
+        loss = state.costs(targets, used) - state.cost[targets] + self._opening(targets)
+        return np.asarray(loss + state.price[tasks][:, None])
 
     def _opening(self, targets: Ints) -> Floats:
         state = self.state
-        first = np.array([state.is_free[m] and not state.on[m] for m in targets], np.bool_)
+        first = state.is_free[targets]
+        if first.any():
+            first = np.array([state.is_free[m] and not state.on[m] for m in targets], np.bool_)
         return np.where(first, state.model.weights.open, 0.0)
 
     def _move(self, task: int, to: int) -> None:
@@ -189,6 +207,8 @@ class LocalSearch:
             scores = scores - state.costs(here, state.used[machine] - change)
             scores = scores - state.costs(there, state.used[other] + change)
             scores -= self.state.price[tasks][:, None] + state.price[theirs][None, :]
+            if state.power.is_budgeted:
+                scores += state.power.gains(change[:, :, 0], machine, np.full(len(theirs), other))
             goes = state.fits(state.kind[tasks], np.array([other]))[:, 0]
             comes = state.fits(state.kind[theirs], np.array([machine]))[:, 0]
             scores = np.where(goes[:, None] | comes[None, :], scores, _NEVER)
@@ -220,7 +240,7 @@ class LocalSearch:
             third = third[third != self.state.where[task]]
             if not (len(theirs) and len(third)):
                 continue
-            scores = self._scores(theirs, target, third) + left
+            scores = self._scores(theirs, target, third, self._losses(theirs, third)) + left
             ok = self.state.fits(self.state.kind[theirs], third)
             for their, where in _best(np.where(ok, scores, _NEVER), most=4):
                 if self._displace(task, target, int(theirs[their]), int(third[where])):
@@ -229,8 +249,8 @@ class LocalSearch:
 
     def _displace(self, task: int, target: int, other: int, third: int) -> bool:
         state = self.state
-        before = state.cost[[int(state.where[task]), target, third]].sum()
         at = int(state.where[task])
+        before = state.cost[[at, target, third]].sum() + state.power.total()
         if not self._may(other, third):
             return False
         price = state.price[[task, other]].sum()
@@ -238,7 +258,7 @@ class LocalSearch:
         self._move(other, third)
         if self._may(task, target):
             self._move(task, target)
-            if before - state.cost[[at, target, third]].sum() > price + _EPS:
+            if before - state.cost[[at, target, third]].sum() - state.power.total() > price + _EPS:
                 return True
             self._undo(at)
         self._undo(target)
@@ -248,7 +268,7 @@ class LocalSearch:
         return self.state.fits_one(task, to) and self.state.keeps_rules(task, to)
 
 
-def _best(scores: Floats, most: int = _TRIES) -> Iterator[tuple[int, int]]:
+def _best(scores: Floats, most: int) -> Iterator[tuple[int, int]]:
     """Yield the places of the best positive scores, best first."""
     flat = scores.ravel()
     good = int((flat > _EPS).sum())

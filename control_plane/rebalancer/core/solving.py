@@ -27,10 +27,11 @@ def solve(model: RegionModel, effort: Effort, clock: Callable[[], float]) -> Sol
         return clock() - began < effort.seconds
 
     state = State(model)
-    before, hot = state.goals(), state.hot()
-    search = LocalSearch(state, effort.seed, effort.moves)
+    before, hot, used = state.goals(), state.hot(), state.used.tobytes()
+    drawn = state.power.drawn[:-1].tolist()
+    search = LocalSearch(state.copy(), effort.seed, effort.moves)
     complete = search.run(going)
-    state = State(model)
+    bound = lower_bound(state) if effort.with_bound else None
     steps = ordered(state, search.moves)
     after = state.goals()
     scores = [GoalScore(goal=g, before=before[g], after=after[g]) for g in sorted(before)]
@@ -41,7 +42,9 @@ def solve(model: RegionModel, effort: Effort, clock: Callable[[], float]) -> Sol
         hot_before=hot,
         hot_after=state.hot(),
         limits=dict(zip(model.pools, state.level.tolist(), strict=True)),
-        bound=lower_bound(State(model)) if effort.with_bound else None,
+        drawn=list(zip(drawn, state.power.drawn[:-1].tolist(), strict=True)),
+        used=(used, state.used.tobytes()),
+        bound=bound,
         took_s=clock() - began,
         searched=search.steps,
         is_complete=complete,

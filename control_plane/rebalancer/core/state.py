@@ -7,6 +7,8 @@ integers, as in the allocator; only loads are floating-point.
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,81 @@ from control_plane.rebalancer.core.model import DIMENSIONS, BinRule, RegionModel
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+class PlacePower:
+    """What places with power budgets draw, and what that costs."""
+
+    def __init__(self, model: RegionModel, used_rru: Floats) -> None:
+        """Add up what is drawn while machines use so much CPU, in RRU."""
+        self.is_budgeted = bool(model.places)
+        self._names: list[str] = [place.name for place in model.places]
+        self._watts: Floats = np.array(model.watts_per_rru, np.float64)
+        self._places: Ints = np.array(model.places_of, np.int64).reshape(
+            len(model.places_of), len(model.machines)
+        )
+        # the last one is for machines in no place: it bears everything
+        self._limit = np.array([*(p.limit_w for p in model.places), np.inf])
+        unit = np.array([*(p.machine_w for p in model.places), 1.0])
+        self._per_watt = model.weights.power / np.maximum(unit, 1e-9)
+        self.drawn = np.array([*(p.base_w for p in model.places), 0.0])
+        for level in self._places if self.is_budgeted else ():
+            np.add.at(self.drawn, level, self._watts * used_rru)
+        self.drawn[-1] = 0.0
+
+    def copy(self) -> PlacePower:
+        """Return one that is changed apart from this one."""
+        other = copy(self)
+        other.drawn = self.drawn.copy()
+        return other
+
+    def total(self) -> float:
+        """Return what is drawn above budgets, weighted."""
+        return float(self._costs(np.arange(len(self.drawn)), self.drawn).sum())
+
+    def _costs(self, places: Ints, drawn: Floats) -> Floats:
+        return np.asarray(np.maximum(drawn - self._limit[places], 0.0) * self._per_watt[places])
+
+    def hot(self) -> Flags:
+        """Return of each machine whether a place above its budget has it."""
+        over = self.drawn > self._limit + 1e-6
+        return np.asarray(over[self._places].any(axis=0))
+
+    def is_over(self, machine: int) -> bool:
+        """Return whether a place above its budget has this machine."""
+        places = self._places[:, machine]
+        return self.is_budgeted and bool((self.drawn > self._limit + 1e-6)[places].any())
+
+    def relieved(self, at: int, to: int) -> str:
+        """Return the place above its budget that a move from one machine to another leaves."""
+        for here, there in self._places[:, [at, to]] if self.is_budgeted else ():
+            if here != there and self.drawn[here] > self._limit[here]:
+                return self._names[int(here)]
+        return ""
+
+    def gains(self, rru: Floats, machine: int, targets: Ints) -> Floats:
+        """Return what is gained if so much CPU (rows) goes from a machine to each target.
+
+        `rru` has one column, or one for each target.
+        """
+        less, more = rru * self._watts[machine], rru * self._watts[targets]
+        found = np.zeros(np.broadcast_shapes(rru.shape, (1, len(targets))))
+        for level in self._places:
+            here, there = level[machine : machine + 1], level[targets]
+            was, after = self._costs(here, self.drawn[here]), self.drawn[here] - less
+            left = was - self._costs(here, after)
+            came = self._costs(there, self.drawn[there] + more)
+            came = came - self._costs(there, self.drawn[there])
+            within = was - self._costs(here, after + more)
+            found += np.where(here == there, within, left - came)
+        return found
+
+    def move(self, rru: float, at: int, to: int) -> None:
+        """Count CPU on another machine."""
+        for level in self._places if self.is_budgeted else ():
+            self.drawn[level[at]] -= rru * self._watts[at]
+            self.drawn[level[to]] += rru * self._watts[to]
+        self.drawn[-1] = 0.0
 
 
 class State:
@@ -58,16 +135,45 @@ class State:
         self.level = self._levels(len(model.pools)) + weights.tolerance
         self.limit = self.level[self.pool]
         """By machine: what is above costs."""
-        self.on: list[list[int]] = [[] for _ in range(machines)]
-        where = self.where.tolist()
-        for task, machine in enumerate(where):
-            self.on[machine].append(task)
-        self.counts: Counter[tuple[int, int, int]] = Counter()
+        self.on = self._tasks_by_machine(machines)
+        self.counts = self._counted()
         """Job, number of its rule, bin → its tasks there."""
-        for job, machine in zip(self.job.tolist(), where, strict=True):
-            for number, rule in enumerate(model.rules[job]):
-                self.counts[job, number, self.bin(rule, machine)] += 1
         self.cost = self.costs(np.arange(machines), self.used)
+        self.power = PlacePower(model, self.used[:, 0])
+
+    def copy(self) -> State:
+        """Return a state that is changed apart from this one."""
+        other = copy(self)
+        for name in ("where", "room_cpu", "room", "used", "cost"):
+            setattr(other, name, getattr(self, name).copy())
+        other.power = self.power.copy()
+        other.on = [tasks.copy() for tasks in self.on]
+        other.counts = self.counts.copy()
+        return other
+
+    def _tasks_by_machine(self, machines: int) -> list[list[int]]:
+        order = np.argsort(self.where, kind="stable")
+        edges = np.searchsorted(self.where[order], np.arange(machines + 1)).tolist()
+        tasks = order.tolist()
+        return [tasks[a:b] for a, b in pairwise(edges)]
+
+    def _counted(self) -> Counter[tuple[int, int, int]]:
+        """Count the tasks of each job by rule and bin: for a million at once, not one by one."""
+        found: Counter[tuple[int, int, int]] = Counter()
+        rules = self.model.rules
+        for number in range(max(map(len, rules), default=0)):
+            of_job = [each[number].property if number < len(each) else -2 for each in rules]
+            asked = np.array(of_job, np.int64)[self.job]
+            for name in set(of_job) - {-2}:
+                tasks = np.nonzero(asked == name)[0]
+                machines = self.where[tasks]
+                bins = machines if name < 0 else self.bins[name, machines]
+                width = int(bins.max(initial=0)) + 1
+                keys, counts = np.unique(self.job[tasks] * width + bins, return_counts=True)
+                jobs, bins = keys // width, keys % width
+                for job, at, n in zip(jobs.tolist(), bins.tolist(), counts.tolist(), strict=True):
+                    found[job, number, at] = n
+        return found
 
     def _levels(self, pools: int) -> Floats:
         """Return by pool and dimension how much of its own machines is used."""
@@ -79,7 +185,9 @@ class State:
 
     def costs(self, machines: Ints, used: Floats) -> Floats:
         """Return what each machine costs while so much of it is used; the last axis is reduced."""
-        return np.asarray(self.parts(machines, used).sum(axis=-1))
+        parts = self.parts(machines, used)
+        found = parts[..., 0] + parts[..., 1]  # numpy reduces short axes slowly
+        return np.asarray(found + parts[..., 2])
 
     def parts(self, machines: Ints, used: Floats) -> Floats:
         """Return the same by dimension."""
@@ -98,6 +206,8 @@ class State:
         hot = weights.hot * np.maximum(shares - weights.hot_from, 0.0).sum(axis=0)
         found = {f"balance of {name}": float(over[at]) for at, name in enumerate(DIMENSIONS)}
         found |= {f"hot in {name}": float(hot[at]) for at, name in enumerate(DIMENSIONS)}
+        if self.power.is_budgeted:
+            found["power above budgets"] = PlacePower(self.model, used[:, 0]).total()
         return found
 
     def hot(self) -> int:
@@ -109,13 +219,16 @@ class State:
 
     def fits(self, kinds: Ints, machines: Ints) -> Flags:
         """Return for each kind (rows) and machine (columns) whether there is room."""
+        kinds, which = np.unique(kinds, return_inverse=True)  # tasks of a machine are of few
         rru, cpus = self.kind_cpu[kinds, 0], self.kind_cpu[kinds, 1]
         grains = self.grains[machines]
         cpu = rru[:, None] * grains[:, 0] + cpus[:, None] * grains[:, 1]
         ok = cpu <= self.room_cpu[machines]
-        ok &= (self.kind_needs[kinds][:, None, :] <= self.room[machines][None, :, :]).all(axis=-1)
+        needs, room = self.kind_needs[kinds].T, self.room[machines].T
+        for need, left in zip(needs, room, strict=True):
+            ok &= need[:, None] <= left
         ok &= self.admits[self.admission[kinds][:, None], machines]
-        return np.asarray(ok)
+        return np.asarray(ok[which])
 
     def fits_one(self, task: int, machine: int) -> bool:
         """Return whether a machine has room for one task."""
@@ -153,6 +266,7 @@ class State:
             self.counts[job, number, self.bin(rule, to)] += 1
         self._charge(task, at, -1)
         self._charge(task, to, 1)
+        self.power.move(float(self.load[task, 0]), at, to)
         self.on[at].remove(task)
         self.on[to].append(task)
         self.where[task] = to

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.allocator.core.claims import Claim, Claims
@@ -20,14 +20,18 @@ from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import STEP, RegionIndex
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.broker.core.assignment import FREE
+from control_plane.rebalancer.core.loads import watts_per_rru
 from control_plane.rebalancer.core.model import (
     BinRule,
+    PoweredPlace,
     RegionModel,
     TaskColumns,
     TaskKind,
     Weights,
 )
 
+DOWN = "is down"
+"""Why a machine takes no tasks that draws nothing (`Allocator`)."""
 _MICRO_GPUS = 1_000_000
 _GIB = 1 << 30
 Load = tuple[float, float, float]
@@ -47,13 +51,22 @@ class JobTerms:
 class SurveySources:
     """What the survey asks."""
 
-    index: RegionIndex
+    indexes: Sequence[RegionIndex]
+    """One for each shard: of all machines, with the claims of its own pools' jobs."""
+    owner: Callable[[str], RegionIndex]
+    """Of a pool."""
     terms: Callable[[str], JobTerms | None]
     """Of a job; None: none of its tasks may move."""
     measured: Callable[[str, int, Machine], Load | None]
     """What a task uses; None: not measured."""
     offered: Callable[[str, Mapping[str, int], int], Sequence[Machine]]
     """Free machines that a pool may take: where it has how many hot ones, and how many at most."""
+    drawn: Callable[[Machine, float], tuple[float, bool]]
+    """What a machine draws while so much CPU is used, in watts, and whether its host says so."""
+    capped: Callable[[Machine], bool]
+    """Whether the power of a machine is capped now."""
+    limit_share: float = 0.95
+    """Of a budget, what may be drawn before that costs."""
 
 
 def sizes_of(machine: Machine) -> Load:
@@ -77,9 +90,15 @@ def hottest(used: Sequence[float], machine: Machine) -> float:
 class Survey:
     """Collects a model; one object for one model."""
 
-    def __init__(self, sources: SurveySources, weights: Weights, free_machines: int) -> None:
-        """Collect nothing yet."""
-        self._sources, self._weights = sources, weights
+    def __init__(
+        self,
+        sources: SurveySources,
+        weights: Weights,
+        free_machines: int,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """Collect nothing yet; `only` these pools, which is exact as far as no other is touched."""
+        self._sources, self._weights, self._only = sources, weights, only
         self._free_left = free_machines
         self._machines: list[Machine] = []
         self._number: dict[Machine, int] = {}
@@ -101,13 +120,14 @@ class Survey:
 
     def run(self) -> Generator[None, None, RegionModel]:
         """Collect everything; others may have their turn at each step."""
-        index = self._sources.index
-        for name in sorted(index.pools):
-            if name != FREE:
-                yield from self._add_pool(name, list(index.pools[name].machines()))
-        for job in sorted(index.claims):
-            claims = index.claims.get(job)
-            if claims is not None:
+        sources, indexes = self._sources, self._sources.indexes
+        for name in sorted({pool for index in indexes for pool in index.pools} - {FREE}):
+            if self._only is None or name in self._only:
+                yield from self._add_pool(name, list(sources.owner(name).pool(name).machines()))
+        of_job = {job: index for index in indexes for job in index.claims}
+        for job in sorted(of_job):
+            claims = of_job[job].claims.get(job)
+            if claims is not None and (self._only is None or claims.pool in self._only):
                 yield from self._add_job(job, claims)
         yield from self._offer()
         return (yield from self._model())
@@ -209,9 +229,13 @@ class Survey:
                 if number % STEP == STEP - 1:
                     yield
             admissions.append(bytes(mask))
-        machines, why_short = self._machines, self._sources.index.why_short
+        places, places_of, watts = yield from self._power()
+        machines, why_short = self._machines, self._sources.indexes[0].why_short
         return RegionModel(
             weights=self._weights,
+            places=places,
+            places_of=places_of,
+            watts_per_rru=watts,
             pools=self._pools,
             machines=[m.name for m in machines],
             pool_of=self._pool_of,
@@ -235,6 +259,37 @@ class Survey:
             measured=self._measured,
         )
 
+    def _power(
+        self,
+    ) -> Generator[None, None, tuple[list[PoweredPlace], list[list[int]], list[float]]]:
+        """Return places with budgets, the machines of the model in them, and what load draws there.
+
+        Machines that are not in the model draw as well: free ones, and those of other pools.
+        """
+        sources = self._sources
+        power = sources.indexes[0].power
+        if power is None or not power.budgets:
+            return [], [], []
+        draws = [PlaceDraw(budget.place, budget.watts) for budget in power.budgets]
+        number = {budget.place: at for at, budget in enumerate(power.budgets)}
+        for count, other in enumerate(sources.indexes[0].machines.values()):
+            machine = sources.owner(other.pool).machines.get(other.name) or other
+            at = self._number.get(machine)
+            rru = self._used[at][0] if at is not None else _claimed_rru(machine)
+            watts, _ = sources.drawn(machine, rru)
+            moving = watts_per_rru(machine.capacity) * rru if at is not None else 0.0
+            for budget in power.budgets_of(machine.place) if machine.blocked != DOWN else ():
+                draws[number[budget.place]].add(machine, watts, moving, sources.capped(machine))
+            if count % STEP == STEP - 1:
+                yield
+        of = [[number[b.place] for b in power.budgets_of(m.place)] for m in self._machines]
+        levels = max(map(len, of), default=0)
+        return (
+            [draw.place(sources.limit_share) for draw in draws],
+            [[each[n] if n < len(each) else -1 for each in of] for n in range(levels)],
+            [watts_per_rru(m.capacity) for m in self._machines],
+        )
+
     def _bins(self, name: str) -> Generator[None, None, list[int]]:
         numbers: dict[str, int] = {}
         found = []
@@ -245,6 +300,41 @@ class Survey:
         return found
 
 
+@dataclass(slots=True)
+class PlaceDraw:
+    """What is drawn in one place, as it is added up."""
+
+    name: str
+    budget_w: float
+    drawn_w: float = 0.0
+    moving_w: float = 0.0
+    """The part that goes with tasks of the model."""
+    full_w: float = 0.0
+    machines: int = 0
+    is_capped: bool = False
+
+    def add(self, machine: Machine, watts: float, moving: float, is_capped: bool) -> None:
+        """Count one machine."""
+        self.drawn_w += watts
+        self.moving_w += moving
+        self.full_w += watts_per_rru(machine.capacity) * machine.capacity.rru
+        self.machines += 1
+        self.is_capped = self.is_capped or is_capped
+
+    def place(self, limit_share: float) -> PoweredPlace:
+        """Return the place; one where power is capped bears less than it draws now."""
+        limit = limit_share * self.budget_w
+        if self.is_capped:
+            limit = min(limit, limit_share * self.drawn_w)
+        each = self.full_w / self.machines if self.machines else 0.0
+        return PoweredPlace(self.name, limit, self.drawn_w - self.moving_w, max(each, 1.0))
+
+
+def _claimed_rru(machine: Machine) -> float:
+    capacity = machine.capacity
+    return capacity.rru_of(capacity.cpu_room - machine.free_cpu)
+
+
 def _room(machine: Machine) -> tuple[int, int, int, int, int]:
     gpus = int(machine.free_gpus * _MICRO_GPUS)
     rest = (machine.free_network, machine.free_disk, machine.free_ports)
@@ -252,12 +342,12 @@ def _room(machine: Machine) -> tuple[int, int, int, int, int]:
 
 
 def used_on(
-    machine: Machine, load: Callable[[Claim], Load], claims: Mapping[str, Claims]
+    machine: Machine, load: Callable[[Claim], Load], claims_of: Callable[[str], Claims | None]
 ) -> list[float]:
     """Return what the tasks of one machine use now."""
     used = [0.0, 0.0, 0.0]
     for job in dict.fromkeys(holder.job for holder in machine.jobs):
-        for claim in claims.get(job) or ():
+        for claim in claims_of(job) or ():
             if claim.machine is machine:
                 used = [u + part for u, part in zip(used, load(claim), strict=True)]
     return used

@@ -83,6 +83,7 @@ from control_plane.portal.core.report import Used
 from control_plane.portal.portal import Portal
 from control_plane.portal.service import CapacityService, Sources
 from control_plane.profiles.rollouts import ProfileRollouts
+from control_plane.rebalancer.ports import ShardedPlaces
 from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.rebalancer.solver import solver_process
 from control_plane.roles import ControlPlane
@@ -241,9 +242,10 @@ class CannedControlPlane(ControlPlane):
             store,
         )
         self.rebalancer = ReBalancer(
-            *(shared, table, allocator, RebalanceDesk(table, Runtime()), store),
+            *(shared, table, ShardedPlaces([allocator]), RebalanceDesk(table, Runtime()), store),
             solver_process(memory_mib=2048),
             lambda: "",
+            AgentPool(_no_agent),
         )
         self.observations, self.store = observations, store
         self.restored = RestoredStore(store, shared, table, allocator.directory)

@@ -7,11 +7,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
 
+from control_plane.api.rebalancing import PlaceUse, PowerUse, RebalancePlan
 from control_plane.cli import main
+from control_plane.cli.rebalance_picture import picture
+from control_plane.client import ControlPlaneClient
 from control_plane.rebalancer.core.model import Effort, total
 from control_plane.rebalancer.solver import solver_process
 from tests.rebalancer_models import Replay, a_model
@@ -45,6 +49,50 @@ def test_a_plan_is_made_and_shown_although_the_rebalancer_is_off(ctl: Ctl) -> No
     text = ok(ctl("rebalance", "plan"))
     assert "0 moves gain 0.000" in text
     assert json.loads(ok(ctl("rebalance", "plan", "-o", "json")))["moves"] == []
+
+
+def test_a_plan_is_a_picture_and_metrics_say_what_the_rebalancer_knows(
+    ctl: Ctl, region: Region
+) -> None:
+    picture = ElementTree.fromstring(ok(ctl("rebalance", "plan", "-o", "svg")))
+    assert "".join(picture.itertext()).strip().startswith("0 moves: hot machines 0")
+
+    async def metrics() -> str:
+        async with (
+            ControlPlaneClient(f"unix:{region.socket}") as client,
+            client._open().get("http://local/metrics") as answer,
+        ):
+            return await answer.text()
+
+    text = asyncio.run(metrics())
+    assert "twine_rebalance_gap_alarm 0.0" in text
+    assert 'twine_rebalance_moves_total{state="done"} 0.0' in text
+
+
+def test_a_picture_shows_each_place_and_each_budget_before_and_after() -> None:
+    share = {"cpu": 0.5, "memory": 0.25, "network": 0.0}
+    place = PlaceUse(
+        level="msb",
+        place="dc1/<msb1>",
+        machines=2,
+        before=share,
+        after=share | {"cpu": 0.4},
+        hottest_before=0.9,
+        hottest_after=0.6,
+    )
+    power = PowerUse(place="dc1", limit_w=100.0, before_w=120.0, after_w=95.0)
+    drawn = ElementTree.fromstring(picture(a_plan(places=[place], power=[power])))
+    titles = [title.text for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
+
+    assert titles == ["50.0%", "40.0%", "25.0%", "25.0%", "0.0%", "0.0%", "120.0%", "95.0%"]
+    assert "msb dc1/<msb1> (2)" in [t.text for t in drawn.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def a_plan(**changes: object) -> RebalancePlan:
+    values: dict[str, object] = {"number": 1, "made_at": 0.0, "took_s": 0.1, "goals": []}
+    values |= {"gain": 0.0, "price": 0.0, "bound": None, "hot_before": 0, "hot_after": 0}
+    values |= {"is_complete": True, "machines": 2, "tasks": 1, "movable": 1, "measured": 0}
+    return RebalancePlan(**(values | {"moves": []} | changes))  # type: ignore[arg-type]
 
 
 def test_operators_pause_and_resume_it_and_the_audit_log_says_so(ctl: Ctl) -> None:

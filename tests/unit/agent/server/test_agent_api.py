@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent import api
+from agent.api import Network, NetworkMode
+from agent.core.addresses import veth_of
 from agent.core.unit_properties import cgroup_of
 from agent.machine import Usage
 from agent.routes import ROUTES
@@ -337,6 +339,30 @@ async def test_what_tasks_use_is_told_of_those_that_have_processes(host: FakeHos
     assert [(u.task_id, u.cpu_s, u.memory_bytes) for u in first.tasks] == [("web", 1.5, 7 << 20)]
     assert later.tasks == []
     assert later.at_boot_s > first.at_boot_s > 0
+
+
+async def test_traffic_of_private_networks_and_power_of_processors_are_told(
+    host: FakeHost,
+) -> None:
+    """RE2: what plans go by; a host without RAPL says nothing of its power."""
+    link, zone = f"/sys/class/net/{veth_of('web')}/statistics", "/sys/class/powercap/intel-rapl:"
+    private = Network(mode=NetworkMode.PRIVATE)
+    async with host.agent() as client:
+        for name, spec in (("web", a_spec(network=private)), ("db", a_spec())):
+            await client.put_task(name, spec)
+            await running(client, name)
+            (group,) = host.fake.systemd.units(unit(name))
+            host.fake.cgroups.usage[group.control_group] = Usage(cpu_s=1.5)
+        before = await client.get_usage()
+        texts = {f"{link}/rx_bytes": "700", f"{link}/tx_bytes": "60"}
+        for number, name in enumerate(("package-0", "package-1", "psys")):
+            texts |= {f"{zone}{number}/name": name, f"{zone}{number}/energy_uj": "2500000"}
+        host.fake.texts |= texts
+        after = await client.get_usage()
+
+    assert before.energy_j is None
+    assert after.energy_j == 5.0
+    assert {u.task_id: u.network_bytes for u in after.tasks} == {"web": 760, "db": None}
 
 
 async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(

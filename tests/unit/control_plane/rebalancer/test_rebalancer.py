@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
+from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region
 
@@ -23,6 +24,7 @@ from control_plane.api.rebalancing import MoveState, PauseWish
 from control_plane.api.settings import RebalanceMode, RebalanceSettings
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.solving import solve
+from control_plane.rebalancer.core.survey import JobTerms
 from control_plane.roles import ControlPlane
 from control_plane.scheduler.rebalance_desk import RebalanceDesk
 from wire.errors import NotFound
@@ -260,3 +262,138 @@ def test_moves_are_explained() -> None:
             w.cp.rebalancer.explain("p99.1")
 
     in_region(body)
+
+
+def test_measured_loads_move_tasks_that_claim_alike() -> None:
+    """RE2: what agents say counts instead of claims, once two readings tell a rate."""
+
+    async def body(w: Rebalanced) -> None:
+        await w.set_up(12)
+        one_each = {"limits": BIG, "update": UpdatePolicy(max_unavailable=1)}
+        await w.cp.apply_job(a_job(6, fit=Fit.TIGHT, **one_each))
+        await w.stable()
+        record = (await w.cp.get_job("web")).record
+        hot = record.tasks[0].placement.machine
+        busy = [t.index for t in record.tasks if t.placement.machine == hot]
+        assert len(busy) > 1
+        w.region.used = {f"web-{t.index}": (0.01, 1 << 20) for t in record.tasks}
+        assert (await w.cp.rebalancer.plan()).moves == []
+        w.region.used |= {f"web-{index}": (0.9, 1 << 20) for index in busy}
+
+        await w.until(lambda: w.moves(), within_s=900)
+
+        move = w.cp.rebalancer.history().moves[0]
+        assert move.from_machine == hot
+        assert move.why.startswith("cpu of")
+        plan = await w.cp.rebalancer.plan()
+        assert plan.measured == plan.tasks == 6
+        assert plan.oldest_load_s is not None
+        assert plan.oldest_load_s <= 3 * 30.0
+
+    in_region(body, measure_s=30.0, smooth_s=60.0, hot_from=0.8, every_s=120.0)
+
+
+def test_loads_that_were_not_read_lately_do_not_count() -> None:
+    """RE2: with the age of each load; claims count again."""
+
+    async def body(w: Rebalanced) -> None:
+        await w.packed(3)
+        w.region.used = {f"web-{index}": (0.5, 1 << 20) for index in range(3)}
+        await asyncio.sleep(120)
+        assert (await w.cp.rebalancer.plan()).measured == 3
+        for machine in w.region.machines.values():
+            machine.behaviour.answer_s = 1_000.0
+        await asyncio.sleep(100)
+
+        plan = await w.cp.rebalancer.plan()
+        assert (plan.measured, plan.oldest_load_s) == (0, None)
+
+    in_region(body, mode=RebalanceMode.RECOMMEND, measure_s=30.0)
+
+
+def test_a_restarted_control_plane_goes_on_with_its_plan() -> None:
+    """RE5, RE7: or tells the moves of one that is too old as withdrawn."""
+
+    async def main() -> None:
+        world = Rebalanced(moves_per_s=0.001, moves_burst=1, every_s=2_000.0)
+        async with asyncio.timeout(40_000):
+            async with world.running() as w:
+                await w.packed()
+                await w.until(lambda: w.moves(), within_s=4_000)
+                left = [m for m in w.cp.rebalancer.status().plan.moves if m.state == "planned"]
+                assert left
+            async with world.running() as w:
+                await w.until(lambda: w.cp.rebalancer.status().plan)
+                plan = w.cp.rebalancer.status().plan
+                assert plan.resumed_at is not None
+                states = {m.id: m.state for m in plan.moves}
+                assert all(states[m.id] == "planned" for m in left)
+                assert list(states.values()).count("done") == 1
+            await asyncio.sleep(5_000)
+            async with world.running() as w:
+                await w.until(lambda: w.moves(MoveState.WITHDRAWN))
+                told = [m.reason for m in w.cp.rebalancer.history().moves]
+                assert "the control plane restarted, and the plan is too old" in told
+                assert await w.moves(MoveState.WITHDRAWN) == len(left)
+
+    run(main())
+
+
+def test_a_lost_machine_has_its_entitlement_planned_again_before_the_next_plan_is_due() -> None:
+    async def body(w: Rebalanced) -> None:
+        await w.packed()
+        plans = w.cp.rebalancer._state().plans
+        await w.until(lambda: at_most(w, 2), within_s=4_000)
+        assert w.cp.rebalancer._state().plans > plans
+        assert w.cp.rebalancer.status().plan.only == ["front"]
+
+    in_region(body, every_s=1_500.0)
+
+
+def test_all_shards_of_a_process_are_planned_together() -> None:
+    """RE4, SH1: each pool as the shard knows it that owns it."""
+
+    async def main() -> None:
+        world = Rebalanced()
+        world.settings = replace(world.settings, shards=3)
+        async with asyncio.timeout(20_000), world.running() as w:
+            for machine in w.region.machines.values():
+                await w.cp.joined(machine.join())
+            spec = {"fit": Fit.TIGHT, "limits": BIG, "update": UpdatePolicy(max_unavailable=1)}
+            for pool in ("e0", "e1"):
+                quota = EntitlementSpec(machines=6, host_profile="web")
+                await w.cp.put_entitlement(pool, quota)
+                await w.cp.apply_job(a_job(9, name=f"job-{pool}", entitlement=pool, **spec))
+                await w.stable(f"job-{pool}")
+            owners = {w.cp.shards.of_pool(pool).number for pool in ("e0", "e1")}
+            assert len(owners) == 2
+
+            def moved() -> bool:
+                done = [m.job for m in w.cp.rebalancer.history().moves if m.state == "done"]
+                return {"job-e0", "job-e1"} <= set(done)
+
+            await w.until(moved, within_s=2_000)
+            assert (await w.cp.rebalancer.plan()).tasks == 18
+
+    run(main())
+
+
+def test_plans_that_miss_much_in_a_row_are_an_alarm() -> None:
+    async def body(w: Rebalanced) -> None:
+        await w.packed()
+        record = w.cp._jobs.get("web")
+        assert record is not None
+        w.cp.rebalancer.planner.terms = lambda *_: JobTerms((), lambda _: False)
+
+        async def stuck(model: RegionModel, effort: Effort) -> SolverAnswer:
+            return replace(await solved_here(model, effort), bound=0.0)
+
+        w.cp.rebalancer.planner._solve = stuck
+        assert w.cp.rebalancer.alarm() == ""
+        await asyncio.sleep(60 * 5)
+
+        assert w.cp.rebalancer.status().gap == 1.0
+        assert w.cp.rebalancer.alarm().startswith("rebalancing: 3 plans in a row gain less")
+        assert w.cp.rebalancer.alarm() in (await w.cp.ready()).detail
+
+    in_region(body, every_s=60.0)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from control_plane.rebalancer.core.model import (
     BinRule,
     Effort,
+    PoweredPlace,
     RegionModel,
     SolverAnswer,
     TaskKind,
@@ -161,3 +162,48 @@ def test_the_bound_counts_what_cannot_move() -> None:
     answer = solved(a_region([[9.0], []], can_move=[False]))
 
     assert answer.bound == pytest.approx(total(answer.scores, after=True))
+
+
+def powered(machines: list[list[float]], limit_w: float, **changes: object) -> RegionModel:
+    """Return machines of which the first two are in a place that bears `limit_w`.
+
+    Each RRU draws 10 W there; idle machines draw 100 W.
+    """
+    inside = [0 if m < 2 else -1 for m in range(len(machines))]
+    return a_region(
+        machines,
+        places=[PoweredPlace("dc1/msb1", limit_w, 200.0, 100.0)],
+        places_of=[inside],
+        watts_per_rru=[10.0] * len(machines),
+        **changes,
+    )
+
+
+def test_tasks_leave_a_place_that_draws_more_than_it_bears() -> None:
+    """RE6, HC13, WH10: to another data center, although no machine is hot."""
+    loads = [[2.0, 2.0], [2.0, 2.0], [1.0], [1.0]]
+    level = Weights(move_per_gib=0.0, tolerance=0.5)
+    answer = solved(powered(loads, limit_w=240.0, weights=level))
+
+    assert answer.drawn[0][0] == 280.0
+    assert answer.drawn[0][1] <= 240.0
+    assert {s.to_machine for s in answer.steps} <= {"m2", "m3"}
+    assert {s.why for s in answer.steps} == {"power of dc1/msb1"}
+    assert all(s.power_gain > s.price for s in answer.steps)
+    assert solved(powered(loads, limit_w=300.0, weights=level)).steps == []
+
+
+def test_a_place_that_bears_no_more_gets_no_tasks() -> None:
+    """RE6: relieving a hot machine does not overload the power of another place."""
+    loads = [[3.0], [], [3.0, 3.0, 3.0], []]
+
+    assert {s.to_machine for s in solved(powered(loads, limit_w=230.0)).steps} == {"m3"}
+
+
+def test_the_gain_in_power_is_counted_as_measured_after() -> None:
+    answer = solved(powered([[2.0, 2.0], [2.0, 2.0], [1.0], [1.0]], limit_w=240.0))
+    (score,) = [s for s in answer.scores if s.goal == "power above budgets"]
+
+    assert score.before == pytest.approx(10.0 * 40.0 / 100.0)
+    assert score.after == 0.0
+    assert sum(s.gain for s in answer.steps) == pytest.approx(answer.gain)

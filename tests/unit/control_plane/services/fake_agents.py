@@ -52,6 +52,8 @@ class Region:
 
     def __init__(self) -> None:
         self.machines: dict[str, FakeMachine] = {}
+        self.used: dict[str, tuple[float, int]] = {}
+        """Task → cores and bytes that it uses; empty: agents say what they said at boot."""
         self.broken_rules: list[str] = []
         self.log: list[str] = []
 
@@ -356,7 +358,17 @@ class FakeAgent:
 
     async def get_usage(self) -> Usages:
         m = await self._enter()
-        return Usages(at_boot_s=1.0, tasks=[TaskUsage(task_id=t, processes=3) for t in m.tasks])
+        used = m.region.used
+        tasks = [
+            TaskUsage(
+                task_id=task,
+                processes=3,
+                cpu_s=used.get(task, (0.0, 0))[0] * clock(),
+                memory_bytes=used.get(task, (0.0, 0))[1],
+            )
+            for task in m.tasks
+        ]
+        return Usages(at_boot_s=clock() if used else 1.0, tasks=tasks)
 
     def open_exec(self, task_id: str, asked: dict[str, str]) -> None:
         raise NotFound(f"{task_id} has nothing inside")

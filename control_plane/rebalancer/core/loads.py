@@ -1,0 +1,137 @@
+"""What tasks use and what machines draw, from readings of agents: rates, smoothed, with their age.
+
+Each reading has counters and the agent's time since boot; two of one boot give rates. Rates are
+smoothed exponentially, so that a burst of seconds moves nothing. What was not read for long is not
+known any more, and claims count again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import exp
+
+from agent.usage import TaskUsage, Usages
+from control_plane.broker.core.capacity import Capacity
+
+IDLE_SHARE = 0.5
+"""Of its nominal draw, what an idle machine draws: about half of its peak (Barroso and Hölzle, IEEE
+Computer 40(12), 2007)."""
+REST_SHARE = 0.35
+"""Of its nominal draw, what a machine draws besides its processors, which alone RAPL counts. An
+assumption: memory, disks and fans differ by machine."""
+_SHORTEST_S = 1.0
+"""Between two readings that give a rate: the kernel adds CPU time up every few milliseconds."""
+
+
+@dataclass(slots=True)
+class TaskLoad:
+    """What one task uses, smoothed."""
+
+    rru: float
+    memory_bytes: float
+    network_mbps: float | None
+    """None: it has its host's network, where nothing tells whose traffic it is."""
+    at: float
+    """When it was read last; seconds of the caller's clock."""
+
+
+@dataclass(slots=True)
+class MachineReading:
+    """The last reading of one machine, and what it draws."""
+
+    usages: Usages
+    tasks: Mapping[str, TaskUsage]
+    at: float
+    watts: float | None = None
+    """Smoothed; None: the host does not say, or said it once only."""
+
+
+@dataclass(slots=True)
+class Loads:
+    """All that was read of a region."""
+
+    smooth_s: float
+    """After this long a new level has 63 % of the weight."""
+    tasks: dict[str, TaskLoad] = field(default_factory=dict)
+    machines: dict[str, MachineReading] = field(default_factory=dict)
+
+    def read(self, machine: str, capacity: Capacity, usages: Usages, now: float) -> None:
+        """Count what one agent said; a first reading, or one after a boot, gives no rates."""
+        before = self.machines.get(machine)
+        known = MachineReading(usages, {task.task_id: task for task in usages.tasks}, now)
+        self.machines[machine] = known
+        if before is None:
+            return
+        passed_s = usages.at_boot_s - before.usages.at_boot_s
+        if 0 <= passed_s < _SHORTEST_S:
+            self.machines[machine] = before
+            return
+        known.watts = self._watts(before, usages, passed_s)
+        per_core = capacity.rru / capacity.cpus if capacity.cpus else 0.0
+        for name, task in known.tasks.items():
+            earlier = before.tasks.get(name)
+            if earlier is not None and passed_s > 0 and task.cpu_s >= earlier.cpu_s:
+                self._count(earlier, task, passed_s, per_core, now)
+
+    def _count(
+        self,
+        earlier: TaskUsage,
+        task: TaskUsage,
+        passed_s: float,
+        per_core: float,
+        now: float,
+    ) -> None:
+        rru = (task.cpu_s - earlier.cpu_s) / passed_s * per_core
+        mbps = None
+        if task.network_bytes is not None and earlier.network_bytes is not None:
+            mbps = max(0, task.network_bytes - earlier.network_bytes) * 8 / 1e6 / passed_s
+        known = self.tasks.get(task.task_id)
+        memory = float(task.memory_bytes)
+        if known is not None:
+            share = self._weight(passed_s)
+            rru = known.rru + share * (rru - known.rru)
+            memory = known.memory_bytes + share * (memory - known.memory_bytes)
+            if mbps is not None and known.network_mbps is not None:
+                mbps = known.network_mbps + share * (mbps - known.network_mbps)
+        self.tasks[task.task_id] = TaskLoad(rru, memory, mbps, now)
+
+    def _watts(self, before: MachineReading, usages: Usages, passed_s: float) -> float | None:
+        """Return the smoothed draw; a counter that began again tells nothing new."""
+        if usages.energy_j is None or before.usages.energy_j is None or passed_s <= 0:
+            return None
+        if usages.energy_j < before.usages.energy_j:
+            return before.watts
+        watts = (usages.energy_j - before.usages.energy_j) / passed_s
+        if before.watts is None:
+            return watts
+        return before.watts + self._weight(passed_s) * (watts - before.watts)
+
+    def _weight(self, passed_s: float) -> float:
+        return 1.0 - exp(-passed_s / self.smooth_s)
+
+    def of_task(self, task: str, now: float, within_s: float) -> TaskLoad | None:
+        """Return what a task uses, if it was read not longer ago than `within_s`."""
+        known = self.tasks.get(task)
+        return known if known is not None and now - known.at <= within_s else None
+
+    def watts_of(self, machine: str, now: float, within_s: float) -> float | None:
+        """Return what a machine's processors draw, if it was read not longer ago than that."""
+        known = self.machines.get(machine)
+        return known.watts if known is not None and now - known.at <= within_s else None
+
+    def keep(self, machines: Iterable[str], now: float, within_s: float) -> None:
+        """Forget all machines but these, and tasks that were not read for long."""
+        here = set(machines)
+        self.machines = {name: m for name, m in self.machines.items() if name in here}
+        self.tasks = {name: t for name, t in self.tasks.items() if now - t.at <= within_s}
+
+
+def modelled_w(power_w: float, share: float) -> float:
+    """Return what a machine draws at a use of its CPU from 0 to 1, by the model."""
+    return power_w * (IDLE_SHARE + (1.0 - IDLE_SHARE) * min(1.0, share))
+
+
+def watts_per_rru(capacity: Capacity) -> float:
+    """Return what a machine draws more for each RRU that is used, by the model."""
+    return (1.0 - IDLE_SHARE) * capacity.power_w / capacity.rru if capacity.rru else 0.0

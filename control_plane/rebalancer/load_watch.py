@@ -1,0 +1,84 @@
+"""Reads what tasks use and machines draw from their agents, in turns, for plans to go by."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from control_plane.agents.region import Region
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.rebalancer.core.loads import REST_SHARE, Loads, modelled_w
+from control_plane.rebalancer.core.survey import Load
+from control_plane.rebalancer.ports import AgentClients, ShardedPlaces
+from wire.errors import TwineError
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 10
+_PAUSE_S = 0.1
+"""After so many readings: 100 agents per second at most, so that the process has time for others.
+A round of 50,000 machines takes 500 s then."""
+_ROUNDS = 3.0
+"""A load is known for so many rounds after it was read: two answers may be lost."""
+
+
+class LoadWatch:
+    """Reads agents in rounds. Knows nothing until two rounds are over."""
+
+    def __init__(self, region: Region, places: ShardedPlaces, agents: AgentClients) -> None:
+        """Read nothing yet."""
+        settings = region.settings.rebalance
+        self._region, self._places, self._agents = region, places, agents
+        self._every_s, self._within_s = settings.measure_s, _ROUNDS * settings.measure_s
+        self.loads = Loads(settings.smooth_s)
+
+    async def run(self) -> None:
+        """Read all machines with tasks in each round, until cancelled."""
+        runtime = self._region.runtime
+        while True:
+            began = runtime.now()
+            names = [m.name for m in self._places.machines() if m.jobs]
+            for start in range(0, len(names), _AT_ONCE):
+                await asyncio.gather(*map(self._read, names[start : start + _AT_ONCE]))
+                await runtime.sleep(_PAUSE_S)
+            took_s = runtime.now() - began
+            self._within_s = _ROUNDS * max(self._every_s, took_s)
+            self.loads.keep(names, runtime.now(), self._within_s)
+            await runtime.sleep(max(1.0, self._every_s - took_s))
+
+    async def _read(self, name: str) -> None:
+        record, machine = self._region.broker.table.find(name), self._places.find(name)
+        if record is None or machine is None or not self._region.observations.look(name).answering:
+            return
+        try:
+            usages = await (await self._agents.get(record)).get_usage()
+        except TwineError as e:
+            log.debug("load not read", extra={"machine": name, "reason": str(e)})
+            return
+        self.loads.read(name, machine.capacity, usages, self._region.runtime.now())
+
+    # -- what plans ask
+
+    def load(self, job: str, task: int, _machine: Machine) -> Load | None:
+        """Return what a task uses; None: it was not read lately, so its claims count.
+
+        One that moved counts as before until it is read where it is: RRU are the same anywhere.
+        The network counts 0 where it is not known whose traffic is whose.
+        """
+        known = self.loads.of_task(f"{job}-{task}", self._region.runtime.now(), self._within_s)
+        if known is None:
+            return None
+        return known.rru, known.memory_bytes, known.network_mbps or 0.0
+
+    def age_s(self) -> float | None:
+        """Return how long ago the oldest load that still counts was read; None: there is none."""
+        now = self._region.runtime.now()
+        read = [load.at for load in self.loads.tasks.values() if now - load.at <= self._within_s]
+        return now - min(read) if read else None
+
+    def watts(self, machine: Machine, rru: float) -> tuple[float, bool]:
+        """Return what a machine draws while so much CPU is used, and whether its host said so."""
+        nominal, size = machine.capacity.power_w, machine.capacity.rru
+        read = self.loads.watts_of(machine.name, self._region.runtime.now(), self._within_s)
+        if read is not None and nominal:
+            return read + REST_SHARE * nominal, True
+        return modelled_w(nominal, rru / size if size else 0.0), False
