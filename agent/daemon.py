@@ -28,7 +28,7 @@ from agent.config import AgentConfig
 from agent.core import own_init
 from agent.core.limits import on_devices
 from agent.core.pressure import Waits, starts_at_once
-from agent.core.records import TASK_UNITS, TaskRecord
+from agent.core.records import TASK_UNITS, TaskRecord, has_own_init
 from agent.core.resolver_files import Resolver
 from agent.core.retention import Room
 from agent.machine import Machine
@@ -73,8 +73,9 @@ from agent.services.starts import Starts
 from agent.services.supervisor import Host
 from agent.services.task_identities import TaskIdentities
 from agent.services.tasks import Tasks
+from agent.services.unit import task_unit
 from agent.services.unit_view import UnitView
-from agent.services.units import Units, task_unit
+from agent.services.units import Units
 from agent.services.usage import UsageReader
 from agent.services.volume_service import VolumeService
 from agent.services.volumes import Volumes
@@ -228,7 +229,7 @@ class Agent:
         )
 
         def as_machine(task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
-            if not own_init.asks(task.spec):
+            if not has_own_init(task.spec):
                 return unit
             assert task.ids is not None, "given to it when it was admitted"
             folders = config.state_dir, config.run_dir
@@ -249,7 +250,7 @@ class Agent:
             prober=prober,
             contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
             networks=networks,
-            name_files=NameFiles(roots, machine, Resolver(*config.dns()), hardware.hostname),
+            name_files=NameFiles(roots.path, machine, Resolver(*config.dns()), hardware.hostname),
             cgroups=machine.cgroups,
             volumes=Volumes(machine.btrfs, self._state),
             starts=Starts(starts_at_once(hardware.cpu.online, Waits())),
@@ -347,7 +348,7 @@ class Agent:
             facts=facts,
             pull=lambda request: self._pull(images, request),
             accounts=accounts,
-            volumes=VolumeService(host.volumes, tasks, lanes),
+            volumes=VolumeService(host.volumes, tasks.specs, lanes),
             spawn=spawn,
             renew=self.identity.renew_when_asked,
             uniqueness=uniqueness,

@@ -20,7 +20,7 @@ import msgspec
 from agent.core.addresses import VETH, alias_of, gateway4, host6, netns_of, read_alias, veth_of
 from agent.core.firewall import TABLE, table
 from agent.core.network import NAMESPACES
-from agent.core.unit_properties import TASKS_SLICE
+from agent.core.slices import TASKS_SLICE
 from agent.netplan import Answer, Ask, Gates, TaskNet
 from wire.errors import HostError
 

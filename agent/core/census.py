@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from agent.api import TaskState
 from agent.api.accounts import Account
+from agent.core.reconcile import KnownTask
 from agent.core.retention import Fate
 from agent.core.volumes import read_name
 
@@ -34,19 +35,6 @@ _OWN = {
     "tasks": "root file systems of tasks",
     "volumes": "volumes of tasks",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class KnownTask:
-    """What the agent knows of a task."""
-
-    state: TaskState
-    leaving: bool = False
-    image: str = ""
-    volumes: tuple[str, ...] = ()
-    """Those on disk that it has for itself, by where they are below the state folder."""
-    ports: str = ""
-    """Name of the program for the ports that it may bind; empty: its network is its own."""
 
 
 @dataclass(frozen=True, slots=True)

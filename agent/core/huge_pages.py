@@ -35,12 +35,6 @@ def pages_of(resources: Resources) -> dict[int, int]:
     return {size: count for size, count in found.items() if count}
 
 
-def asks(spec: TaskSpec) -> bool:
-    """Return whether a task has huge pages of its own."""
-    more = spec.resources  # asked of every task with each start
-    return more.hugepages_2mib > 0 or more.hugepages_1gib > 0
-
-
 def refusal(
     spec: TaskSpec, others: Iterable[TaskSpec], pools: Mapping[int, int], *, controller: bool
 ) -> str:

@@ -115,7 +115,9 @@ class Decision:
 _GOING = (TaskState.STOPPING, TaskState.ACCEPTED)
 """States in which what runs of a task may already be on its way out, whatever is wanted since."""
 _AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
-_BY_HOST = ("startup", "liveness", "evicted")
+EVICTED = "evicted"
+"""Result of the end of a task that had to go for the others' sake."""
+_BY_HOST = ("startup", "liveness", EVICTED)
 """Ends that the host found while the process still ran."""
 _JITTER = 0.25
 """Share of a pause that differs from task to task, so that what ended together does not start
@@ -456,3 +458,13 @@ def after_failure(task: TaskRecord, reason: str, now: Moment, *, retry: bool) ->
         next_start_at=now.wall + pause_s,
         next_start_boot_s=now.boot_s + pause_s,
     )
+
+
+def evicted(task: TaskRecord, why: str, now: Moment) -> TaskRecord:
+    """Return the task after it had to go: ended, by its restart policy; itself if it does not run.
+
+    What still runs is stopped by the decision that follows.
+    """
+    if task.state is not TaskState.RUNNING or task.wanted is not Wanted.RUN:
+        return task
+    return replace(ended_by_host(task, Exit(result=EVICTED, at=now.wall), now), reason=why)

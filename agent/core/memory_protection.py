@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from agent.api import TaskSpec
 from agent.core.limits import pages
-from agent.core.unit_properties import TASKS_SLICE, slice_for
+from agent.core.slices import TASKS_SLICE, slice_for
 
 KEPT_FILES = {"MemoryMin": "memory.min", "MemoryLow": "memory.low"}
 """Property of a slice, and the kernel's file."""

@@ -10,7 +10,6 @@ import re
 from dataclasses import replace
 
 from agent.core.lifecycle import SeenUnit
-from agent.core.pressure import PAUSE_S
 
 OOMD_KILL = "oomd-kill"
 """Result of the end of a task that systemd-oomd killed."""
@@ -32,9 +31,9 @@ def what_ended(unit: SeenUnit, now: float) -> list[str]:
     return _journal((unit.exited_at or now) - _BEFORE_S, *note)
 
 
-def what_was_done(now: float) -> list[str]:
-    """Return the command that prints what systemd-oomd said lately."""
-    return _journal(now - PAUSE_S)
+def what_was_done(now: float, within_s: float) -> list[str]:
+    """Return the command that prints what systemd-oomd said in the last `within_s` seconds."""
+    return _journal(now - within_s)
 
 
 def _journal(since: float, *matches: str) -> list[str]:

@@ -15,14 +15,12 @@ from types import MappingProxyType
 
 from agent.api import Relaxation, TaskSpec
 from agent.api.volumes import VolumeKind
-from agent.core.system_calls import NO_RINGS
 from agent.core.task_identity import INSIDE as IDENTITY
+from agent.core.unit_parts import NO_RINGS
 from agent.core.unit_properties import TASK_HARDENING
 from agent.core.volumes import OWNER, place_of
 
 NSPAWN = "/usr/bin/systemd-nspawn"
-INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
-"""Where an image has its init; each other one would be told in another way to end."""
 ID_COUNT = 65_536
 """Users and groups of a machine, as many as systemd gives each (UIDS-GIDS.md)."""
 FIRST_ID = 29_184 * ID_COUNT
@@ -137,11 +135,6 @@ _LOGIN = (
     "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     *("HOME=/root", "USER=root", "LOGNAME=root", "LANG=C.UTF-8"),
 )
-
-
-def asks(spec: TaskSpec) -> bool:
-    """Return whether a task has an init of its own."""
-    return Relaxation.OWN_INIT in spec.relaxations
 
 
 def missing(is_on: bool, has_program: Callable[[str], bool]) -> str:

@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
-from agent.api import Exit, TaskState
-from agent.core.lease import Moment
-from agent.core.lifecycle import ended_by_host
-from agent.core.records import TaskRecord, Wanted
 from wire.units import about_size
 
-EVICTED = "evicted"
-"""Result of the end of a task that had to go for the others' sake."""
 SHORT = 0.4
 """Share of time in which no task at all got on for want of memory: the host mostly waits."""
 LOOKS = 3
@@ -159,13 +151,3 @@ def why_evicted(load: Load, waits: Waits) -> str:
         f" want of memory, and it had the most, {about_size(load.memory_bytes)}{kept}, of the"
         f" entitlement that has the most ({load.entitlement})"
     )
-
-
-def evicted(task: TaskRecord, why: str, now: Moment) -> TaskRecord:
-    """Return the task after it had to go: ended, by its restart policy; itself if it does not run.
-
-    What still runs is stopped by the decision that follows (`core.lifecycle`).
-    """
-    if task.state is not TaskState.RUNNING or task.wanted is not Wanted.RUN:
-        return task
-    return replace(ended_by_host(task, Exit(result=EVICTED, at=now.wall), now), reason=why)

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
+from agent.api import TaskState
 from agent.core.records import TaskRecord, Wanted, key_of, task_of
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTask:
+    """What the agent knows of a task."""
+
+    state: TaskState
+    leaving: bool = False
+    image: str = ""
+    volumes: tuple[str, ...] = ()
+    """Those on disk that it has for itself, by where they are below the state folder."""
+    ports: str = ""
+    """Name of the program for the ports that it may bind; empty: its network is its own."""
 
 
 def leftovers(

@@ -17,6 +17,7 @@ from agent.api import (
     Limits,
     Network,
     OomPolicy,
+    Relaxation,
     Resources,
     TaskSpec,
     TaskState,
@@ -157,6 +158,11 @@ def volumes_in_key(spec: TaskSpec) -> object:
 def is_up(task: TaskRecord) -> bool:
     """Return whether a running task is past its startup probe, if it has one."""
     return task.spec.life.startup is None or task.started_up == task.invocation_id
+
+
+def has_own_init(spec: TaskSpec) -> bool:
+    """Return whether a task has an init of its own."""
+    return Relaxation.OWN_INIT in spec.relaxations
 
 
 def user_of(task_id: str) -> str:

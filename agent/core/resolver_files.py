@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.api import NetworkMode, TaskSpec
-from agent.core.own_init import asks as has_own_init
+from agent.core.records import has_own_init
 
 SERVERS_MAX = 3
 """As many as the C library asks (resolv.conf(5), MAXNS)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.api import OciConfig, Stdout, TaskSpec
-from agent.core.own_init import asks as has_own_init
+from agent.core.records import has_own_init
 
 SHELL = "bin/sh"
 """Where an image has its shell."""

@@ -13,16 +13,15 @@ from types import MappingProxyType
 
 from agent.api import UMASK, OomPolicy, TaskSpec
 from agent.core.exits import START_TIMEOUT_S
-from agent.core.huge_pages import asks as asks_for_pages
 from agent.core.limits import limit_properties
 from agent.core.network import network_properties, port_variables
-from agent.core.records import key_of, unit_of, user_of
+from agent.core.records import key_of, user_of
 from agent.core.relaxations import relaxed
-from agent.core.system_calls import NO_RINGS
+from agent.core.slices import slice_for
 from agent.core.task_identity import INSIDE
+from agent.core.unit_parts import NO_RINGS, in_memory
 
 _S = 1_000_000
-_PAGE = 4096
 
 TASK_HARDENING: Mapping[str, object] = MappingProxyType(
     {
@@ -88,55 +87,12 @@ refuses all that matter.
 """
 
 
-def slice_of(entitlement: str) -> str:
-    r"""Return the slice of an entitlement; a dash would be a level of its own, so `\x2d`."""
-    return "workload-" + entitlement.replace("-", r"\x2d") + ".slice"
-
-
-def slice_for(spec: TaskSpec) -> str:
-    """Return the slice that a task runs in.
-
-    Those with CPUs or huge pages of their own are beside the others, who are kept off these by
-    their slice; no entitlement's name has a `_`.
-    """
-    own = "_own" if spec.resources.exclusive_cpus else ""
-    huge = "_huge" if asks_for_pages(spec) else ""
-    return slice_of(spec.entitlement).replace(".slice", f"{own}{huge}.slice")
-
-
-def _marks(name: str) -> list[str]:
-    return name.removesuffix(".slice").split("_")[1:]
-
-
-def _is_of_tasks(name: str) -> bool:
-    return name.startswith("workload-") and name.endswith(".slice")
-
-
-def is_shared_slice(name: str) -> bool:
-    """Return whether a cgroup below `workload.slice` is of tasks that share CPUs."""
-    return _is_of_tasks(name) and "own" not in _marks(name)
-
-
-def is_without_pages(name: str) -> bool:
-    """Return whether a cgroup below `workload.slice` is of tasks without huge pages."""
-    return _is_of_tasks(name) and "huge" not in _marks(name)
-
-
 def journal_of(entitlement: str) -> str:
     """Return the journal namespace of an entitlement's tasks (docs/adr/0081).
 
     Each has files and limits of its own, so a noisy task rotates out only its own kind's logs.
     """
     return f"twine-{entitlement}"
-
-
-TASKS_SLICE = "/workload.slice"
-"""The cgroup of all tasks, below the root of the hierarchy (systemd.slice(5))."""
-
-
-def cgroup_of(task_id: str, spec: TaskSpec) -> str:
-    """Return the cgroup of a task, below the root of the hierarchy."""
-    return f"{TASKS_SLICE}/{slice_for(spec)}/{unit_of(task_id)}"
 
 
 def describe_unit(task_id: str, spec: TaskSpec) -> str:
@@ -222,15 +178,6 @@ def _of_processes(spec: TaskSpec) -> dict[str, object]:
     found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     umask = int(spec.umask, 8)
     return found | ({} if umask == int(UMASK, 8) else {"UMask": umask})
-
-
-def in_memory(path: str, memory_bytes: int) -> str:
-    """Return the mount of a task's own folder in memory: half of its memory, and a file a page.
-
-    `PrivateDevices` alone binds the host's /dev/shm into the task's /dev.
-    """
-    size = memory_bytes // 2
-    return f"{path}:mode=1777,nosuid,nodev,size={size},nr_inodes={size // _PAGE}"
 
 
 def _run_time(seconds: float | None) -> dict[str, object]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from agent.api import ImageFormat
 from agent.core.oci import Layer
-from agent.core.system_calls import NO_RINGS
+from agent.core.unit_parts import NO_RINGS
 
 _S = 1_000_000
 UNPACK_TIMEOUT_S = 900

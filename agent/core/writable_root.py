@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from agent.api import ImageUser, OciConfig, Relaxation, RootMode, TaskSpec
 from agent.api.volumes import VolumeKind
-from agent.core.own_init import asks as has_own_init
-from agent.core.unit_properties import in_memory
+from agent.core.records import has_own_init
+from agent.core.unit_parts import in_memory
 
 CLOSED = frozenset(("boot", "dev", "lost+found", "proc", "sys", "tmp"))
 """Folders at the top of a root that are not its task's: of the kernel, or private already."""

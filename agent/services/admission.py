@@ -13,10 +13,10 @@ from agent.api.volumes import contradiction as odd_volumes
 from agent.core.admission import too_big
 from agent.core.limits import absent, cannot_be_kept, impossible
 from agent.core.oci import as_run
-from agent.core.own_init import INITS
-from agent.core.own_init import asks as has_own_init
+from agent.core.records import has_own_init
 from agent.core.volumes import too_large
 from agent.machine import Hardware
+from agent.services.roots import INITS
 from agent.services.supervisor import Host
 from wire.errors import Unprocessable
 

@@ -22,7 +22,7 @@ from agent.core.exclusive_cpus import (
     still_good,
 )
 from agent.core.records import TaskRecord
-from agent.core.unit_properties import TASKS_SLICE, is_shared_slice, slice_for
+from agent.core.slices import TASKS_SLICE, is_shared_slice, slice_for
 from agent.machine import Cgroups
 from agent.services.offload import Lanes
 from agent.services.units import Units

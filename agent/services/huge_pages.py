@@ -11,16 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
 from agent.api import TaskSpec
-from agent.core.huge_pages import (
-    asks,
-    bounded_unit,
-    bounds,
-    command,
-    lifted,
-    none_of,
-    refusal,
-)
-from agent.core.unit_properties import TASKS_SLICE, cgroup_of, is_without_pages, slice_for
+from agent.core.huge_pages import bounded_unit, bounds, command, lifted, none_of, refusal
+from agent.core.slices import TASKS_SLICE, cgroup_of, has_huge_pages, is_without_pages, slice_for
 from agent.machine import Cgroups
 from agent.services.offload import Lanes
 from agent.services.units import Units
@@ -64,7 +56,9 @@ class HugePages:
         return {t: spec for t, spec in self._wanted().items() if not self._is_over(t)}
 
     def _is_asked(self) -> bool:
-        return any(asks(spec) and not self._is_over(t) for t, spec in self._wanted().items())
+        return any(
+            has_huge_pages(spec) and not self._is_over(t) for t, spec in self._wanted().items()
+        )
 
     def look(self) -> int:
         """Read the pools, which the host's profile changes; return what they take, in bytes."""
@@ -82,7 +76,7 @@ class HugePages:
 
     def values(self, spec: TaskSpec) -> dict[str, str]:
         """Return what files of a task's cgroup must say, nothing for one without pages."""
-        return bounds(spec, self._sizes()) if asks(spec) else {}
+        return bounds(spec, self._sizes()) if has_huge_pages(spec) else {}
 
     def _sizes(self) -> set[int]:
         return set(self._pools)

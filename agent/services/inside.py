@@ -8,10 +8,9 @@ from collections.abc import Callable
 from agent.api import Exit
 from agent.core.exits import START_TIMEOUT_S, describe
 from agent.core.inside import Command, inside_properties, inside_unit, step_properties, step_unit
-from agent.core.own_init import asks as is_own_init
 from agent.core.own_init import unstaging
-from agent.core.records import TaskRecord
-from agent.core.unit_properties import cgroup_of
+from agent.core.records import TaskRecord, has_own_init
+from agent.core.slices import cgroup_of
 from agent.machine import UnitState
 from agent.services.units import Units
 from wire.errors import StepFailed, SystemdError, TwineError
@@ -67,7 +66,7 @@ class Inside:
 
         Raises `SystemdError`.
         """
-        if is_own_init(task.spec):
+        if has_own_init(task.spec):
             whole, unit = self._whole(task), step_unit(task.task_id)
             await self._units.run(unit, unstaging(whole, task.task_id), timeout_s=_UNSTAGED_S)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from agent.api import TaskSpec
 from agent.core.limits import not_in_force
 from agent.core.memory_protection import KEPT_FILES, files, is_kept, kept_in_slices
-from agent.core.unit_properties import TASKS_SLICE
+from agent.core.slices import TASKS_SLICE
 from agent.machine import Cgroups
 from agent.services.offload import Lanes
 from agent.services.units import Units

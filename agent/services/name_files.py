@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from agent.api import TaskSpec
 from agent.core.resolver_files import HostNames, Resolver, files_of, resolver_of
 from agent.machine import Machine
 from agent.machine.beneath import put_file
-from agent.services.roots import Roots
 from wire.errors import HostError
 
 log = logging.getLogger(__name__)
@@ -21,11 +21,13 @@ _UPSTREAM = "/run/systemd/resolve/resolv.conf"
 class NameFiles:
     """Blocking: call it through the lane of btrfs."""
 
-    def __init__(self, roots: Roots, machine: Machine, region: Resolver, name: str) -> None:
-        """Write below `roots`; `region` is what the agent's configuration says, `name` the host's
-        own.
+    def __init__(
+        self, root_of: Callable[[str], Path], machine: Machine, region: Resolver, name: str
+    ) -> None:
+        """`root_of` returns where the root of a task is, `region` is what the agent's
+        configuration says, `name` the host's own.
         """
-        self._roots, self._machine, self._region, self._name = roots, machine, region, name
+        self._root_of, self._machine, self._region, self._name = root_of, machine, region, name
 
     def write(self, task_id: str, spec: TaskSpec, addresses: Sequence[str]) -> None:
         """Bring the files in a task's root to what holds now; raises `HostError`.
@@ -36,7 +38,7 @@ class NameFiles:
         if not resolver_of(spec, host, self._region).servers and host.resolv_conf:
             why = "the host's name servers cannot be reached from a task; see dns_servers"
             log.warning("a task has no name server", extra={"task": task_id, "why": why})
-        root = str(self._roots.path(task_id))
+        root = str(self._root_of(task_id))
         for path, data in files_of(task_id, spec, addresses, host, self._region).items():
             try:
                 put_file(root, path, data)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from agent.core.lifecycle import SeenUnit
 from agent.core.oomd import is_unclear, killed, told_apart, what_ended, what_was_done
 from agent.machine import Processes, UnitState
-from agent.services.units import seen_unit
+from agent.services.unit import seen_unit
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ class Oomd:
             return seen
         return told_apart(seen, unit.unit, await self._said(what_ended(seen, time.time())))
 
-    async def killed_lately(self) -> list[str]:
-        """Return the cgroups below the slice of all tasks that it has just killed."""
-        return sorted(killed(await self._said(what_was_done(time.time()))))
+    async def killed_lately(self, within_s: float) -> list[str]:
+        """Return the cgroups below the slice of all tasks that it killed in the last seconds."""
+        return sorted(killed(await self._said(what_was_done(time.time(), within_s))))
 
     async def _said(self, command: Sequence[str]) -> str:
         """Return what the journal has; nothing where it cannot be read, which is logged."""

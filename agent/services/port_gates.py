@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from agent.api import TaskSpec, TaskState
 from agent.core.network import gate_for, ports_of
 from agent.core.records import TaskRecord
-from agent.core.unit_properties import cgroup_of
+from agent.core.slices import cgroup_of
 from agent.machine import Network
 from agent.netplan import Ask, Gates
 from agent.services.offload import Lanes

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from agent.core.limits import kept_bytes, most_bytes
 from agent.core.pressure import (
     CALM,
+    PAUSE_S,
     SHORT,
     Load,
     Waits,
@@ -101,7 +102,7 @@ class Pressure:
         self._watch, goes = watched(self._watch, waits, now_s)
         if not goes:
             return
-        if ended := await self._oomd.killed_lately():
+        if ended := await self._oomd.killed_lately(PAUSE_S):
             why = "systemd-oomd has just made room; no other task has to go yet"
             log.info("memory is short", extra={"killed": ", ".join(ended), "why": why})
             return

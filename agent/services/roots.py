@@ -11,13 +11,14 @@ import msgspec
 
 from agent.api import ImageInfo, ImageUser, OciConfig, TaskSpec
 from agent.core.image_user import LISTS
-from agent.core.own_init import INITS
 from agent.core.standard_output import SHELL
 from agent.core.writable_root import ENTERED, choose_tops, is_writable, owner_of_root
 from agent.machine import Btrfs, Quota
 from agent.machine.beneath import find_place
 from wire.errors import BtrfsError, HostError, NotFound
 
+INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
+"""Where an image has its init; each other one would be told in another way to end."""
 _USED_EVERY_S = 60.0
 """How often the use of an image is written down: images go by days (core/retention.py)."""
 

@@ -15,9 +15,8 @@ from agent.core.exclusive_cpus import allowed_cpus, own_values
 from agent.core.health import Verdict, after_verdict
 from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
-from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
+from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide, evicted
 from agent.core.limits import kernel_values, lacking, live_properties, not_in_force, on_devices
-from agent.core.pressure import evicted
 from agent.core.records import (
     TaskRecord,
     must_last,
@@ -27,7 +26,8 @@ from agent.core.records import (
     unit_of,
     words_on_cpus,
 )
-from agent.core.unit_properties import cgroup_of, not_after
+from agent.core.slices import cgroup_of
+from agent.core.unit_properties import not_after
 from agent.machine import Cgroups
 from agent.services.clone_check import CloneCheck
 from agent.services.contact import Contact
@@ -49,7 +49,8 @@ from agent.services.roots import Roots
 from agent.services.shutdown import HostShutdown
 from agent.services.starts import Starts
 from agent.services.task_identities import TaskIdentities
-from agent.services.units import Units, seen_unit
+from agent.services.unit import seen_unit
+from agent.services.units import Units
 from agent.services.volumes import Volumes
 from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 

@@ -18,19 +18,18 @@ from agent.core.admission import (
     to_be_stopped,
     tombstone_of,
 )
-from agent.core.census import KnownTask
 from agent.core.gate import with_gate
 from agent.core.lifecycle import ASKED_AGAIN
 from agent.core.limits import lifts_nothing, resized
 from agent.core.network import gate_for
-from agent.core.own_init import asks as has_own_init
 from agent.core.own_init import choose_ids
-from agent.core.reconcile import leftovers
+from agent.core.reconcile import KnownTask, leftovers
 from agent.core.records import (
     TASK_UNITS,
     TaskRecord,
     Tombstone,
     Wanted,
+    has_own_init,
     key_of,
     status_of,
     unit_of,

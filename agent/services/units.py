@@ -9,21 +9,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from agent.core.exclusive_cpus import own_properties
-from agent.core.image_user import login
-from agent.core.lifecycle import SeenUnit
-from agent.core.mounts import mount_properties
-from agent.core.oci import as_run, image_properties
-from agent.core.own_init import asks as own_init
-from agent.core.records import TaskRecord
-from agent.core.standard_output import is_piped, piped
-from agent.core.unit_properties import describe_unit, key_in, unit_properties
-from agent.core.writable_root import opened
 from agent.machine import Systemd, UnitState
 from agent.services.offload import Lanes
-from agent.services.roots import Roots
 from wire.errors import Conflict, SystemdError
 
 if TYPE_CHECKING:
@@ -243,39 +230,3 @@ async def _woken(waker: asyncio.Event, timeout_s: float) -> None:
             await waker.wait()
     except TimeoutError:
         pass
-
-
-def seen_unit(unit: UnitState) -> SeenUnit:
-    """Return what a decision needs of a unit's state."""
-    return SeenUnit(
-        active=unit.active,
-        sub=unit.sub,
-        result=unit.result,
-        invocation_id=unit.invocation_id,
-        key=key_in(unit.description),
-        exit_code=unit.exit_code,
-        exit_signal=unit.exit_signal,
-        exited_at=unit.exited_at,
-        started_at=unit.started_at,
-    )
-
-
-def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
-    """Return all properties of a task's unit: its steps and what runs inside are made from it."""
-    config, root = roots.config(task.spec.image), str(roots.path(task.task_id))
-    user = None if config is None or own_init(task.spec) else config.runs_as
-    writes = roots.is_writable(task.spec)
-    if writes and user is None:
-        user = roots.owner(task.spec.image)
-    spec = as_run(task.spec, config)
-    spec = replace(spec, environment={**login(user), **spec.environment})
-    unit = {
-        **unit_properties(task.task_id, spec, root),
-        **image_properties(spec, config),
-        **mount_properties(task.task_id, spec, str(roots.state), root, user),
-        **own_properties(task.own_cpus),
-        "Description": describe_unit(task.task_id, task.spec),
-    }
-    if is_piped(task.spec, config, has_shell=roots.has_shell(task.spec.image)):
-        unit["ExecStart"] = [piped(spec.command)]
-    return unit | (opened(unit, spec, roots.tops(task.spec.image)) if writes else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.api import TaskSpec
-from agent.core.unit_properties import cgroup_of
+from agent.core.slices import cgroup_of
 from agent.machine import Cgroups
 from agent.services.offload import Lanes
 from agent.services.tasks import Tasks

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from agent.api import TaskSpec
 from agent.api.volumes import VolumeInfo, VolumeInfos
 from agent.services.offload import Lanes
-from agent.services.tasks import Tasks
 from agent.services.volumes import Volumes, with_volumes
 
 _LANE = "btrfs"
@@ -13,12 +15,14 @@ _LANE = "btrfs"
 class VolumeService:
     """Lists, keeps and removes volumes of this host."""
 
-    def __init__(self, volumes: Volumes, tasks: Tasks, lanes: Lanes) -> None:
-        """Ask `tasks` who has what."""
-        self._volumes, self._tasks, self._lanes = volumes, tasks, lanes
+    def __init__(
+        self, volumes: Volumes, specs: Callable[[], Mapping[str, TaskSpec]], lanes: Lanes
+    ) -> None:
+        """`specs` returns the specifications of all tasks here."""
+        self._volumes, self._specs, self._lanes = volumes, specs, lanes
 
     def _users(self) -> dict[str, list[str]]:
-        return with_volumes(self._tasks.specs())
+        return with_volumes(self._specs())
 
     async def all(self) -> VolumeInfos:
         """Return all volumes and snapshots."""

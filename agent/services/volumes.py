@@ -6,7 +6,7 @@ the task's next start. Names say whose each one is: there is no other record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from agent.api import TaskSpec
@@ -169,7 +169,7 @@ class Volumes:
         return named
 
 
-def with_volumes(specs: dict[str, TaskSpec]) -> dict[str, list[str]]:
+def with_volumes(specs: Mapping[str, TaskSpec]) -> dict[str, list[str]]:
     """Return the tasks that have a volume on disk, by where it is."""
     found: dict[str, list[str]] = {}
     for task_id, spec in sorted(specs.items()):

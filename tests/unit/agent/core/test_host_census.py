@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from agent.api import TaskState
-from agent.core.census import Found, KnownTask, Store, judge, lasting
+from agent.core.census import Found, Store, judge, lasting
+from agent.core.reconcile import KnownTask
 
 IMAGE = "1" * 64
 RUNNING = KnownTask(TaskState.RUNNING, image=f"sha256:{IMAGE}", ports="80-8080")

@@ -21,7 +21,8 @@ from agent.core.huge_pages import (
 )
 from agent.core.inside import Command, inside_properties
 from agent.core.records import key_of
-from agent.core.unit_properties import is_shared_slice, is_without_pages, slice_for, unit_properties
+from agent.core.slices import is_shared_slice, is_without_pages, slice_for
+from agent.core.unit_properties import unit_properties
 from agent.machine.unit_properties import encode
 
 SMALL, LARGE = 2 << 20, 1 << 30

@@ -24,7 +24,8 @@ from agent.core.exclusive_cpus import (
 from agent.core.lease import Moment
 from agent.core.lifecycle import Action, decide
 from agent.core.records import key_of, status_of, tell_change
-from agent.core.unit_properties import cgroup_of, is_shared_slice, slice_for, unit_properties
+from agent.core.slices import cgroup_of, is_shared_slice, slice_for
+from agent.core.unit_properties import unit_properties
 from wire.cpus import Core
 
 NOW = Moment(wall=100.0, boot_s=100.0)

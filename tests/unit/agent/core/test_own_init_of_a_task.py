@@ -16,8 +16,9 @@ from agent.api.relaxations import OWN_INIT_EXPOSURE, RAW_EXPOSURE, exposure_of
 from agent.core import own_init
 from agent.core.inside import Command, inside_properties, step_properties
 from agent.core.limits import limit_properties
+from agent.core.slices import cgroup_of
 from agent.core.task_identity import INSIDE
-from agent.core.unit_properties import TASK_HARDENING, cgroup_of, unit_properties
+from agent.core.unit_properties import TASK_HARDENING, unit_properties
 from agent.core.volumes import OWNER
 from agent.machine.unit_properties import encode
 

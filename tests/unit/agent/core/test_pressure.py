@@ -9,6 +9,7 @@ from builders import a_record
 
 from agent.api import Resources, RestartPolicy, RestartWhen, TaskState
 from agent.core.lease import Moment
+from agent.core.lifecycle import evicted
 from agent.core.limits import kept_bytes
 from agent.core.pressure import (
     FULL_S,
@@ -18,7 +19,6 @@ from agent.core.pressure import (
     Waits,
     Watch,
     at_own_limits,
-    evicted,
     seen_full,
     starts_at_once,
     victim,

@@ -27,7 +27,8 @@ from agent.api import (
 from agent.core.oci import Blob, Layer
 from agent.core.reconcile import leftovers
 from agent.core.records import key_of, task_of, unit_of
-from agent.core.unit_properties import describe_unit, key_in, slice_of, unit_properties
+from agent.core.slices import slice_of
+from agent.core.unit_properties import describe_unit, key_in, unit_properties
 from agent.core.unpack import (
     FILL_BYTES_PER_S,
     complaint,

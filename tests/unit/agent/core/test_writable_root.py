@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from agent.api import OciConfig, Relaxation, RootMode, Volume, VolumeKind
 from agent.core.mounts import mount_properties
-from agent.core.own_init import asks as has_own_init
-from agent.core.records import key_of
+from agent.core.records import has_own_init, key_of
 from agent.core.unit_properties import unit_properties
 from agent.core.writable_root import choose_tops, is_writable, opened, owner_of_root
 from agent.machine.unit_properties import encode

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent import api
-from agent.core.unit_properties import cgroup_of
+from agent.core.slices import cgroup_of
 from agent.machine import Usage
 from agent.routes import ROUTES
 from agent.services import callers

@@ -28,7 +28,7 @@ from agent.core.records import TaskRecord
 from agent.machine import Property
 from agent.machine.fake import ends_with
 from agent.services.roots import Roots
-from agent.services.units import task_unit
+from agent.services.unit import task_unit
 from wire.errors import Busy, InvalidInput, TwineError, Unprocessable
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")

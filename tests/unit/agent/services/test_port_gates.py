@@ -10,7 +10,7 @@ import pytest
 from builders import FakeHost, a_spec, gone, running, until
 
 from agent.api import Network, NetworkMode, TaskSpec, TaskState
-from agent.core.unit_properties import cgroup_of
+from agent.core.slices import cgroup_of
 from agent.machine.fake_network import FakeNetwork
 from agent.netd import gated
 from agent.netplan import Gates

@@ -11,7 +11,7 @@ from builders import FakeHost, a_spec, gone, running, unit, until
 from agent import daemon
 from agent.api import Limits, Resources, RestartPolicy, TaskState
 from agent.core import pressure as core_pressure
-from agent.core.unit_properties import cgroup_of
+from agent.core.slices import cgroup_of
 from agent.machine import Usage
 from agent.services import pressure
 from agent.services.starts import Starts

@@ -12,7 +12,7 @@ from builders import FakeHost, a_spec, running, unit
 
 from agent.api import COUNT_MAX, IoLimit, Resize, Resources, TaskSpec, Volume
 from agent.core.limits import kernel_values
-from agent.core.unit_properties import cgroup_of
+from agent.core.slices import cgroup_of
 from wire.errors import Conflict, InvalidInput, NotFound, Unprocessable
 
 MIB = 1 << 20
