@@ -25,60 +25,60 @@ from msgspec.structs import replace
 from agent import api
 from agent.api.signing import SIGN_HINT, distrust
 from agent.config import AgentConfig
-from agent.core import own_init
-from agent.core.limits import on_devices
-from agent.core.pressure import Waits, starts_at_once
-from agent.core.records import TASK_UNITS, TaskRecord, has_own_init
-from agent.core.resolver_files import Resolver
-from agent.core.retention import Room
+from agent.credentials.credentials import CredentialHolder
+from agent.host.core.pressure import Waits, starts_at_once
+from agent.host.facts import Facts
+from agent.host.gc import Ledger
+from agent.host.host_profile import HostProfile
+from agent.host.logs import Logs
+from agent.host.metrics import Metrics
+from agent.host.pressure import Pressure
+from agent.host.reserved_port import listen
+from agent.host.usage import UsageReader
+from agent.identity.clone_check import CloneCheck
+from agent.identity.identity import LAST_OWNERS, LAST_TERM, HostIdentity
+from agent.identity.task_identities import TaskIdentities
+from agent.images.core.retention import Room
+from agent.images.images import Images
+from agent.images.oci import Registries
+from agent.images.roots import Roots
+from agent.lease.contact import Contact
+from agent.lease.fencing import FencingOwners, FencingTerm
 from agent.machine import Machine
 from agent.machine.acl import let_group
 from agent.machine.notify import notify, watchdog_s
+from agent.network.core.resolver_files import Resolver
+from agent.network.name_files import NameFiles
+from agent.network.networks import Networks, site_with
+from agent.resources.core.limits import on_devices
+from agent.resources.exclusive_cpus import ExclusiveCpus
+from agent.resources.huge_pages import HugePages
+from agent.resources.memory_protection import MemoryProtection
 from agent.routes import JOIN_ROUTES
+from agent.runtime.core.records import TASK_UNITS, TaskRecord, has_own_init
+from agent.runtime.crashpoints import arm_from_environment
+from agent.runtime.disk import StateDisk
+from agent.runtime.events import EventLog
+from agent.runtime.journal import Journal
+from agent.runtime.offload import Lanes
+from agent.runtime.poll_timers import next_round, pause
+from agent.runtime.reserve import Reserve
+from agent.runtime.units import Units
 from agent.server import Services, application
-from agent.services.clone_check import CloneCheck
-from agent.services.contact import Contact
-from agent.services.crashpoints import arm_from_environment
-from agent.services.credentials import CredentialHolder
-from agent.services.disk import StateDisk
-from agent.services.events import EventLog
-from agent.services.exclusive_cpus import ExclusiveCpus
-from agent.services.exec import Sessions
-from agent.services.facts import Facts
-from agent.services.fencing import FencingOwners, FencingTerm
-from agent.services.gc import Ledger
-from agent.services.host_profile import HostProfile
-from agent.services.huge_pages import HugePages
-from agent.services.identity import LAST_OWNERS, LAST_TERM, HostIdentity
-from agent.services.images import Images
-from agent.services.inside import Inside
-from agent.services.journal import Journal
-from agent.services.journal_repair import rebuild
-from agent.services.logs import Logs
-from agent.services.memory_protection import MemoryProtection
-from agent.services.metrics import Metrics
-from agent.services.name_files import NameFiles
-from agent.services.networks import Networks, site_with
-from agent.services.oci import Registries
-from agent.services.offload import Lanes
-from agent.services.oomd import Oomd
-from agent.services.poll_timers import next_round, pause
-from agent.services.pressure import Pressure
-from agent.services.prober import Prober
-from agent.services.reserve import Reserve
-from agent.services.reserved_port import listen
-from agent.services.roots import Roots
-from agent.services.shutdown import HostShutdown
-from agent.services.starts import Starts
-from agent.services.supervisor import Host
-from agent.services.task_identities import TaskIdentities
-from agent.services.tasks import Tasks
-from agent.services.unit import task_unit
-from agent.services.unit_view import UnitView
-from agent.services.units import Units
-from agent.services.usage import UsageReader
-from agent.services.volume_service import VolumeService
-from agent.services.volumes import Volumes
+from agent.tasks.core import own_init
+from agent.tasks.exec import Sessions
+from agent.tasks.inside import Inside
+from agent.tasks.journal_repair import rebuild
+from agent.tasks.oomd import Oomd
+from agent.tasks.prober import Prober
+from agent.tasks.shutdown import HostShutdown
+from agent.tasks.starts import Starts
+from agent.tasks.supervisor import Host
+from agent.tasks.tasks import Tasks
+from agent.tasks.unit import task_unit
+from agent.tasks.unit_view import UnitView
+from agent.volumes.volume_service import VolumeService
+from agent.volumes.volumes import Volumes
 from wire import durable
 from wire.admission import open_admission
 from wire.client import WireClient

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from agent.api import Network, NetworkMode, Relaxation, TaskSpec
 from agent.api.relaxations import exposure_of
-from agent.core import own_init
-from agent.core.records import has_own_init
-from agent.core.unit_properties import unit_properties
+from agent.runtime.core.records import has_own_init
+from agent.tasks.core import own_init
+from agent.tasks.core.unit_properties import unit_properties
 from vm_lab.image.build import build_image
 
 SMALL = (Relaxation.PROC, Relaxation.NETLINK, Relaxation.SCHEDULING, Relaxation.DEBUG)

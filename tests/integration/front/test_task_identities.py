@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from agent import api
+from agent.identity import keys
+from agent.identity.identity import Candidate, HostIdentity, Invitation
+from agent.identity.task_identities import TaskIdentities
 from agent.routes import JOIN_ROUTES
-from agent.services import keys
-from agent.services.events import EventLog
-from agent.services.identity import Candidate, HostIdentity, Invitation
-from agent.services.offload import Lanes
-from agent.services.task_identities import TaskIdentities
+from agent.runtime.events import EventLog
+from agent.runtime.offload import Lanes
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord
 from control_plane.api.machines import TokenRequest
 from control_plane.api.routes import ROUTES

@@ -1,0 +1,53 @@
+"""The unit of a task: what it is made of, and what is seen of it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from agent.images.core.image_user import login
+from agent.images.core.oci import as_run, image_properties
+from agent.images.core.standard_output import is_piped, piped
+from agent.images.core.writable_root import opened
+from agent.images.roots import Roots
+from agent.machine import UnitState
+from agent.resources.core.exclusive_cpus import own_properties
+from agent.runtime.core.records import TaskRecord, has_own_init
+from agent.tasks.core.lifecycle import SeenUnit
+from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
+from agent.volumes.core.mounts import mount_properties
+
+
+def seen_unit(unit: UnitState) -> SeenUnit:
+    """Return what a decision needs of a unit's state."""
+    return SeenUnit(
+        active=unit.active,
+        sub=unit.sub,
+        result=unit.result,
+        invocation_id=unit.invocation_id,
+        key=key_in(unit.description),
+        exit_code=unit.exit_code,
+        exit_signal=unit.exit_signal,
+        exited_at=unit.exited_at,
+        started_at=unit.started_at,
+    )
+
+
+def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
+    """Return all properties of a task's unit: its steps and what runs inside are made from it."""
+    config, root = roots.config(task.spec.image), str(roots.path(task.task_id))
+    user = None if config is None or has_own_init(task.spec) else config.runs_as
+    writes = roots.is_writable(task.spec)
+    if writes and user is None:
+        user = roots.owner(task.spec.image)
+    spec = as_run(task.spec, config)
+    spec = replace(spec, environment={**login(user), **spec.environment})
+    unit = {
+        **unit_properties(task.task_id, spec, root),
+        **image_properties(spec, config),
+        **mount_properties(task.task_id, spec, str(roots.state), root, user),
+        **own_properties(task.own_cpus),
+        "Description": describe_unit(task.task_id, task.spec),
+    }
+    if is_piped(task.spec, config, has_shell=roots.has_shell(task.spec.image)):
+        unit["ExecStart"] = [piped(spec.command)]
+    return unit | (opened(unit, spec, roots.tops(task.spec.image)) if writes else {})
