@@ -55,7 +55,7 @@ from agent.resources.exclusive_cpus import ExclusiveCpus
 from agent.resources.huge_pages import HugePages
 from agent.resources.memory_protection import MemoryProtection
 from agent.routes import JOIN_ROUTES
-from agent.runtime.core.records import TASK_UNITS, TaskRecord, has_own_init
+from agent.runtime.core.records import TASK_UNITS, TaskRecord
 from agent.runtime.crashpoints import arm_from_environment
 from agent.runtime.disk import StateDisk
 from agent.runtime.events import EventLog
@@ -65,6 +65,7 @@ from agent.runtime.poll_timers import next_round, pause
 from agent.runtime.reserve import Reserve
 from agent.runtime.units import Units
 from agent.server import Services, application
+from agent.tasks.context import Host
 from agent.tasks.core import own_init
 from agent.tasks.exec import Sessions
 from agent.tasks.inside import Inside
@@ -73,9 +74,8 @@ from agent.tasks.oomd import Oomd
 from agent.tasks.prober import Prober
 from agent.tasks.shutdown import HostShutdown
 from agent.tasks.starts import Starts
-from agent.tasks.supervisor import Host
 from agent.tasks.tasks import Tasks
-from agent.tasks.unit import task_unit
+from agent.tasks.unit import in_container, task_unit
 from agent.tasks.unit_view import UnitView
 from agent.volumes.volume_service import VolumeService
 from agent.volumes.volumes import Volumes
@@ -228,18 +228,12 @@ class Agent:
             controller="hugetlb" in hardware.cgroup_controllers,
         )
 
-        def as_machine(task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
-            if not has_own_init(task.spec):
-                return unit
-            assert task.ids is not None, "given to it when it was admitted"
-            folders = config.state_dir, config.run_dir
-            return own_init.enclosed(task.task_id, task.spec, unit, task.ids, *folders)
-
         def whole(task: TaskRecord) -> dict[str, object]:
             unit = task_unit(roots, task) | credentials.properties(task.spec)
             unit |= identities.properties(task.task_id, task.spec)
             disks = machine.cgroups.disks() if task.spec.resources.io else {}
-            return huge_pages.bounded(task.spec, on_devices(as_machine(task, unit), disks))
+            unit = in_container(task, unit, (config.state_dir, config.run_dir))
+            return huge_pages.bounded(task.spec, on_devices(unit, disks))
 
         host = Host(
             units=units,

@@ -19,7 +19,7 @@ from agent.images.core.retention import Fate, ImageUse, LayerUse, Room, decide_i
 from agent.images.images import Images
 from agent.machine import Btrfs, Machine
 from agent.runtime.crashpoints import passed
-from agent.tasks.supervisor import Host
+from agent.tasks.context import Host
 from agent.tasks.tasks import Tasks
 from wire.errors import Conflict, NotFound, TwineError
 

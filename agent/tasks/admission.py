@@ -15,8 +15,8 @@ from agent.images.roots import INITS
 from agent.machine import Hardware
 from agent.resources.core.limits import absent, cannot_be_kept, impossible
 from agent.runtime.core.records import has_own_init
+from agent.tasks.context import Host
 from agent.tasks.core.admission import too_big
-from agent.tasks.supervisor import Host
 from agent.volumes.core.volumes import too_large
 from wire.errors import Unprocessable
 

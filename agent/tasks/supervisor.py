@@ -6,20 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from agent.api import Health, RestartWhen, TaskState
-from agent.credentials.credentials import CredentialHolder
-from agent.identity.clone_check import CloneCheck
-from agent.identity.task_identities import TaskIdentities
-from agent.images.roots import Roots
-from agent.lease.contact import Contact
 from agent.lease.core.lease import is_bound, is_cut_off
-from agent.machine import Cgroups
-from agent.network.name_files import NameFiles
-from agent.network.networks import Networks, is_private
+from agent.network.networks import is_private
 from agent.resources.core.exclusive_cpus import allowed_cpus, own_values
 from agent.resources.core.limits import (
     kernel_values,
@@ -28,9 +20,6 @@ from agent.resources.core.limits import (
     not_in_force,
     on_devices,
 )
-from agent.resources.exclusive_cpus import ExclusiveCpus
-from agent.resources.huge_pages import HugePages
-from agent.resources.memory_protection import MemoryProtection
 from agent.runtime.core.records import (
     TaskRecord,
     must_last,
@@ -42,10 +31,7 @@ from agent.runtime.core.records import (
 )
 from agent.runtime.core.slices import cgroup_of
 from agent.runtime.crashpoints import passed
-from agent.runtime.events import EventLog
-from agent.runtime.journal import Journal
-from agent.runtime.offload import Lanes
-from agent.runtime.units import Units
+from agent.tasks.context import Host
 from agent.tasks.core.health import Verdict, after_verdict
 from agent.tasks.core.inside import Command
 from agent.tasks.core.lifecycle import (
@@ -58,14 +44,8 @@ from agent.tasks.core.lifecycle import (
     evicted,
 )
 from agent.tasks.core.unit_properties import not_after
-from agent.tasks.inside import Inside, Whole
-from agent.tasks.oomd import Oomd
-from agent.tasks.prober import Prober
 from agent.tasks.probing import Probing
-from agent.tasks.shutdown import HostShutdown
-from agent.tasks.starts import Starts
 from agent.tasks.unit import seen_unit
-from agent.volumes.volumes import Volumes
 from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 
 log = logging.getLogger(__name__)
@@ -82,38 +62,6 @@ PLACE_S = 120.0
 """How long a start keeps its place at most: one that hangs holds up nobody for long."""
 CONFLICT_S = 0.2
 """Pause after a start that found the unit's name taken: systemd is still about to let it go."""
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What the loops of all tasks share."""
-
-    units: Units
-    roots: Roots
-    journal: Journal
-    events: EventLog
-    lanes: Lanes
-    prober: Prober
-    contact: Contact
-    networks: Networks
-    name_files: NameFiles
-    cgroups: Cgroups
-    volumes: Volumes
-    starts: Starts
-    boot_id: str
-    inside: Inside
-    credentials: CredentialHolder
-    identities: TaskIdentities
-    leaving: HostShutdown
-    uniqueness: CloneCheck
-    own_cpus: ExclusiveCpus
-    huge_pages: HugePages
-    kept_memory: MemoryProtection
-    oomd: Oomd
-    no_machines: Callable[[], str]
-    """Returns why no task can have an init of its own here; empty: they can."""
-    whole: Whole
-    """Returns all properties of a task's unit."""
 
 
 class TaskLoop:
@@ -316,8 +264,7 @@ class TaskLoop:
         host, task = self._host, decision.task
         match decision.action:
             case Action.PREPARE:
-                prepare = host.roots.prepare
-                await host.lanes.run("btrfs", prepare, task.task_id, task.spec.image)
+                await host.lanes.run("btrfs", host.roots.prepare, task.task_id, task.spec.image)
                 if self.record == task:
                     self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
             case Action.START:

@@ -26,6 +26,7 @@ from agent.runtime.core.records import (
 from agent.runtime.crashpoints import passed
 from agent.runtime.journal import Replay
 from agent.tasks.admission import Admission
+from agent.tasks.context import Host
 from agent.tasks.core.admission import (
     accept,
     contradiction,
@@ -38,7 +39,7 @@ from agent.tasks.core.gate import with_gate
 from agent.tasks.core.lifecycle import ASKED_AGAIN
 from agent.tasks.core.own_init import choose_ids
 from agent.tasks.core.reconcile import KnownTask, leftovers
-from agent.tasks.supervisor import Host, TaskLoop
+from agent.tasks.supervisor import TaskLoop
 from agent.volumes.core.volumes import KEPT, places
 from wire.errors import Conflict, HostError, NotFound, Unprocessable
 

@@ -13,6 +13,7 @@ from agent.machine import UnitState
 from agent.resources.core.exclusive_cpus import own_properties
 from agent.runtime.core.records import TaskRecord, has_own_init
 from agent.tasks.core.lifecycle import SeenUnit
+from agent.tasks.core.own_init import enclosed
 from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
 from agent.volumes.core.mounts import mount_properties
 
@@ -30,6 +31,19 @@ def seen_unit(unit: UnitState) -> SeenUnit:
         exited_at=unit.exited_at,
         started_at=unit.started_at,
     )
+
+
+def in_container(
+    task: TaskRecord, unit: dict[str, object], folders: tuple[str, str]
+) -> dict[str, object]:
+    """Return the unit of a system container for a task that asks for one, else `unit` itself.
+
+    `folders` are those of the agent's state and of what lasts until the next boot.
+    """
+    if not has_own_init(task.spec):
+        return unit
+    assert task.ids is not None, "given to it when it was admitted"
+    return enclosed(task.task_id, task.spec, unit, task.ids, *folders)
 
 
 def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
