@@ -41,7 +41,7 @@ from agent.identity.task_identities import TaskIdentities
 from agent.images.core.retention import Room
 from agent.images.images import Images
 from agent.images.oci import Registries
-from agent.images.roots import Roots
+from agent.images.roots import FreshRoot, Roots
 from agent.lease.contact import Contact
 from agent.lease.fencing import FencingOwners, FencingTerm
 from agent.machine import Machine
@@ -50,12 +50,12 @@ from agent.machine.notify import notify, watchdog_s
 from agent.network.core.resolver_files import Resolver
 from agent.network.name_files import NameFiles
 from agent.network.networks import Networks, site_with
-from agent.resources.core.limits import on_devices
 from agent.resources.exclusive_cpus import ExclusiveCpus
 from agent.resources.huge_pages import HugePages
 from agent.resources.memory_protection import MemoryProtection
+from agent.resources.task_limits import TaskLimits
 from agent.routes import JOIN_ROUTES
-from agent.runtime.core.records import TASK_UNITS, TaskRecord
+from agent.runtime.core.records import TASK_UNITS
 from agent.runtime.crashpoints import arm_from_environment
 from agent.runtime.disk import StateDisk
 from agent.runtime.events import EventLog
@@ -63,9 +63,10 @@ from agent.runtime.journal import Journal
 from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import next_round, pause
 from agent.runtime.reserve import Reserve
+from agent.runtime.stage import Stage
 from agent.runtime.units import Units
 from agent.server import Services, application
-from agent.tasks.context import Host
+from agent.tasks.context import Capacity, TaskContext
 from agent.tasks.core import own_init
 from agent.tasks.exec import Sessions
 from agent.tasks.inside import Inside
@@ -75,7 +76,7 @@ from agent.tasks.prober import Prober
 from agent.tasks.shutdown import HostShutdown
 from agent.tasks.starts import Starts
 from agent.tasks.tasks import Tasks
-from agent.tasks.unit import in_container, task_unit
+from agent.tasks.unit import SystemContainer, UnitOfTask
 from agent.tasks.unit_view import UnitView
 from agent.volumes.volume_service import VolumeService
 from agent.volumes.volumes import Volumes
@@ -96,32 +97,6 @@ TLS_RETRY_S = 10.0
 JOIN_POLL_S = 5.0
 """How soon after `twine-agent join` the TLS port opens; with the other looks of an idle agent."""
 _FETCH = next(r for r in JOIN_ROUTES if r.name == "fetch_image")
-
-
-def real_machine() -> Machine:
-    """Return the host this process runs on."""
-    from agent.machine.btrfs import HostBtrfs
-    from agent.machine.census import observe
-    from agent.machine.cgroups import HostCgroups
-    from agent.machine.hardware import read_cores, read_hardware, read_hugepages
-    from agent.machine.kernelfs import KernelFs
-    from agent.machine.patient_systemd import PatientSystemd
-    from agent.machine.private_network import HostNetwork
-    from agent.machine.process import HostProcesses, has_program
-
-    return Machine(
-        systemd=PatientSystemd(),
-        btrfs=HostBtrfs(),
-        processes=HostProcesses(),
-        hardware=lambda: read_hardware(KernelFs()),
-        cgroups=HostCgroups(KernelFs()),
-        network=HostNetwork(),
-        hugepages=lambda: read_hugepages(KernelFs()),
-        cores=lambda: read_cores(KernelFs()),
-        has_program=has_program,
-        host_text=lambda path: KernelFs().find(path) or "",
-        observe=lambda state, run: observe(KernelFs(), state, run),
-    )
 
 
 class Agent:
@@ -220,52 +195,55 @@ class Agent:
         own = Path(config.run_dir) / "identities"
         identities = TaskIdentities(own, self.identity, lanes, events)
 
-        huge_pages = HugePages(
-            units,
-            machine.cgroups,
-            lanes,
-            machine.hugepages,
-            controller="hugetlb" in hardware.cgroup_controllers,
+        cgroups, run = machine.cgroups, Path(config.run_dir)
+        cpus = ExclusiveCpus(units, cgroups, lanes, machine.cores, run / "own-cpus")
+        with_pages = "hugetlb" in hardware.cgroup_controllers
+        pages = HugePages(units, cgroups, lanes, machine.hugepages, controller=with_pages)
+        memory = MemoryProtection(units, cgroups, lanes)
+        volumes = Volumes(machine.btrfs, self._state)
+        volume_service = VolumeService(volumes, lambda: tasks.specs(), lanes)
+        dns = Resolver(*config.dns())
+        stages: tuple[Stage, ...] = (
+            credentials,
+            identities,
+            SystemContainer(config.state_dir, config.run_dir),
+            cpus,
+            pages,
+            memory,
+            TaskLimits(units, cgroups, lanes, cpus, pages),
+            FreshRoot(roots, lanes),
+            volume_service,
+            networks,
+            NameFiles(roots.path, machine, lanes, dns, hardware.hostname),
         )
-
-        def whole(task: TaskRecord) -> dict[str, object]:
-            unit = task_unit(roots, task) | credentials.properties(task.spec)
-            unit |= identities.properties(task.task_id, task.spec)
-            disks = machine.cgroups.disks() if task.spec.resources.io else {}
-            unit = in_container(task, unit, (config.state_dir, config.run_dir))
-            return huge_pages.bounded(task.spec, on_devices(unit, disks))
-
-        host = Host(
+        unit = UnitOfTask(roots, stages)
+        host = TaskContext(
+            boot_id=hardware.boot_id,
             units=units,
-            roots=roots,
-            journal=Journal(self._state / "journal", reserve, Path(config.run_dir) / "records"),
+            journal=Journal(self._state / "journal", reserve, run / "records"),
             events=events,
             lanes=lanes,
+            roots=roots,
+            stages=stages,
+            unit=unit,
+            inside=Inside(units, unit),
             prober=prober,
-            contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
-            networks=networks,
-            name_files=NameFiles(roots.path, machine, Resolver(*config.dns()), hardware.hostname),
-            cgroups=machine.cgroups,
-            volumes=Volumes(machine.btrfs, self._state),
+            oomd=Oomd(machine.processes),
+            contact=Contact(run / "fence", hardware.boot_id, machine.boottime_s),
             starts=Starts(starts_at_once(hardware.cpu.online, Waits())),
-            boot_id=hardware.boot_id,
-            inside=Inside(units, whole),
-            credentials=credentials,
-            identities=identities,
             leaving=leaving,
             uniqueness=uniqueness,
-            own_cpus=ExclusiveCpus(
-                units,
-                machine.cgroups,
-                lanes,
-                machine.cores,
-                Path(config.run_dir) / "own-cpus",
-            ),
-            huge_pages=huge_pages,
-            kept_memory=MemoryProtection(units, machine.cgroups, lanes),
-            oomd=Oomd(machine.processes),
-            no_machines=lambda: own_init.missing(config.own_init, machine.has_program),
-            whole=whole,
+            told=networks.gates.told,
+        )
+        capacity = Capacity(
+            roots=roots,
+            cpus=cpus,
+            pages=pages,
+            memory=memory,
+            volumes=volumes,
+            cgroups=cgroups,
+            lanes=lanes,
+            no_containers=lambda: own_init.missing(config.own_init, machine.has_program),
         )
         self._host = host
         sidekick_state = Path(config.sidekick_state_dir)
@@ -292,13 +270,16 @@ class Agent:
 
         tasks = Tasks(
             host,
+            capacity,
             hardware,
             group,
             reserve_bytes=config.reserve_memory_bytes,
         )
         accounts = Ledger(
-            (self._state, Path(config.run_dir)),
+            (self._state, run),
             host,
+            capacity,
+            networks,
             images,
             tasks,
             machine,
@@ -324,7 +305,7 @@ class Agent:
             metrics=Metrics(tasks, images, prober, machine.cgroups, lanes, usage),
             images=images,
             logs=Logs(machine.processes),
-            unit_view=UnitView(machine.processes, lanes, whole),
+            unit_view=UnitView(machine.processes, lanes, unit),
             events=events,
             contact=host.contact,
             credentials=credentials,
@@ -342,7 +323,7 @@ class Agent:
             facts=facts,
             pull=lambda request: self._pull(images, request),
             accounts=accounts,
-            volumes=VolumeService(host.volumes, tasks.specs, lanes),
+            volumes=volume_service,
             spawn=spawn,
             renew=self.identity.renew_when_asked,
             uniqueness=uniqueness,
@@ -362,10 +343,10 @@ class Agent:
         replay = await lanes.run("journal", host.journal.replay)
         replay = await rebuild(replay, host.units, host.journal, lanes, services.events)
         specs = {t: record.spec for t, record in replay.tasks.items()}
-        self._host.networks.expect(specs, replay.unreadable)
+        services.networks.expect(specs, replay.unreadable)
         await services.tasks.adopt(replay)
-        services.spawn(self._host.networks.adopt())
-        services.spawn(self._host.networks.gates.keep())
+        services.spawn(services.networks.adopt())
+        services.spawn(services.networks.gates.keep())
         services.spawn(services.profile.adopt())
         services.spawn(services.profile.watch())
         services.spawn(services.accounts.watch())
@@ -467,6 +448,8 @@ async def serve(config: AgentConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    from agent.machine.real import real_machine
+
     agent = Agent(config, real_machine())
     async with agent.running() as services:
         notify("READY=1", f"STATUS={len(services.tasks.all())} tasks")

@@ -59,9 +59,9 @@ def leave(config_path: Path | None, once: bool) -> None:
 @click.pass_obj
 def join(config_path: Path | None, /, url: str, **options: str) -> None:
     """Make this host a machine of the region behind the control plane at URL."""
-    from agent.daemon import real_machine
     from agent.host.facts import Facts
     from agent.identity.identity import Candidate, HostIdentity, Invitation, write_location
+    from agent.machine.real import real_machine
 
     config = load(config_path)
     name = options["name"]
@@ -110,8 +110,8 @@ def uninstall(config_path: Path | None, purge: bool) -> None:
 
     Settings of a host profile are given back. The program itself goes as it came (apt, pip, rm).
     """
-    from agent.daemon import real_machine
     from agent.host.uninstall import uninstall as take_away
+    from agent.machine.real import real_machine
 
     config = load(config_path)
     state, run = Path(config.state_dir), Path(config.run_dir)

@@ -17,6 +17,8 @@ from agent.api import TaskSpec
 from agent.api.credentials import CredentialInfo
 from agent.credentials.core import asked_for, credential_properties, missing, why_missing
 from agent.machine.memory_file import MemoryFile
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.stage import Stage
 from wire.errors import HostError, InvalidInput, NotFound
 from wire.peers import local_user
 
@@ -38,7 +40,7 @@ class _Held(msgspec.Struct, frozen=True, array_like=True):
         return f"_Held({self.entitlement}/{self.name})"
 
 
-class CredentialHolder:
+class CredentialHolder(Stage):
     """The credentials of this host, by entitlement and name."""
 
     def __init__(self, path: Path) -> None:
@@ -73,15 +75,16 @@ class CredentialHolder:
             self._file.close()
             self._file = None
 
-    def properties(self, spec: TaskSpec) -> dict[str, object]:
-        """Return what a unit of a task has of this."""
-        return credential_properties(spec, str(self._path))
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit with what lets systemd fetch the task's credentials."""
+        return unit | credential_properties(task.spec, str(self._path))
 
-    def check(self, task_id: str, spec: TaskSpec) -> None:
+    def check(self, task: TaskRecord) -> None:
         """Raise `HostError` where a credential of a task is not here: it starts when it is."""
-        if names := missing(spec, self._held):
-            hint = f"twine-agent credential put {names[0]} --entitlement {spec.entitlement} <FILE"
-            raise HostError(why_missing(task_id, spec, names), hint=hint)
+        if names := missing(task.spec, self._held):
+            entitlement = task.spec.entitlement
+            hint = f"twine-agent credential put {names[0]} --entitlement {entitlement} <FILE"
+            raise HostError(why_missing(task.task_id, task.spec, names), hint=hint)
 
     def put(self, entitlement: str, name: str, value: bytes) -> CredentialInfo:
         """Hold a credential; units that run keep what they have, the next start gets it."""

@@ -18,8 +18,9 @@ from agent.host.core.census import Found, Store, judge, lasting
 from agent.images.core.retention import Fate, ImageUse, LayerUse, Room, decide_images, decide_layers
 from agent.images.images import Images
 from agent.machine import Btrfs, Machine
+from agent.network.networks import Networks
 from agent.runtime.crashpoints import passed
-from agent.tasks.context import Host
+from agent.tasks.context import Capacity, TaskContext
 from agent.tasks.tasks import Tasks
 from wire.errors import Conflict, NotFound, TwineError
 
@@ -37,7 +38,9 @@ class Ledger:
     def __init__(
         self,
         folders: tuple[Path, Path],
-        host: Host,
+        host: TaskContext,
+        capacity: Capacity,
+        networks: Networks,
         images: Images,
         tasks: Tasks,
         machine: Machine,
@@ -46,6 +49,8 @@ class Ledger:
         """Account for what is in `folders`: state and run."""
         self._state, self._run = folders
         self._host = host
+        self._kept = capacity.volumes
+        self._networks = networks
         self._images = images
         self._tasks = tasks
         self._machine = machine
@@ -120,7 +125,7 @@ class Ledger:
         state, btrfs = self._state, self._machine.btrfs
         found: dict[str, list[str]] = {}
         strays = []
-        for folder in self._host.volumes.folders():
+        for folder in self._kept.folders():
             found[folder] = btrfs.children(state / folder)
             others = set(os.listdir(state / folder)).difference(found[folder])
             strays += [f"{folder}/{name}" for name in others]
@@ -209,9 +214,9 @@ class Ledger:
             case "scratch":
                 await host.lanes.run("btrfs", self._machine.btrfs.delete, state / "scratch" / name)
             case "namespace":
-                await host.networks.clear(namespace=name)
+                await self._networks.clear(namespace=name)
             case "veth":
-                await host.networks.clear(veth=name)
+                await self._networks.clear(veth=name)
             case "image" | "layer" | "staging":
                 return await self._images.tidy_if_idle()
             case "record" if name.startswith(".") and name.endswith(".new"):

@@ -36,10 +36,11 @@ from agent.identity.core import (
     is_due,
     is_usable,
 )
-from agent.runtime.core.records import unit_of
+from agent.runtime.core.records import TaskRecord, unit_of
 from agent.runtime.events import EventLog
 from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import pause
+from agent.runtime.stage import Stage
 from wire.errors import HostError, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Certifier(Protocol):
         ...
 
 
-class TaskIdentities:
+class TaskIdentities(Stage):
     """The only writer of tasks' keys and certificates."""
 
     def __init__(
@@ -87,17 +88,20 @@ class TaskIdentities:
         """Whether nothing is in the folder, as was seen there; nobody else puts anything in it."""
         self._warned: set[str] = set()
 
-    def properties(self, task_id: str, spec: TaskSpec) -> dict[str, object]:
-        """Return what a unit of a task has of this."""
-        return identity_properties(task_id, spec, str(self._folder))
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit with the folder of the task's identity, where it asks for one."""
+        return unit | identity_properties(task.task_id, task.spec, str(self._folder))
 
-    async def ensure(self, task_id: str, spec: TaskSpec) -> None:
-        """See to it that a task has its identity before it is started.
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Give a task its identity before it starts.
 
         Raises `HostError` where there is none to be had and none that is good for a while.
         """
-        if not spec.identity:
-            return
+        if task.spec.identity:
+            await self._ensure(task.task_id, task.spec)
+        return task
+
+    async def _ensure(self, task_id: str, spec: TaskSpec) -> None:
         async with self._lock(task_id):
             held = await self._lanes.run(_LANE, self._find, task_id)
             if not is_due(held, spec, self._clock()):
@@ -113,7 +117,7 @@ class TaskIdentities:
                 log.warning("task %s keeps the identity that it has: %s", task_id, e)
                 await self._lanes.run(_LANE, self._refresh, task_id)
 
-    async def remove(self, task_id: str) -> None:
+    async def release(self, task_id: str) -> None:
         """Take the identity of a task away; one that is not there is no error."""
         async with self._lock(task_id):
             await self._lanes.run(_LANE, self._remove, task_id)
@@ -133,7 +137,7 @@ class TaskIdentities:
             return
         for task_id in await self._lanes.run(_LANE, self._known):
             if not _has(wanted(), task_id):
-                await self.remove(task_id)
+                await self.release(task_id)
         for task_id, spec in wanted().items():
             if not spec.identity:
                 continue

@@ -15,6 +15,9 @@ from agent.images.core.standard_output import SHELL
 from agent.images.core.writable_root import ENTERED, choose_tops, is_writable, owner_of_root
 from agent.machine import Btrfs, Quota
 from agent.machine.beneath import find_place
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
 from wire.errors import BtrfsError, HostError, NotFound
 
 INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
@@ -175,6 +178,19 @@ class Roots:
     def all(self) -> list[str]:
         """Return the ids of all tasks that have a root."""
         return self._btrfs.children(self._folder)
+
+
+class FreshRoot(Stage):
+    """Gives a task that writes to its root one without what it wrote."""
+
+    def __init__(self, roots: Roots, lanes: Lanes) -> None:
+        """Renew `roots`, in the lane of btrfs."""
+        self._roots, self._lanes = roots, lanes
+
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Renew the root before a start; the loop itself makes and removes roots."""
+        await self._lanes.run("btrfs", self._roots.renew, task.task_id, task.spec)
+        return task
 
 
 def _folders(path: Path) -> list[str]:

@@ -10,6 +10,9 @@ from agent.api import TaskSpec
 from agent.machine import Machine
 from agent.machine.beneath import put_file
 from agent.network.core.resolver_files import HostNames, Resolver, files_of, resolver_of
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
 from wire.errors import HostError
 
 log = logging.getLogger(__name__)
@@ -18,18 +21,29 @@ _UPSTREAM = "/run/systemd/resolve/resolv.conf"
 """Where systemd-resolved lists the servers behind its stub (systemd-resolved.service(8))."""
 
 
-class NameFiles:
-    """Blocking: call it through the lane of btrfs."""
+class NameFiles(Stage):
+    """Written before each start: nothing runs in the root then."""
 
     def __init__(
-        self, root_of: Callable[[str], Path], machine: Machine, region: Resolver, name: str
+        self,
+        root_of: Callable[[str], Path],
+        machine: Machine,
+        lanes: Lanes,
+        region: Resolver,
+        name: str,
     ) -> None:
         """`root_of` returns where the root of a task is, `region` is what the agent's
         configuration says, `name` the host's own.
         """
-        self._root_of, self._machine, self._region, self._name = root_of, machine, region, name
+        self._root_of, self._machine, self._lanes = root_of, machine, lanes
+        self._region, self._name = region, name
 
-    def write(self, task_id: str, spec: TaskSpec, addresses: Sequence[str]) -> None:
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Write the files of a task whose addresses are known, in the lane of btrfs."""
+        await self._lanes.run("btrfs", self._write, task.task_id, task.spec, task.addresses)
+        return task
+
+    def _write(self, task_id: str, spec: TaskSpec, addresses: Sequence[str]) -> None:
         """Bring the files in a task's root to what holds now; raises `HostError`.
 
         Nothing runs in the root at that moment, so no link changes meanwhile.

@@ -17,7 +17,9 @@ from agent.machine import Network
 from agent.netplan import Answer, Ask, Site, TaskNet
 from agent.network.core.addresses import plan
 from agent.network.port_gates import PortGates
+from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
 from wire.errors import HostError
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ def is_private(spec: TaskSpec) -> bool:
     return spec.network.mode is NetworkMode.PRIVATE
 
 
-class Networks:
+class Networks(Stage):
     """Makes and removes networks, one after the other."""
 
     def __init__(self, network: Network, lanes: Lanes, site: Callable[[str], Site]) -> None:
@@ -87,8 +89,18 @@ class Networks:
         await self._ask(Ask(site=site, remove=strays, allowed=list(self._wanted.values())))
         self.in_force.set()
 
-    async def ensure(self, task_id: str, spec: TaskSpec) -> list[str]:
-        """See to it that a task has its network; return its addresses, IPv6 first."""
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Give a task the network that it asks for, and none that it does not.
+
+        Returns it with its addresses, IPv6 first; none in the host's network.
+        """
+        if is_private(task.spec):
+            return replace(task, addresses=await self._connect(task.task_id, task.spec))
+        await self.release(task.task_id)
+        await self.gates.ensure(task.task_id, task.spec)
+        return replace(task, addresses=[])
+
+    async def _connect(self, task_id: str, spec: TaskSpec) -> list[str]:
         async with self._turn:
             await self._take_over()
             site = await self._our_site()
@@ -102,7 +114,7 @@ class Networks:
             self._wanted[task_id] = net
             return [net.address6, net.address4]
 
-    async def remove(self, task_id: str) -> None:
+    async def release(self, task_id: str) -> None:
         """Remove the network of a task; one that is not there is no error."""
         self.gates.forget(task_id)
         async with self._turn:

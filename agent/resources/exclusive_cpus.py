@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from agent.api import TaskSpec
 from agent.machine import Cgroups
 from agent.resources.core.exclusive_cpus import (
@@ -25,6 +27,7 @@ from agent.resources.core.exclusive_cpus import (
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.core.slices import TASKS_SLICE, is_shared_slice, slice_for
 from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
 from agent.runtime.units import Units
 from wire.cpus import Core, listed, numbers
 from wire.errors import HostError
@@ -32,7 +35,7 @@ from wire.errors import HostError
 _EFFECTIVE = "cpuset.cpus.effective"
 
 
-class ExclusiveCpus:
+class ExclusiveCpus(Stage):
     """Which CPUs are whose, by task."""
 
     def __init__(
@@ -124,7 +127,15 @@ class ExclusiveCpus:
         if not own:
             del self._claims[task_id]
 
-    async def hold(self, task_id: str, spec: TaskSpec) -> list[int]:
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Return the task with its own CPUs, once no other task can run there; see `confirm`."""
+        return replace(task, own_cpus=await self._hold(task.task_id, task.spec))
+
+    async def resize(self, task: TaskRecord) -> TaskRecord:
+        """As `ensure`: what it had beside them it keeps until `confirm`."""
+        return await self.ensure(task)
+
+    async def _hold(self, task_id: str, spec: TaskSpec) -> list[int]:
         """Return the task's own CPUs once no other task can run there; see `confirm`.
 
         Raises `HostError` where they cannot be had now, or others are still on them.
@@ -161,7 +172,7 @@ class ExclusiveCpus:
                 self._held[task_id] = own
                 await self._settle()
 
-    async def let_go(self, task_id: str) -> None:
+    async def ended(self, task_id: str) -> None:
         """Let others onto the CPUs of a task that has no processes; they stay claimed."""
         async with self._lock:
             if self._held.pop(task_id, None) is not None:
@@ -171,8 +182,8 @@ class ExclusiveCpus:
         """Return whether others are kept off CPUs for this task."""
         return task_id in self._held
 
-    def release(self, task_id: str) -> None:
-        """Forget a task that is gone for good."""
+    def forget(self, task_id: str) -> None:
+        """Forget the choice for a task that is gone for good."""
         self._claims.pop(task_id, None)
 
     def everything(self) -> tuple[int, ...]:

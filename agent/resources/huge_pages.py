@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from agent.api import TaskSpec
 from agent.machine import Cgroups
 from agent.resources.core.huge_pages import bounded_unit, bounds, command, lifted, none_of, refusal
+from agent.runtime.core.records import TaskRecord
 from agent.runtime.core.slices import (
     TASKS_SLICE,
     cgroup_of,
@@ -21,6 +22,7 @@ from agent.runtime.core.slices import (
     slice_for,
 )
 from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
 from agent.runtime.units import Units
 from wire.errors import HostError
 
@@ -28,7 +30,7 @@ _UNIT = "twine-pages.service"
 _LONGEST_S = 60.0
 
 
-class HugePages:
+class HugePages(Stage):
     """The pages of this machine, by task."""
 
     def __init__(
@@ -76,9 +78,9 @@ class HugePages:
         """Return why a task cannot have its pages, empty where it can."""
         return refusal(spec, others.values(), self._pools, controller=self._controller)
 
-    def bounded(self, spec: TaskSpec, whole: Mapping[str, object]) -> dict[str, object]:
-        """Return the properties of a task's unit with the limits of its pages."""
-        return bounded_unit(whole, self.values(spec))
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit with the limits of its pages, which are set before all else of it."""
+        return bounded_unit(unit, self.values(task.spec))
 
     def values(self, spec: TaskSpec) -> dict[str, str]:
         """Return what files of a task's cgroup must say, nothing for one without pages."""
@@ -87,34 +89,37 @@ class HugePages:
     def _sizes(self) -> set[int]:
         return set(self._pools)
 
-    async def hold(self, task_id: str, spec: TaskSpec) -> None:
-        """See to it that pages are left for those who asked, before a task starts.
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Keep the pages that tasks asked for free of others, before a task starts.
 
         Raises `HostError` where the machine has not as many any more, as after a boot, or others
         cannot be bounded, for instance since they use some.
         """
-        if self._quiet and not self._is_asked():
-            return
-        async with self._lock:
-            if not self._is_asked():
-                return await self._lift()
-            self.look()
-            wanted = self._wanted()
-            others = {t: other for t, other in self._in_use().items() if t != task_id}
-            if why := self.refusal(spec, others):
-                raise HostError(why)
-            self._quiet = False
-            values = none_of(self._sizes())
-            slices = await self._slices()
-            soon = {slice_for(s) for s in (spec, *wanted.values())} - slices.keys()
-            for name in sorted(filter(is_without_pages, soon)):
-                await self._write(command("", values), name)
-                slices[name] = await self._read(name, values)
-            for name, read in slices.items():
-                if read != values:
-                    await self._write(command(f"{TASKS_SLICE}/{name}", values))
-                    if await self._read(name, values) != values:
-                        raise HostError(f"{name} is not kept off huge pages")
+        if not self._quiet or self._is_asked():
+            async with self._lock:
+                await self._bound_others(task.task_id, task.spec)
+        return task
+
+    async def _bound_others(self, task_id: str, spec: TaskSpec) -> None:
+        if not self._is_asked():
+            return await self._lift()
+        self.look()
+        wanted = self._wanted()
+        others = {t: other for t, other in self._in_use().items() if t != task_id}
+        if why := self.refusal(spec, others):
+            raise HostError(why)
+        self._quiet = False
+        values = none_of(self._sizes())
+        slices = await self._slices()
+        soon = {slice_for(s) for s in (spec, *wanted.values())} - slices.keys()
+        for name in sorted(filter(is_without_pages, soon)):
+            await self._write(command("", values), name)
+            slices[name] = await self._read(name, values)
+        for name, read in slices.items():
+            if read != values:
+                await self._write(command(f"{TASKS_SLICE}/{name}", values))
+                if await self._read(name, values) != values:
+                    raise HostError(f"{name} is not kept off huge pages")
 
     async def limit(self, task_id: str, spec: TaskSpec) -> None:
         """Bring a running task to its limits; what it uses cannot be taken from it."""
@@ -124,7 +129,7 @@ class HugePages:
                 async with self._lock:
                     await self._write(command(group, values))
 
-    async def let_go(self) -> None:
+    async def ended(self, task_id: str) -> None:  # noqa: ARG002
         """Let all tasks have pages again once nobody asks for some."""
         if not self._quiet and not self._is_asked():
             async with self._lock:

@@ -14,8 +14,10 @@ from agent.api import TaskSpec
 from agent.machine import Cgroups
 from agent.resources.core.limits import not_in_force
 from agent.resources.core.memory_protection import KEPT_FILES, files, is_kept, kept_in_slices
+from agent.runtime.core.records import TaskRecord
 from agent.runtime.core.slices import TASKS_SLICE
 from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
 from agent.runtime.units import Units
 from wire.errors import HostError, TwineError
 
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 Kept = dict[str, dict[str, int]]
 
 
-class MemoryProtection:
+class MemoryProtection(Stage):
     """What the slices of this machine keep, by slice."""
 
     def __init__(self, units: Units, cgroups: Cgroups, lanes: Lanes) -> None:
@@ -39,7 +41,16 @@ class MemoryProtection:
         """Ask for the specifications of all tasks that are promised something from now on."""
         self._specs = specs
 
-    async def hold(self) -> None:
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Return once the slices keep what all tasks together were promised."""
+        await self._hold()
+        return task
+
+    async def resize(self, task: TaskRecord) -> TaskRecord:
+        """As `ensure`."""
+        return await self.ensure(task)
+
+    async def _hold(self) -> None:
         """Return once the slices keep what all tasks together were promised.
 
         Raises `HostError` where the kernel does not.
@@ -60,10 +71,10 @@ class MemoryProtection:
                     raise HostError(f"what {name} keeps for its tasks is not in force: {wrong}")
             self._in_force = wanted
 
-    async def let_go(self) -> None:
+    async def ended(self, task_id: str) -> None:  # noqa: ARG002
         """Give back what was kept for tasks that are gone or over; what fails the next one does."""
         try:
-            await self.hold()
+            await self._hold()
         except TwineError as e:
             log.warning(
                 "memory is still kept for a task that is gone or over", extra={"why": str(e)}

@@ -15,7 +15,7 @@ from agent.images.roots import INITS
 from agent.machine import Hardware
 from agent.resources.core.limits import absent, cannot_be_kept, impossible
 from agent.runtime.core.records import has_own_init
-from agent.tasks.context import Host
+from agent.tasks.context import Capacity
 from agent.tasks.core.admission import too_big
 from agent.volumes.core.volumes import too_large
 from wire.errors import Unprocessable
@@ -28,7 +28,7 @@ class Admission:
 
     def __init__(
         self,
-        host: Host,
+        capacity: Capacity,
         hardware: Hardware,
         reserve_bytes: int,
         others: Callable[[str], dict[str, TaskSpec]],
@@ -39,7 +39,7 @@ class Admission:
         `others` returns the specifications of all wanted tasks but one, `is_over` whether one of
         them has ended for good.
         """
-        self._host = host
+        self._capacity = capacity
         self._others, self._is_over = others, is_over
         self._memory_bytes = hardware.memory_bytes - reserve_bytes
         self._cpus, self._nodes = hardware.cpu.online, hardware.cpu.numa_nodes
@@ -53,12 +53,12 @@ class Admission:
 
     async def look(self, spec: TaskSpec) -> None:
         """See what this host has of what a task asks for."""
-        host = self._host
-        self._taken_bytes = host.huge_pages.look()
+        has = self._capacity
+        self._taken_bytes = has.pages.look()
         if spec.resources.io:
-            self._disks = await host.lanes.run("usage", host.cgroups.disks)
+            self._disks = await has.lanes.run("usage", has.cgroups.disks)
         if spec.volumes:
-            self._disk_bytes = await host.lanes.run("btrfs", host.volumes.disk_bytes)
+            self._disk_bytes = await has.lanes.run("btrfs", has.volumes.disk_bytes)
 
     def check(self, task_id: str, spec: TaskSpec, attempt: str = "cannot run") -> None:
         """Raise `Unprocessable` where a task cannot be what is attempted, with what to try."""
@@ -76,7 +76,7 @@ class Admission:
         taken = sum(other.limits.memory_max_bytes for other in here.values())
         return (
             cannot_be_kept(spec, here.values(), self._usable_bytes)
-            or self._host.huge_pages.refusal(spec, here)
+            or self._capacity.pages.refusal(spec, here)
             or too_big(spec, self._usable_bytes, self._cpus, taken)
         )
 
@@ -88,21 +88,21 @@ class Admission:
         """Yield for each thing that is looked at why it speaks against the task, or empty words,
         and what to try; a later one may count on those before it.
         """
-        host = self._host
+        has = self._capacity
         yield distrust(spec.image, spec.image_trust), SIGN_HINT
-        if not host.roots.has_image(spec.image):
+        if not has.roots.has_image(spec.image):
             yield f"image {spec.image} is not on this machine", "pull or put the image first"
         against = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
         yield "; ".join(f"{field}: {reason}" for field, reason in against), ""
         if has_own_init(spec):
-            yield host.no_machines(), "docs/agent.md says what own-init needs"
-            if not host.roots.has_init(spec.image):
+            yield has.no_containers(), "docs/agent.md says what own-init needs"
+            if not has.roots.has_init(spec.image):
                 why = f"no /{' and no /'.join(INITS)}"
                 yield (
                     f"image {spec.image} has no init that own-init could start: {why}",
                     "install systemd in the image, or leave own-init out",
                 )
-        elif not as_run(spec, host.roots.config(spec.image)).command:
+        elif not as_run(spec, has.roots.config(spec.image)).command:
             yield f"neither it nor image {spec.image} has a command", "say which program to run"
         yield odd_network(spec.network), ""
         yield ": ".join(odd_volumes(spec.volumes, spec.limits.memory_max_bytes) or ()), ""
@@ -112,5 +112,5 @@ class Admission:
             yield too_large(task_id, spec, specs, self._disk_bytes), ""
         yield absent(spec, self._nodes, self._disks), ""
         yield impossible(spec, self._cpus, specs.values()), ""
-        yield host.own_cpus.refusal(task_id, spec, specs, self._cpuset), ""
+        yield has.cpus.refusal(task_id, spec, specs, self._cpuset), ""
         yield self.no_room(task_id, spec), _LESS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 from agent.api import Exit
 from agent.machine import UnitState
@@ -19,20 +18,19 @@ from agent.tasks.core.inside import (
     step_unit,
 )
 from agent.tasks.core.own_init import unstaging
+from agent.tasks.unit import UnitOfTask
 from wire.errors import StepFailed, SystemdError, TwineError
 
 _GRACE_S = 30.0
 """systemd ends the command after its time; so long after that nobody answered at all."""
 _UNSTAGED_S = 300.0
 """Mounts go in moments; a host that is so busy is waited for."""
-Whole = Callable[[TaskRecord], dict[str, object]]
-"""Returns all properties of a task's unit."""
 
 
 class Inside:
     """Units that belong to a task beside its main one."""
 
-    def __init__(self, units: Units, whole: Whole) -> None:
+    def __init__(self, units: Units, whole: UnitOfTask) -> None:
         """Make the units from what `whole` returns."""
         self._units = units
         self._whole = whole

@@ -11,15 +11,6 @@ from msgspec.structs import replace
 
 from agent.api import Health, RestartWhen, TaskState
 from agent.lease.core.lease import is_bound, is_cut_off
-from agent.network.networks import is_private
-from agent.resources.core.exclusive_cpus import allowed_cpus, own_values
-from agent.resources.core.limits import (
-    kernel_values,
-    lacking,
-    live_properties,
-    not_in_force,
-    on_devices,
-)
 from agent.runtime.core.records import (
     TaskRecord,
     must_last,
@@ -29,9 +20,9 @@ from agent.runtime.core.records import (
     unit_of,
     words_on_cpus,
 )
-from agent.runtime.core.slices import cgroup_of
 from agent.runtime.crashpoints import passed
-from agent.tasks.context import Host
+from agent.runtime.stage import Stage
+from agent.tasks.context import TaskContext
 from agent.tasks.core.health import Verdict, after_verdict
 from agent.tasks.core.inside import Command
 from agent.tasks.core.lifecycle import (
@@ -58,6 +49,8 @@ RESYNC_S = 30.0
 """How often a loop looks although nothing woke it; signals normally do."""
 RETRY_S = 1.0
 """Pause after something failed that nobody can be told about."""
+_CHOSEN = ("own_cpus", "addresses")
+"""Fields of a record that stages fill in."""
 PLACE_S = 120.0
 """How long a start keeps its place at most: one that hangs holds up nobody for long."""
 CONFLICT_S = 0.2
@@ -73,7 +66,7 @@ class TaskLoop:
 
     def __init__(
         self,
-        host: Host,
+        host: TaskContext,
         record: TaskRecord,
         bury: Callable[[TaskRecord], Awaitable[None]],
         *,
@@ -167,9 +160,8 @@ class TaskLoop:
         self.settled.set()
         self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
         if seen.unit is None and decision.task.state in (TaskState.STOPPED, TaskState.FAILED):
-            await self._host.own_cpus.let_go(before.task_id)
-            await self._host.huge_pages.let_go()
-            await self._host.kept_memory.let_go()
+            for stage in self._host.stages:
+                await stage.ended(before.task_id)
         if decision.action is Action.FORGET:
             return not await self._forget(decision.task)
         await self._act(decision, seen)
@@ -237,7 +229,7 @@ class TaskLoop:
         extra |= {"why": task.reason} if task.reason else {}
         log.info(tell_change(self._told, status), extra=extra)
         self._told = status
-        self._host.networks.gates.told(task)
+        self._host.told(task)
 
     async def _act(self, decision: Decision, seen: Seen) -> None:
         task = decision.task
@@ -268,17 +260,12 @@ class TaskLoop:
                 if self.record == task:
                     self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
             case Action.START:
-                host.credentials.check(task.task_id, task.spec)
-                await host.identities.ensure(task.task_id, task.spec)
+                for stage in host.stages:
+                    stage.check(task)
                 guard: dict[str, object] = {}
                 if is_bound(task.spec):
                     guard = not_after(host.contact.may_start(task.task_id))
-                task = await self._with_cpus(task)
-                await host.huge_pages.hold(task.task_id, task.spec)
-                await host.kept_memory.hold()
-                await host.lanes.run("btrfs", host.roots.renew, task.task_id, task.spec)
-                await self._with_volumes(task)
-                await self._connect(task)
+                task = await self._through(task, lambda stage, task: stage.ensure(task))
                 if await self._initialised(task, guard):
                     await self._start(task, guard)
             case Action.LIMIT:
@@ -293,9 +280,9 @@ class TaskLoop:
                     await host.inside.end_steps(task.task_id)
                 await host.inside.forget(task.task_id)
                 await host.inside.unstage(task)
-                await host.identities.remove(task.task_id)
-                await host.networks.remove(task.task_id)
-                await host.lanes.run("btrfs", host.volumes.drop_scratch, task.task_id)
+                for stage in host.stages:
+                    await stage.release(task.task_id)
+                # Last: by its root a loop sees that something of the task is left.
                 await host.lanes.run("btrfs", host.roots.remove, task.task_id)
             case _:
                 until = decision.until
@@ -310,7 +297,7 @@ class TaskLoop:
                 return
             if task.invocation_id:
                 await host.inside.forget(task.task_id)
-            await host.units.start(self._unit, host.whole(task) | guard)
+            await host.units.start(self._unit, host.unit(task) | guard)
             await self._until_up(task)
 
     def _is_to_start(self, task: TaskRecord) -> bool:
@@ -353,51 +340,24 @@ class TaskLoop:
 
     async def _limit(self, task: TaskRecord) -> None:
         """Bring the running unit to its limits; they count once the kernel says so."""
-        host, spec = self._host, task.spec
-        task = await self._with_cpus(task)
-        await host.kept_memory.hold()
-        disks = await host.lanes.run("usage", host.cgroups.disks)
-        properties = on_devices(live_properties(spec, task.resources), disks)
-        properties |= allowed_cpus(task.own_cpus, task.resources, spec, host.own_cpus.everything())
-        await host.units.limit(self._unit, properties)
-        await host.huge_pages.limit(task.task_id, spec)
-        proved = own_values(task.own_cpus) | host.huge_pages.values(spec)
-        wanted, group = kernel_values(spec) | proved, cgroup_of(task.task_id, spec)
-        read = await host.lanes.run("usage", host.cgroups.values, group, list(wanted))
-        if wrong := not_in_force(wanted, read) or lacking(proved, read):
-            raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")
-        await host.own_cpus.confirm(task.task_id)
-        await self._with_volumes(task)
+        await self._through(task, lambda stage, task: stage.resize(task))
+        spec = task.spec
         kept = replace(self.record, limits=spec.limits, volumes=spec.volumes)
         kept = replace(kept, resources=spec.resources)
         if self.record.spec == spec:
             await self._keep(self.record, kept)
 
-    async def _with_cpus(self, task: TaskRecord) -> TaskRecord:
-        """Return the task with the CPUs that it alone may run on from now on."""
-        own = await self._host.own_cpus.hold(task.task_id, task.spec)
-        if own != task.own_cpus:
-            await self._keep(self.record, replace(self.record, own_cpus=own))
-        return replace(task, own_cpus=own)
-
-    async def _with_volumes(self, task: TaskRecord) -> None:
-        """See to it that the task's volumes are there, with their limits."""
-        if task.spec.volumes or task.volumes:
-            host = self._host
-            await host.lanes.run("btrfs", host.volumes.ensure, task.task_id, task.spec)
-
-    async def _connect(self, task: TaskRecord) -> None:
-        """See to it that the task has the network it asks for, and none that it does not."""
-        networks, addresses = self._host.networks, list[str]()
-        if is_private(task.spec):
-            addresses = await networks.ensure(task.task_id, task.spec)
-        else:
-            await networks.remove(task.task_id)
-            await networks.gates.ensure(task.task_id, task.spec)
-        host, of = self._host, (task.task_id, task.spec, addresses)
-        await host.lanes.run("btrfs", host.name_files.write, *of)
-        if addresses != task.addresses:
-            await self._keep(self.record, replace(self.record, addresses=addresses))
+    async def _through(
+        self, task: TaskRecord, step: Callable[[Stage, TaskRecord], Awaitable[TaskRecord]]
+    ) -> TaskRecord:
+        """Take a task through all stages; what the host chose for it is kept at once."""
+        for stage in self._host.stages:
+            made = await step(stage, task)
+            chosen = {f: getattr(made, f) for f in _CHOSEN if getattr(made, f) != getattr(task, f)}
+            if chosen:
+                await self._keep(self.record, replace(self.record, **chosen))
+            task = made
+        return task
 
     async def _woken(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -26,7 +26,7 @@ from agent.runtime.core.records import (
 from agent.runtime.crashpoints import passed
 from agent.runtime.journal import Replay
 from agent.tasks.admission import Admission
-from agent.tasks.context import Host
+from agent.tasks.context import Capacity, TaskContext
 from agent.tasks.core.admission import (
     accept,
     contradiction,
@@ -54,7 +54,8 @@ class Tasks:
 
     def __init__(
         self,
-        host: Host,
+        host: TaskContext,
+        capacity: Capacity,
         hardware: Hardware,
         group: asyncio.TaskGroup,
         *,
@@ -64,8 +65,9 @@ class Tasks:
         huge pages are taken, whose number changes with the profile.
         """
         self._host = host
+        self._capacity = capacity
         self._group = group
-        self._admission = Admission(host, hardware, reserve_bytes, self._others, self._is_over)
+        self._admission = Admission(capacity, hardware, reserve_bytes, self._others, self._is_over)
         self._loops: dict[str, TaskLoop] = {}
         self._tombstones: dict[str, Tombstone] = {}
         self._spared: dict[str, str] = {}
@@ -73,9 +75,9 @@ class Tasks:
         """Tasks whose record is being written: they count already."""
         self._door = asyncio.Lock()
         """Tasks come into being one after the other."""
-        host.own_cpus.follow(self.wanted)
-        host.huge_pages.follow(self.wanted, self._is_over)
-        host.kept_memory.follow(self._promised)
+        capacity.cpus.follow(self.wanted)
+        capacity.pages.follow(self.wanted, self._is_over)
+        capacity.memory.follow(self._promised)
 
     async def adopt(self, replay: Replay) -> None:
         """Take over what is on the host: tasks run on, what belongs to none is removed."""
@@ -89,7 +91,7 @@ class Tasks:
             log.error("what is left of tasks cannot be looked for", extra={"why": str(e)})
             roots = []
         host.contact.adopt(replay)
-        host.own_cpus.adopt(replay.tasks.values())
+        self._capacity.cpus.adopt(replay.tasks.values())
         for record in replay.tasks.values():
             self._start(record)
         for task_id in leftovers(replay.tasks, replay.unreadable, units, roots):
@@ -111,9 +113,9 @@ class Tasks:
         stone = tombstone_of(record, time.time())
         await self._host.lanes.run("journal", self._host.journal.save, stone)
         self._tombstones[record.task_id] = stone
-        self._host.own_cpus.release(record.task_id)
+        self._capacity.cpus.forget(record.task_id)
         del self._loops[record.task_id]
-        await self._host.kept_memory.let_go()
+        await self._capacity.memory.ended(record.task_id)
         self._host.events.add("task-removed", record.task_id, "stopped and torn down")
         extra = {"task": record.task_id}
         log.info("task %s: stopped and torn down", record.task_id, extra=extra)
@@ -128,9 +130,9 @@ class Tasks:
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
         self._host.uniqueness.check(f"task {task_id} is not changed")
-        await self._host.own_cpus.look_for(spec)
+        await self._capacity.cpus.look_for(spec)
         if spec.volumes:
-            await self._host.lanes.run("btrfs", self._host.volumes.admit, task_id, spec)
+            await self._host.lanes.run("btrfs", self._capacity.volumes.admit, task_id, spec)
         await self._admission.look(spec)
         loop = self._loops.get(task_id)
         if loop is None:
@@ -170,7 +172,7 @@ class Tasks:
         """
         task_id = record.task_id
         others = self._others(task_id) if record.spec.resources.exclusive_cpus else {}
-        own = self._host.own_cpus.choose(task_id, record.spec, others)
+        own = self._capacity.cpus.choose(task_id, record.spec, others)
         record = record if own == record.own_cpus else replace(record, own_cpus=own)
         if record.ids is not None or not has_own_init(record.spec):
             return record
@@ -184,7 +186,7 @@ class Tasks:
         try:
             return await loop.change(make)
         except HostError:
-            self._host.own_cpus.restore(loop.record.task_id, loop.record.own_cpus)
+            self._capacity.cpus.restore(loop.record.task_id, loop.record.own_cpus)
             raise
 
     async def _create(self, record: TaskRecord, *, fresh: bool = False) -> TaskStatus:
@@ -203,7 +205,7 @@ class Tasks:
             self._start(record, fresh=fresh)
         except HostError:
             host.contact.release(task_id)
-            host.own_cpus.release(task_id)
+            self._capacity.cpus.forget(task_id)
             raise
         finally:
             del self._coming[task_id]
@@ -295,7 +297,7 @@ class Tasks:
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)
-        await self._host.own_cpus.look()
+        await self._capacity.cpus.look()
         await self._admission.look(resized(loop.record.spec, resize))
 
         def changed(record: TaskRecord) -> TaskRecord:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from agent.images.core.image_user import login
@@ -12,6 +14,7 @@ from agent.images.roots import Roots
 from agent.machine import UnitState
 from agent.resources.core.exclusive_cpus import own_properties
 from agent.runtime.core.records import TaskRecord, has_own_init
+from agent.runtime.stage import Stage
 from agent.tasks.core.lifecycle import SeenUnit
 from agent.tasks.core.own_init import enclosed
 from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
@@ -33,21 +36,38 @@ def seen_unit(unit: UnitState) -> SeenUnit:
     )
 
 
-def in_container(
-    task: TaskRecord, unit: dict[str, object], folders: tuple[str, str]
-) -> dict[str, object]:
-    """Return the unit of a system container for a task that asks for one, else `unit` itself.
+class SystemContainer(Stage):
+    """Makes the unit of a task with an init of its own the one that starts its container."""
 
-    `folders` are those of the agent's state and of what lasts until the next boot.
-    """
-    if not has_own_init(task.spec):
+    def __init__(self, state_dir: str, run_dir: str) -> None:
+        """Mount below the folder of what lasts until the next boot."""
+        self._folders = state_dir, run_dir
+
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit that starts the container, or `unit` itself for all other tasks."""
+        if not has_own_init(task.spec):
+            return unit
+        assert task.ids is not None, "given to it when it was admitted"
+        return enclosed(task.task_id, task.spec, unit, task.ids, *self._folders)
+
+
+class UnitOfTask:
+    """Makes the unit of a task: its own properties, then those of each stage, in their order."""
+
+    def __init__(self, roots: Roots, stages: Sequence[Stage]) -> None:
+        """Ask `roots` what the image wants, and `stages` what they add."""
+        self._roots, self._stages = roots, stages
+
+    def __call__(self, task: TaskRecord) -> dict[str, object]:
+        """Return all properties of a task's unit."""
+        unit = task_unit(self._roots, task)
+        for stage in self._stages:
+            unit = stage.properties(task, unit)
         return unit
-    assert task.ids is not None, "given to it when it was admitted"
-    return enclosed(task.task_id, task.spec, unit, task.ids, *folders)
 
 
 def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
-    """Return all properties of a task's unit: its steps and what runs inside are made from it."""
+    """Return the properties of a task's unit that no stage adds."""
     config, root = roots.config(task.spec.image), str(roots.path(task.task_id))
     user = None if config is None or has_own_init(task.spec) else config.runs_as
     writes = roots.is_writable(task.spec)

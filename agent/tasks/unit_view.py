@@ -8,7 +8,7 @@ from agent.api.unit import UnitProperty, UnitShown
 from agent.machine import Processes
 from agent.runtime.core.records import TaskRecord, unit_of
 from agent.runtime.offload import Lanes
-from agent.tasks.inside import Whole
+from agent.tasks.unit import UnitOfTask
 
 _MOST = 60_000
 """Characters of a value that are shown, within what a field of the wire may have."""
@@ -17,7 +17,7 @@ _MOST = 60_000
 class UnitView:
     """Reads units through `systemctl show`, in the lane of those who look."""
 
-    def __init__(self, processes: Processes, lanes: Lanes, whole: Whole) -> None:
+    def __init__(self, processes: Processes, lanes: Lanes, whole: UnitOfTask) -> None:
         """`whole` returns all properties of a task's unit."""
         self._processes, self._lanes, self._whole = processes, lanes, whole
 

@@ -13,6 +13,7 @@ from agent.identity import keys
 from agent.identity.identity import Candidate, HostIdentity, Invitation
 from agent.identity.task_identities import TaskIdentities
 from agent.routes import JOIN_ROUTES
+from agent.runtime.core import records
 from agent.runtime.events import EventLog
 from agent.runtime.offload import Lanes
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord
@@ -72,7 +73,8 @@ class Task:
         self.folder = self.run / f"{name}-0"
 
     async def given(self) -> Task:
-        await self.service.ensure(f"{self.name}-0", spec_of(self.name))
+        record = records.TaskRecord(task_id=f"{self.name}-0", spec=spec_of(self.name))
+        await self.service.ensure(record)
         return self
 
     def context(self, purpose: ssl.Purpose) -> ssl.SSLContext:

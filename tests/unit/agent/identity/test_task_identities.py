@@ -18,7 +18,7 @@ from agent.api import RestartPolicy, RestartWhen, TaskSpec, TaskState
 from agent.api.task_identity import TaskCertificate
 from agent.identity.identity import HostIdentity
 from agent.identity.task_identities import TaskIdentities
-from agent.runtime.core.records import key_of
+from agent.runtime.core.records import TaskRecord, key_of
 from agent.runtime.events import EventLog
 from agent.runtime.offload import Lanes
 from control_plane.identity.authority import (
@@ -61,6 +61,10 @@ def certifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certifier:
     monkeypatch.setattr(HostIdentity, "certify_task", lambda _, *given: made.certify_task(*given))
     monkeypatch.setattr(HostIdentity, "trusted", lambda _: made.trusted())
     return made
+
+
+def record(task_id: str, spec: TaskSpec) -> TaskRecord:
+    return TaskRecord(task_id=task_id, spec=spec)
 
 
 class Desk:
@@ -176,7 +180,7 @@ async def test_the_next_agent_and_the_next_start_use_what_is_there(
 async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
     service: Desk, certifier: Certifier
 ) -> None:
-    await service.service.ensure("web-0", WEB)
+    await service.service.ensure(record("web-0", WEB))
     first, folder = service.leaf(), os.stat(service.folder / "web-0").st_ino
     [uri] = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert uri.value == "spiffe://twine/entitlement/shop/job/web/task/web-0"
@@ -200,7 +204,7 @@ async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
 async def test_whom_the_host_trusts_its_tasks_trust_at_once(
     service: Desk, certifier: Certifier
 ) -> None:
-    await service.service.ensure("web-0", WEB)
+    await service.service.ensure(record("web-0", WEB))
     certifier.bundle += "# and the next root\n"
     await service.look()
     assert (service.folder / "web-0" / "bundle.pem").read_text() == certifier.bundle
@@ -210,13 +214,13 @@ async def test_whom_the_host_trusts_its_tasks_trust_at_once(
 async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_ends(
     service: Desk, certifier: Certifier
 ) -> None:
-    await service.service.ensure("web-0", WEB)
+    await service.service.ensure(record("web-0", WEB))
     first = service.leaf()
     certifier.trouble = Unreachable("away")
     service.now += TASK_LIFE_S * 0.3
     for _ in range(3):
         await service.look()
-        await service.service.ensure("web-0", WEB)  # it may be started again, too
+        await service.service.ensure(record("web-0", WEB))  # it may be started again, too
     assert service.leaf() == first
     assert await service.told() == []
 
@@ -228,7 +232,7 @@ async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_end
     assert "its identity ends in 7." in told
     service.now += TASK_LIFE_S * 0.3
     with pytest.raises(HostError, match="has no identity: away"):
-        await service.service.ensure("web-0", WEB)
+        await service.service.ensure(record("web-0", WEB))
     certifier.trouble = None
     await service.look()
     assert service.leaf() != first
@@ -239,7 +243,7 @@ async def test_a_refused_renewal_is_not_asked_for_at_every_look_and_others_go_on
 ) -> None:
     service.tasks["web-1"] = WEB
     for task in service.tasks:
-        await service.service.ensure(task, WEB)
+        await service.service.ensure(record(task, WEB))
     certifier.trouble = Forbidden("it was not given the task")
     service.now += TASK_LIFE_S * 0.2
     await service.look()
@@ -250,7 +254,7 @@ async def test_a_refused_renewal_is_not_asked_for_at_every_look_and_others_go_on
 async def test_nothing_is_renewed_for_who_is_gone_and_its_key_goes(
     service: Desk, certifier: Certifier
 ) -> None:
-    await service.service.ensure("web-0", WEB)
+    await service.service.ensure(record("web-0", WEB))
     del service.tasks["web-0"]
     service.now += TASK_LIFE_S
     await service.look()
@@ -274,10 +278,10 @@ async def test_a_task_that_ended_for_good_has_no_identity_any_more(
 async def test_a_file_that_cannot_be_written_is_told_in_one_line(
     service: Desk, certifier: Certifier
 ) -> None:
-    await service.service.ensure("web-0", WEB)
+    await service.service.ensure(record("web-0", WEB))
     (service.folder / "web-0" / "bundle.pem").unlink()
     (service.folder / "web-0" / "bundle.pem").mkdir()
-    for work in (service.service.ensure("web-0", WEB), service.look()):
+    for work in (service.service.ensure(record("web-0", WEB)), service.look()):
         with pytest.raises(HostError, match="cannot be told whom to trust: Is a directory"):
             await work
 
@@ -285,12 +289,13 @@ async def test_a_file_that_cannot_be_written_is_told_in_one_line(
 async def test_one_of_another_job_is_not_taken_for_its_own(
     service: Desk, certifier: Certifier
 ) -> None:
-    await service.service.ensure("web-0", WEB)
-    await service.service.ensure("web-0", msgspec.structs.replace(WEB, entitlement="other"))
+    await service.service.ensure(record("web-0", WEB))
+    other = msgspec.structs.replace(WEB, entitlement="other")
+    await service.service.ensure(record("web-0", other))
     assert len(certifier.asked) == 2
     certifier.trouble = Unreachable("away")
     with pytest.raises(HostError):
-        await service.service.ensure("web-0", WEB)
+        await service.service.ensure(record("web-0", WEB))
 
 
 def test_an_identity_is_another_process_and_none_is_as_before() -> None:

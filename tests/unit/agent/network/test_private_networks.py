@@ -11,6 +11,7 @@ from agent.api import Network, NetworkMode, TaskState
 from agent.machine.fake_network import FakeNetwork
 from agent.netplan import TaskNet
 from agent.network.networks import Networks, site_with
+from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
 from wire.errors import Unprocessable
 
@@ -99,12 +100,12 @@ async def test_a_task_that_starts_before_the_agent_took_over_costs_no_other_its_
     specs = {"web": a_spec(network=let_in), "gone": a_spec(network=PRIVATE)}
     before = Networks(network, lanes, site)
     before.expect({}, [])
-    await before.ensure("web", specs["web"])
-    await before.ensure("stray", specs["gone"])
+    await before.ensure(TaskRecord(task_id="web", spec=specs["web"]))
+    await before.ensure(TaskRecord(task_id="stray", spec=specs["gone"]))
 
     after = Networks(network, lanes, site)
     after.expect(specs, [])
-    await after.ensure("new", a_spec(network=PRIVATE))
+    await after.ensure(TaskRecord(task_id="new", spec=a_spec(network=PRIVATE)))
     lanes.close()
 
     assert [(n.task_id, n.allow_from) for n in network.allowed or []] == [
