@@ -30,7 +30,7 @@ unit: setup ## unit tests of what changed; ROOM=allocator for a room
 	@tests=$$($(BIN)/python tools/unit-tests $(ROOM)); \
 	if [ -z "$$tests" ]; then echo "no unit test imports what changed"; else $(BIN)/pytest -q $$tests; fi
 
-one: setup ## one test: T=tests/unit/agent/core/test_gate.py::test_name
+one: setup ## one test: T=tests/unit/agent/tasks/test_exec.py::test_name
 	$(BIN)/pytest -q $(T)
 
 behaviours: setup ## which tests show which behaviour, into build/behaviours.md

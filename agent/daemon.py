@@ -25,59 +25,61 @@ from msgspec.structs import replace
 from agent import api
 from agent.api.signing import SIGN_HINT, distrust
 from agent.config import AgentConfig
-from agent.core import own_init
-from agent.core.limits import on_devices
-from agent.core.pressure import Waits, starts_at_once
-from agent.core.records import TASK_UNITS, TaskRecord
-from agent.core.resolver_files import Resolver
-from agent.core.retention import Room
+from agent.credentials.credentials import CredentialHolder
+from agent.host.core.pressure import Waits, starts_at_once
+from agent.host.facts import Facts
+from agent.host.gc import Ledger
+from agent.host.host_profile import HostProfile
+from agent.host.logs import Logs
+from agent.host.metrics import Metrics
+from agent.host.pressure import Pressure
+from agent.host.reserved_port import listen
+from agent.host.usage import UsageReader
+from agent.identity.clone_check import CloneCheck
+from agent.identity.identity import LAST_OWNERS, LAST_TERM, HostIdentity
+from agent.identity.task_identities import TaskIdentities
+from agent.images.core.retention import Room
+from agent.images.images import Images
+from agent.images.oci import Registries
+from agent.images.roots import FreshRoot, Roots
+from agent.lease.contact import Contact
+from agent.lease.fencing import FencingOwners, FencingTerm
 from agent.machine import Machine
 from agent.machine.acl import let_group
 from agent.machine.notify import notify, watchdog_s
+from agent.network.core.resolver_files import Resolver
+from agent.network.name_files import NameFiles
+from agent.network.networks import Networks, site_with
+from agent.resources.exclusive_cpus import ExclusiveCpus
+from agent.resources.huge_pages import HugePages
+from agent.resources.memory_protection import MemoryProtection
+from agent.resources.task_limits import TaskLimits
 from agent.routes import JOIN_ROUTES
+from agent.runtime.core.records import TASK_UNITS
+from agent.runtime.crashpoints import arm_from_environment
+from agent.runtime.disk import StateDisk
+from agent.runtime.events import EventLog
+from agent.runtime.journal import Journal
+from agent.runtime.offload import Lanes
+from agent.runtime.poll_timers import next_round, pause
+from agent.runtime.reserve import Reserve
+from agent.runtime.stage import Stage
+from agent.runtime.units import Units
 from agent.server import Services, application
-from agent.services.clone_check import CloneCheck
-from agent.services.contact import Contact
-from agent.services.crashpoints import arm_from_environment
-from agent.services.credentials import CredentialHolder
-from agent.services.disk import StateDisk
-from agent.services.events import EventLog
-from agent.services.exclusive_cpus import ExclusiveCpus
-from agent.services.exec import Sessions
-from agent.services.facts import Facts
-from agent.services.fencing import FencingOwners, FencingTerm
-from agent.services.gc import Ledger
-from agent.services.host_profile import HostProfile
-from agent.services.huge_pages import HugePages
-from agent.services.identity import LAST_OWNERS, LAST_TERM, HostIdentity
-from agent.services.images import Images
-from agent.services.inside import Inside
-from agent.services.journal import Journal
-from agent.services.journal_repair import rebuild
-from agent.services.logs import Logs
-from agent.services.memory_protection import MemoryProtection
-from agent.services.metrics import Metrics
-from agent.services.name_files import NameFiles
-from agent.services.networks import Networks, site_with
-from agent.services.oci import Registries
-from agent.services.offload import Lanes
-from agent.services.oomd import Oomd
-from agent.services.poll_timers import next_round, pause
-from agent.services.pressure import Pressure
-from agent.services.prober import Prober
-from agent.services.reserve import Reserve
-from agent.services.reserved_port import listen
-from agent.services.roots import Roots
-from agent.services.shutdown import HostShutdown
-from agent.services.starts import Starts
-from agent.services.supervisor import Host
-from agent.services.task_identities import TaskIdentities
-from agent.services.tasks import Tasks
-from agent.services.unit_view import UnitView
-from agent.services.units import Units, task_unit
-from agent.services.usage import UsageReader
-from agent.services.volume_service import VolumeService
-from agent.services.volumes import Volumes
+from agent.tasks.context import Capacity, TaskContext
+from agent.tasks.core import own_init
+from agent.tasks.exec import Sessions
+from agent.tasks.inside import Inside
+from agent.tasks.journal_repair import rebuild
+from agent.tasks.oomd import Oomd
+from agent.tasks.prober import Prober
+from agent.tasks.shutdown import HostShutdown
+from agent.tasks.starts import Starts
+from agent.tasks.tasks import Tasks
+from agent.tasks.unit import SystemContainer, UnitOfTask
+from agent.tasks.unit_view import UnitView
+from agent.volumes.volume_service import VolumeService
+from agent.volumes.volumes import Volumes
 from wire import durable
 from wire.admission import open_admission
 from wire.client import WireClient
@@ -95,32 +97,6 @@ TLS_RETRY_S = 10.0
 JOIN_POLL_S = 5.0
 """How soon after `twine-agent join` the TLS port opens; with the other looks of an idle agent."""
 _FETCH = next(r for r in JOIN_ROUTES if r.name == "fetch_image")
-
-
-def real_machine() -> Machine:
-    """Return the host this process runs on."""
-    from agent.machine.btrfs import HostBtrfs
-    from agent.machine.census import observe
-    from agent.machine.cgroups import HostCgroups
-    from agent.machine.hardware import read_cores, read_hardware, read_hugepages
-    from agent.machine.kernelfs import KernelFs
-    from agent.machine.patient_systemd import PatientSystemd
-    from agent.machine.private_network import HostNetwork
-    from agent.machine.process import HostProcesses, has_program
-
-    return Machine(
-        systemd=PatientSystemd(),
-        btrfs=HostBtrfs(),
-        processes=HostProcesses(),
-        hardware=lambda: read_hardware(KernelFs()),
-        cgroups=HostCgroups(KernelFs()),
-        network=HostNetwork(),
-        hugepages=lambda: read_hugepages(KernelFs()),
-        cores=lambda: read_cores(KernelFs()),
-        has_program=has_program,
-        host_text=lambda path: KernelFs().find(path) or "",
-        observe=lambda state, run: observe(KernelFs(), state, run),
-    )
 
 
 class Agent:
@@ -219,58 +195,55 @@ class Agent:
         own = Path(config.run_dir) / "identities"
         identities = TaskIdentities(own, self.identity, lanes, events)
 
-        huge_pages = HugePages(
-            units,
-            machine.cgroups,
-            lanes,
-            machine.hugepages,
-            controller="hugetlb" in hardware.cgroup_controllers,
+        cgroups, run = machine.cgroups, Path(config.run_dir)
+        cpus = ExclusiveCpus(units, cgroups, lanes, machine.cores, run / "own-cpus")
+        with_pages = "hugetlb" in hardware.cgroup_controllers
+        pages = HugePages(units, cgroups, lanes, machine.hugepages, controller=with_pages)
+        memory = MemoryProtection(units, cgroups, lanes)
+        volumes = Volumes(machine.btrfs, self._state)
+        volume_service = VolumeService(volumes, lambda: tasks.specs(), lanes)
+        dns = Resolver(*config.dns())
+        stages: tuple[Stage, ...] = (
+            credentials,
+            identities,
+            SystemContainer(config.state_dir, config.run_dir),
+            cpus,
+            pages,
+            memory,
+            TaskLimits(units, cgroups, lanes, cpus, pages),
+            FreshRoot(roots, lanes),
+            volume_service,
+            networks,
+            NameFiles(roots.path, machine, lanes, dns, hardware.hostname),
         )
-
-        def as_machine(task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
-            if not own_init.asks(task.spec):
-                return unit
-            assert task.ids is not None, "given to it when it was admitted"
-            folders = config.state_dir, config.run_dir
-            return own_init.enclosed(task.task_id, task.spec, unit, task.ids, *folders)
-
-        def whole(task: TaskRecord) -> dict[str, object]:
-            unit = task_unit(roots, task) | credentials.properties(task.spec)
-            unit |= identities.properties(task.task_id, task.spec)
-            disks = machine.cgroups.disks() if task.spec.resources.io else {}
-            return huge_pages.bounded(task.spec, on_devices(as_machine(task, unit), disks))
-
-        host = Host(
+        unit = UnitOfTask(roots, stages)
+        host = TaskContext(
+            boot_id=hardware.boot_id,
             units=units,
-            roots=roots,
-            journal=Journal(self._state / "journal", reserve, Path(config.run_dir) / "records"),
+            journal=Journal(self._state / "journal", reserve, run / "records"),
             events=events,
             lanes=lanes,
+            roots=roots,
+            stages=stages,
+            unit=unit,
+            inside=Inside(units, unit),
             prober=prober,
-            contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
-            networks=networks,
-            name_files=NameFiles(roots, machine, Resolver(*config.dns()), hardware.hostname),
-            cgroups=machine.cgroups,
-            volumes=Volumes(machine.btrfs, self._state),
+            oomd=Oomd(machine.processes),
+            contact=Contact(run / "fence", hardware.boot_id, machine.boottime_s),
             starts=Starts(starts_at_once(hardware.cpu.online, Waits())),
-            boot_id=hardware.boot_id,
-            inside=Inside(units, whole),
-            credentials=credentials,
-            identities=identities,
             leaving=leaving,
             uniqueness=uniqueness,
-            own_cpus=ExclusiveCpus(
-                units,
-                machine.cgroups,
-                lanes,
-                machine.cores,
-                Path(config.run_dir) / "own-cpus",
-            ),
-            huge_pages=huge_pages,
-            kept_memory=MemoryProtection(units, machine.cgroups, lanes),
-            oomd=Oomd(machine.processes),
-            no_machines=lambda: own_init.missing(config.own_init, machine.has_program),
-            whole=whole,
+            told=networks.gates.told,
+        )
+        capacity = Capacity(
+            roots=roots,
+            cpus=cpus,
+            pages=pages,
+            memory=memory,
+            volumes=volumes,
+            cgroups=cgroups,
+            lanes=lanes,
+            no_containers=lambda: own_init.missing(config.own_init, machine.has_program),
         )
         self._host = host
         sidekick_state = Path(config.sidekick_state_dir)
@@ -297,13 +270,16 @@ class Agent:
 
         tasks = Tasks(
             host,
+            capacity,
             hardware,
             group,
             reserve_bytes=config.reserve_memory_bytes,
         )
         accounts = Ledger(
-            (self._state, Path(config.run_dir)),
+            (self._state, run),
             host,
+            capacity,
+            networks,
             images,
             tasks,
             machine,
@@ -329,7 +305,7 @@ class Agent:
             metrics=Metrics(tasks, images, prober, machine.cgroups, lanes, usage),
             images=images,
             logs=Logs(machine.processes),
-            unit_view=UnitView(machine.processes, lanes, whole),
+            unit_view=UnitView(machine.processes, lanes, unit),
             events=events,
             contact=host.contact,
             credentials=credentials,
@@ -347,7 +323,7 @@ class Agent:
             facts=facts,
             pull=lambda request: self._pull(images, request),
             accounts=accounts,
-            volumes=VolumeService(host.volumes, tasks, lanes),
+            volumes=volume_service,
             spawn=spawn,
             renew=self.identity.renew_when_asked,
             uniqueness=uniqueness,
@@ -367,10 +343,10 @@ class Agent:
         replay = await lanes.run("journal", host.journal.replay)
         replay = await rebuild(replay, host.units, host.journal, lanes, services.events)
         specs = {t: record.spec for t, record in replay.tasks.items()}
-        self._host.networks.expect(specs, replay.unreadable)
+        services.networks.expect(specs, replay.unreadable)
         await services.tasks.adopt(replay)
-        services.spawn(self._host.networks.adopt())
-        services.spawn(self._host.networks.gates.keep())
+        services.spawn(services.networks.adopt())
+        services.spawn(services.networks.gates.keep())
         services.spawn(services.profile.adopt())
         services.spawn(services.profile.watch())
         services.spawn(services.accounts.watch())
@@ -472,6 +448,8 @@ async def serve(config: AgentConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    from agent.machine.real import real_machine
+
     agent = Agent(config, real_machine())
     async with agent.running() as services:
         notify("READY=1", f"STATUS={len(services.tasks.all())} tasks")

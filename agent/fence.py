@@ -1,7 +1,7 @@
 """Ends tasks that may run no longer, whether or not there is an agent (docs/adr/0024).
 
 A program of its own (`twine-fence.service`) that depends on as little as it can: it reads the
-files that `agent.services.contact` keeps below /run/twine/fence, compares them with the clock
+files that `agent.lease.contact` keeps below /run/twine/fence, compares them with the clock
 that counts suspend, and tells the kernel to kill (cgroup.kill of cgroup-v2.rst). Neither the
 agent, nor D-Bus, nor systemd has to work for that. In doubt it kills.
 """
@@ -16,11 +16,11 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from agent.core.inside import inside_unit, step_unit
-from agent.core.lease import read_bond, read_numbers
-from agent.core.records import unit_of
+from agent.lease.core.lease import read_bond, read_numbers
 from agent.machine import boottime_s
 from agent.machine.notify import notify
+from agent.runtime.core.records import unit_of
+from agent.tasks.core.inside import inside_unit, step_unit
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,19 @@ from typing import Any
 
 import msgspec
 
-from agent.core.addresses import VETH, alias_of, gateway4, host6, netns_of, read_alias, veth_of
-from agent.core.firewall import TABLE, table
-from agent.core.network import NAMESPACES
-from agent.core.unit_properties import TASKS_SLICE
 from agent.netplan import Answer, Ask, Gates, TaskNet
+from agent.network.core.addresses import (
+    VETH,
+    alias_of,
+    gateway4,
+    host6,
+    netns_of,
+    read_alias,
+    veth_of,
+)
+from agent.network.core.firewall import TABLE, table
+from agent.network.core.network import NAMESPACES
+from agent.runtime.core.slices import TASKS_SLICE
 from wire.errors import HostError
 
 log = logging.getLogger(__name__)

@@ -16,28 +16,28 @@ from agent.api.credentials import CredentialInfo, Credentials
 from agent.api.presence import Presence
 from agent.api.unit import UnitShown
 from agent.api.volumes import VOLUME_PATTERN
-from agent.core.records import unit_of
-from agent.core.unit_properties import journal_of
+from agent.credentials.credentials import MOST_BYTES, CredentialHolder
+from agent.host.callers import authorize_with, check_given, check_raw
+from agent.host.facts import agent_version
+from agent.host.gc import Ledger
+from agent.host.host_profile import HostProfile
+from agent.host.logs import EVERYWHERE, Logs, Run
+from agent.host.metrics import Metrics
+from agent.identity.clone_check import CloneCheck
+from agent.images.images import Images
+from agent.lease.contact import Contact
+from agent.lease.fencing import FencingOwners, FencingTerm
+from agent.network.networks import Networks
 from agent.routes import ROUTES
-from agent.services.callers import authorize_with, check_given, check_raw
-from agent.services.clone_check import CloneCheck
-from agent.services.contact import Contact
-from agent.services.credentials import MOST_BYTES, CredentialHolder
-from agent.services.events import EventLog
-from agent.services.exec import Sessions, wish_of
-from agent.services.facts import agent_version
-from agent.services.fencing import FencingOwners, FencingTerm
-from agent.services.gc import Ledger
-from agent.services.host_profile import HostProfile
-from agent.services.images import Images
-from agent.services.logs import EVERYWHERE, Logs, Run
-from agent.services.metrics import Metrics
-from agent.services.networks import Networks
-from agent.services.shutdown import HostShutdown
-from agent.services.tasks import Tasks
-from agent.services.unit_view import UnitView
-from agent.services.volume_service import VolumeService
+from agent.runtime.core.records import unit_of
+from agent.runtime.events import EventLog
+from agent.tasks.core.unit_properties import journal_of
+from agent.tasks.exec import Sessions, wish_of
+from agent.tasks.shutdown import HostShutdown
+from agent.tasks.tasks import Tasks
+from agent.tasks.unit_view import UnitView
 from agent.usage import Usages
+from agent.volumes.volume_service import VolumeService
 from wire.duplex import Talk
 from wire.errors import (
     Busy,

@@ -18,12 +18,12 @@ import msgspec
 from agent import api
 from agent.client import AgentClient
 from agent.config import AgentConfig
-from agent.core.lifecycle import Seen, SeenUnit
-from agent.core.records import TaskRecord, key_of
 from agent.daemon import Agent
 from agent.machine import Machine
 from agent.machine.fake import FakeMachine, ends_with
+from agent.runtime.core.records import TaskRecord, key_of
 from agent.server import Services
+from agent.tasks.core.lifecycle import Seen, SeenUnit
 from wire.errors import NotFound
 
 IMAGE = "sha256:" + "1" * 64

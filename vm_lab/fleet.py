@@ -30,10 +30,10 @@ import msgspec
 from agent.api import ImageFormat, Limits, Location
 from agent.config import AgentConfig
 from agent.daemon import Agent
+from agent.host.facts import Facts
+from agent.identity.identity import Candidate, HostIdentity, Invitation
 from agent.machine.fake import FakeMachine
 from agent.machine.fake_systemd import Ended
-from agent.services.facts import Facts
-from agent.services.identity import Candidate, HostIdentity, Invitation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, JobSpec, UpdatePolicy
 from control_plane.api.machines import TokenRequest

@@ -59,9 +59,9 @@ def leave(config_path: Path | None, once: bool) -> None:
 @click.pass_obj
 def join(config_path: Path | None, /, url: str, **options: str) -> None:
     """Make this host a machine of the region behind the control plane at URL."""
-    from agent.daemon import real_machine
-    from agent.services.facts import Facts
-    from agent.services.identity import Candidate, HostIdentity, Invitation, write_location
+    from agent.host.facts import Facts
+    from agent.identity.identity import Candidate, HostIdentity, Invitation, write_location
+    from agent.machine.real import real_machine
 
     config = load(config_path)
     name = options["name"]
@@ -87,8 +87,8 @@ def join(config_path: Path | None, /, url: str, **options: str) -> None:
 @click.option("--now", is_flag=True, help="Enable and start the service, too.")
 def install(root: Path, now: bool) -> None:
     """Put unit files, group and configuration in place."""
+    from agent.host.install import install as put
     from agent.machine.process import HostProcesses
-    from agent.services.install import install as put
 
     for path in put(root):
         click.echo(path)
@@ -110,8 +110,8 @@ def uninstall(config_path: Path | None, purge: bool) -> None:
 
     Settings of a host profile are given back. The program itself goes as it came (apt, pip, rm).
     """
-    from agent.daemon import real_machine
-    from agent.services.uninstall import uninstall as take_away
+    from agent.host.uninstall import uninstall as take_away
+    from agent.machine.real import real_machine
 
     config = load(config_path)
     state, run = Path(config.state_dir), Path(config.run_dir)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from agent import api
-from agent.core.gate import is_asked
+from agent.tasks.core.gate import is_asked
 from wire.errors import Busy, NotFound, Unreachable
 
 if TYPE_CHECKING:

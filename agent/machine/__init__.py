@@ -350,7 +350,7 @@ def boottime_s() -> float:
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One host: the real one (`daemon.real_machine`) or one in memory (`fake.FakeMachine`)."""
+    """One host: the real one (`real.real_machine`) or one in memory (`fake.FakeMachine`)."""
 
     systemd: Systemd
     btrfs: Btrfs

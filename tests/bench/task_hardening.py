@@ -24,9 +24,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.core.unit_properties import TASK_HARDENING
 from agent.machine.btrfs import HostBtrfs
 from agent.machine.systemd import HostSystemd
+from agent.tasks.core.unit_properties import TASK_HARDENING
 
 NEEDS_GUEST = True
 

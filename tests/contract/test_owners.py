@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agent import api
 from agent.api.term import OwnerTerm, read_owner
-from agent.core import term
-from agent.services.fencing import FencingOwners
+from agent.lease.core import term
+from agent.lease.fencing import FencingOwners
 from vm_lab.region import agent as modelled
 from vm_lab.region.history import History
 from vm_lab.region.loop import Timeline

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.core.huge_pages import bounded_unit
-from agent.core.unit_properties import TASK_HARDENING, in_memory, not_after
+from agent.resources.core.huge_pages import bounded_unit
+from agent.runtime.core.unit_parts import in_memory
+from agent.tasks.core.unit_properties import TASK_HARDENING, not_after
 from wire.errors import Conflict, InvalidInput, SystemdError
 
 from .conftest import Host

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.own_init import FIRST_ID, ID_COUNT, SLOTS
-from agent.core.volumes import OWNER
+from agent.tasks.core.own_init import FIRST_ID, ID_COUNT, SLOTS
+from agent.volumes.core.volumes import OWNER
 from tests.lab.one_guest import OneGuest, busybox_image
 
 MAKE = Path(__file__).with_name("machine_image.sh")

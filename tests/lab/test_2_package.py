@@ -46,14 +46,14 @@ FAILED = {"ActiveState=failed", "ExecMainStatus=78", "NRestarts=0"}
 MORE = {  # what a later tree has, file → what of it is replaced by what
     "later": {
         "pyproject.toml": ('version = "0.1.0"', 'version = "0.2.0"'),
-        "agent/core/records.py": (
+        "agent/runtime/core/records.py": (
             "    task_id: str\n",
             '    task_id: str\n    later: str = "x"\n',
         ),
     },
     "newer": {
         "pyproject.toml": ('version = "0.1.0"', 'version = "0.3.0"'),
-        "agent/services/journal.py": ("\nSCHEMA = 1\n", "\nSCHEMA = 2\n"),
+        "agent/runtime/journal.py": ("\nSCHEMA = 1\n", "\nSCHEMA = 2\n"),
     },
 }
 """`later` writes a field that ours does not know, `newer` records that ours cannot read."""

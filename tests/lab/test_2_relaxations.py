@@ -13,8 +13,9 @@ from pathlib import Path
 
 from agent.api import Network, NetworkMode, Relaxation, TaskSpec
 from agent.api.relaxations import exposure_of
-from agent.core import own_init
-from agent.core.unit_properties import unit_properties
+from agent.runtime.core.records import has_own_init
+from agent.tasks.core import own_init
+from agent.tasks.core.unit_properties import unit_properties
 from vm_lab.image.build import build_image
 
 SMALL = (Relaxation.PROC, Relaxation.NETLINK, Relaxation.SCHEDULING, Relaxation.DEBUG)
@@ -81,7 +82,7 @@ def test_the_price_of_each_mixture_is_what_systemd_says(tmp_path: Path) -> None:
             relaxations=list(names),
         )
         unit = unit_properties("web", spec, "/")
-        if own_init.asks(spec):
+        if has_own_init(spec):
             unit = own_init.enclosed("web", spec, unit, own_init.FIRST_ID, "/s", "/r")
         (tmp_path / f"{row}__{'_'.join(names)}.service").write_text(as_file(unit))
     base = build_image("base", print, project=False, disk=False).folder / "base.raw"

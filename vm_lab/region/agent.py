@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent import api
 from agent.api import ProfileState, TaskState
 from agent.api.term import OwnerTerm
-from agent.core.term import is_passed_on, with_owner
+from agent.lease.core.term import is_passed_on, with_owner
 from vm_lab.region.machine import RESERVE_BYTES, Copy, Machine
 from wire.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
 

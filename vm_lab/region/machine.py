@@ -1,6 +1,6 @@
 """A modelled machine: what really runs on it, and what its agent keeps in its journal.
 
-It follows the rules of the real agent (`agent/core/admission.py`, docs/task-lifecycle.md):
+It follows the rules of the real agent (`agent/tasks/core/admission.py`, docs/task-lifecycle.md):
 records and tombstones survive reboots, the processes do not. An idle machine has no events.
 """
 

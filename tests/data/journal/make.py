@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from agent.api import Exit, Health, Limits, Probe, RestartPolicy, TaskSpec, TaskState
-from agent.core.records import TaskRecord, Tombstone, key_of
-from agent.services.journal import Journal
+from agent.runtime.core.records import TaskRecord, Tombstone, key_of
+from agent.runtime.journal import Journal
 
 IMAGE = "sha256:" + "1" * 64
 FULL = TaskRecord(

@@ -18,11 +18,11 @@ from typing import Any
 from pyroute2 import netns
 
 from agent.api import Network, NetworkMode, TaskSpec
-from agent.core.addresses import netns_of, plan
 from agent.machine import nft
 from agent.machine.private_network import HostNetwork
 from agent.netd import answer
 from agent.netplan import Ask, Site, TaskNet
+from agent.network.core.addresses import netns_of, plan
 from wire.errors import HostError
 
 SITE = Site(prefix6="fd74:7769::/32", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443)

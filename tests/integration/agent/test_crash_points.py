@@ -24,8 +24,8 @@ from on_btrfs import machine, mounted, really
 
 from agent.api import ImageFormat, Volume, VolumeKind
 from agent.client import AgentClient
-from agent.services import crashpoints
-from agent.services.crashpoints import KILLED, POINTS, arm_from_environment
+from agent.runtime import crashpoints
+from agent.runtime.crashpoints import KILLED, POINTS, arm_from_environment
 from wire.errors import ConfigError, Conflict, NotFound
 
 pytestmark = pytest.mark.root

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.host.reserved_port import NAME, listen
 from agent.machine import notify
-from agent.services.reserved_port import NAME, listen
 from wire.errors import ConfigError
 
 

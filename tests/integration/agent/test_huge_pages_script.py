@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from agent.core.huge_pages import command
+from agent.resources.core.huge_pages import command
 
 
 def test_the_script_enables_the_controller_from_the_top_down_and_then_writes(

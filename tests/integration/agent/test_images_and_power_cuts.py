@@ -17,8 +17,8 @@ from oci import Layout, Registry, files
 from on_btrfs import machine, mounted, really, run
 
 from agent.machine.btrfs import HostBtrfs
-from agent.services import crashpoints
-from agent.services.crashpoints import POINTS
+from agent.runtime import crashpoints
+from agent.runtime.crashpoints import POINTS
 
 pytestmark = pytest.mark.root
 

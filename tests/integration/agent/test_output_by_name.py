@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from agent.core.standard_output import piped
+from agent.images.core.standard_output import piped
 
 SHELLS = (["/bin/sh"], ["/bin/busybox", "sh"], ["/bin/bash"])
 

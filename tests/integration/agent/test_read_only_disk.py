@@ -11,10 +11,10 @@ from builders import IMAGE, FakeHost, a_spec, a_tar, chunks_of, digest_of, gone,
 from msgspec.structs import replace
 
 from agent.api import ImageFormat, TaskState
-from agent.core.records import Tombstone
 from agent.machine import Machine
 from agent.machine.btrfs import HostBtrfs
-from agent.services.journal import Journal
+from agent.runtime.core.records import Tombstone
+from agent.runtime.journal import Journal
 from wire.errors import HostError
 
 pytestmark = pytest.mark.root

@@ -29,8 +29,8 @@ from on_btrfs import machine, mounted, really
 from agent.api import ImageFormat, TaskState
 from agent.client import AgentClient
 from agent.machine import Machine
-from agent.services import supervisor
-from agent.services.journal import Journal
+from agent.runtime.journal import Journal
+from agent.tasks import supervisor
 from wire.errors import HostError, NotFound, SystemdError, TwineError
 
 pytestmark = pytest.mark.root

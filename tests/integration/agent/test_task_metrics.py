@@ -8,8 +8,8 @@ from builders import a_spec
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.api import Exit, Health, TaskState, TaskStatus
+from agent.host.metrics import Once, Seen, families
 from agent.machine import Usage
-from agent.services.metrics import Once, Seen, families
 from agent.usage import TaskUsage, Usages
 
 

@@ -12,7 +12,7 @@ import pytest
 from builders import a_spec
 
 from agent.api import ImageUser, TaskSpec, Volume, VolumeKind
-from agent.core.mounts import mount_properties
+from agent.volumes.core.mounts import mount_properties
 
 MIB = 1 << 20
 DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=64 * MIB)

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.presence import Presence
+from agent.identity.identity import HostIdentity
 from agent.routes import JOIN_ROUTES
-from agent.services.identity import HostIdentity
 from wire import pins, tls
 from wire.client import WireClient
 from wire.errors import TwineError

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from agent.api import ImageFormat, TaskState, TaskStatus
 from agent.client import AgentClient
-from agent.services.identity import HostIdentity
+from agent.identity.identity import HostIdentity
 from control_plane.cli.root import main
 from wire.errors import Busy, Conflict, Forbidden, Unreachable
 

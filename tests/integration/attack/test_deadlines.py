@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agent.identity import keys
 from agent.routes import JOIN_ROUTES
-from agent.services import keys
 from control_plane.identity.authority import public_key_of
 from wire import server
 from wire.admission import ConnectionAdmission, open_admission

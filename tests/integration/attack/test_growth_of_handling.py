@@ -22,8 +22,8 @@ import pytest
 
 from agent.api import ImageFormat
 from agent.client import AgentClient
+from agent.identity import keys
 from agent.routes import ROUTES as AGENT_ROUTES
-from agent.services import keys
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.routes import ROUTES
 from control_plane.client import ControlPlaneClient

@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from agent.api import Location, MachineFacts
+from agent.identity.identity import Candidate, HostIdentity, Invitation
 from agent.routes import ROUTES as AGENT_ROUTES
-from agent.services.identity import Candidate, HostIdentity, Invitation
 from control_plane.api.routes import ROUTES
 from control_plane.cli.root import main
 from control_plane.client import ControlPlaneClient

@@ -16,7 +16,7 @@ from builders import a_tar, chunks_of, digest_of
 from click.testing import CliRunner
 
 from agent.api import ImageFormat, Location, TaskState, TaskStatus
-from agent.services.identity import Candidate, HostIdentity, Invitation
+from agent.identity.identity import Candidate, HostIdentity, Invitation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec, TaskPhase
 from control_plane.cli.root import main as twinectl

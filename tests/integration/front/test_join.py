@@ -15,8 +15,8 @@ import trustme
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent import api
+from agent.identity.identity import Candidate, HostIdentity, Invitation
 from agent.routes import JOIN_ROUTES
-from agent.services.identity import Candidate, HostIdentity, Invitation
 from control_plane.api.machines import EventKind, Token, TokenRequest
 from control_plane.identity.authority import SKEW_S, Authority, Subject, open_authority
 from control_plane.identity.core.certificates import key_text

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from agent import api
+from agent.identity import keys
+from agent.identity.identity import Candidate, HostIdentity, Invitation
+from agent.identity.task_identities import TaskIdentities
 from agent.routes import JOIN_ROUTES
-from agent.services import keys
-from agent.services.events import EventLog
-from agent.services.identity import Candidate, HostIdentity, Invitation
-from agent.services.offload import Lanes
-from agent.services.task_identities import TaskIdentities
+from agent.runtime.core import records
+from agent.runtime.events import EventLog
+from agent.runtime.offload import Lanes
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord
 from control_plane.api.machines import TokenRequest
 from control_plane.api.routes import ROUTES
@@ -72,7 +73,8 @@ class Task:
         self.folder = self.run / f"{name}-0"
 
     async def given(self) -> Task:
-        await self.service.ensure(f"{self.name}-0", spec_of(self.name))
+        record = records.TaskRecord(task_id=f"{self.name}-0", spec=spec_of(self.name))
+        await self.service.ensure(record)
         return self
 
     def context(self, purpose: ssl.Purpose) -> ssl.SSLContext:

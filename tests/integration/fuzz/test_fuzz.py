@@ -31,10 +31,10 @@ from hypothesis import strategies as st
 from oci import sha
 
 from agent import api
-from agent.core.oci import choose, is_index, place_of, read_config, read_manifest
-from agent.core.records import Tombstone
+from agent.images.core.oci import choose, is_index, place_of, read_config, read_manifest
 from agent.machine import layer
-from agent.services.journal import Journal
+from agent.runtime.core.records import Tombstone
+from agent.runtime.journal import Journal
 from control_plane.api.jobs import ControllerRef, JobSpec
 from control_plane.api.validate import job_errors, job_relations, job_spec
 from control_plane.identity.authority import OwnIdentity, Subject, open_authority

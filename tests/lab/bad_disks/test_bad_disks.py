@@ -10,8 +10,8 @@ from conftest import TheAgent
 from disk import FOLDER, STATE, BadDisk, shell
 from write_log import entries
 
-from agent.core.records import TaskRecord, Wanted
-from agent.services.journal import Journal
+from agent.runtime.core.records import TaskRecord, Wanted
+from agent.runtime.journal import Journal
 
 IMAGE = "--image /root/image.tar --memory 16MiB"
 SLEEPS = "/bin/busybox sleep 1000000"

@@ -23,12 +23,12 @@ from msgspec.structs import replace
 
 from agent import fence
 from agent.api import Disconnect, DisconnectPolicy, TaskSpec, TaskState, certainly_ended_s
-from agent.core.admission import accept
-from agent.core.lease import ends_at
-from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, decide
-from agent.core.records import TaskRecord, key_of
-from agent.services.contact import Contact
-from agent.services.journal import Replay
+from agent.lease.contact import Contact
+from agent.lease.core.lease import ends_at
+from agent.runtime.core.records import TaskRecord, key_of
+from agent.runtime.journal import Replay
+from agent.tasks.core.admission import accept
+from agent.tasks.core.lifecycle import Action, Decision, Seen, SeenUnit, decide
 from wire.errors import TwineError
 
 AFTER_S, STOP_TIMEOUT_S = 20.0, 5.0

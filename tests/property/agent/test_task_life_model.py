@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from agent.api import RestartPolicy, TaskSpec, TaskState
-from agent.core.admission import accept
-from agent.core.lease import Moment
-from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, decide
-from agent.core.records import TaskRecord, Wanted, key_of, must_last
+from agent.lease.core.lease import Moment
+from agent.runtime.core.records import TaskRecord, Wanted, key_of, must_last
+from agent.tasks.core.admission import accept
+from agent.tasks.core.lifecycle import Action, Decision, Seen, SeenUnit, decide
 
 QUICK = RestartPolicy(backoff_s=0.001, backoff_max_s=0.001)
 

@@ -10,7 +10,7 @@ import pytest
 from recorded import CPUS, RecordedHost
 
 from agent.api import Location
-from agent.services.identity import Candidate, write_location
+from agent.identity.identity import Candidate, write_location
 from sidekick import look
 from sidekick.cli import main
 from sidekick.report import Outcome, ProfileState, Report

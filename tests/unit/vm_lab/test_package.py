@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.services.install import PACKAGED, install, targets
+from agent.host.install import PACKAGED, install, targets
 from vm_lab.errors import LabError
 from vm_lab.package import MARKS, SCRIPTS, arrange, describe, version_of
 from wire.errors import Conflict

@@ -12,8 +12,8 @@ import pytest
 from builders import FakeHost, unit
 
 from agent.cli import main
-from agent.services.logs import Run as LoggedRun
-from agent.services.logs import journal_command
+from agent.host.logs import Run as LoggedRun
+from agent.host.logs import journal_command
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from agent import api
 from agent.api import Network, NetworkMode
-from agent.core.addresses import veth_of
-from agent.core.unit_properties import cgroup_of
+from agent.host import callers
+from agent.host.callers import authorize_with
 from agent.machine import Usage
+from agent.network.core.addresses import veth_of
 from agent.routes import ROUTES
-from agent.services import callers
-from agent.services.callers import authorize_with
+from agent.runtime.core.slices import cgroup_of
 from wire.errors import Forbidden, Problem, SystemdError, Unauthenticated
 from wire.fairness import Peer
 

@@ -25,7 +25,7 @@ from wire.errors import Busy, NotFound, Unreachable
 
 
 class Host:
-    """A host whose agent asks as `agent.services.clone_check` does."""
+    """A host whose agent asks as `agent.identity.clone_check` does."""
 
     numbers = count()
 

@@ -1,0 +1,1 @@
+"""Credentials of tasks: held in memory, handed to systemd."""

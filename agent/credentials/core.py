@@ -1,0 +1,51 @@
+"""Which unit may read which credential, by what systemd says when it asks for one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from agent.api import TaskSpec
+from agent.runtime.core.records import unit_of
+
+_ASKED = re.compile(rb"\0[0-9a-f]+/unit/([^/]+)/([^/]+)")
+"""The address that systemd binds to before it connects (systemd.exec(5), LoadCredential=)."""
+_STEP = re.compile(r"twine-step-([a-z0-9-]+)\.service")
+_INSIDE = re.compile(r"twine-in-([a-z0-9-]+)\..+\.service")
+_TASK = re.compile(r"twine-task-([a-z0-9-]+)\.service")
+
+
+def asked_for(address: bytes) -> tuple[str, str] | None:
+    """Return task and credential that are asked for from an address, None for a stranger's.
+
+    The unit is the task's own, one of its init steps, or a command inside it.
+    """
+    found = _ASKED.fullmatch(address)
+    if found is None:
+        return None
+    unit, name = (part.decode(errors="replace") for part in found.groups())
+    for pattern in (_TASK, _STEP, _INSIDE):
+        if of_task := pattern.fullmatch(unit):
+            return of_task[1], name
+    return None
+
+
+def credential_properties(spec: TaskSpec, socket: str) -> dict[str, object]:
+    """Return what lets systemd fetch a task's credentials from the agent at each start."""
+    if not spec.credentials:
+        return {}
+    return {"LoadCredential": [f"{name}:{socket}" for name in sorted(spec.credentials)]}
+
+
+def missing(spec: TaskSpec, held: Iterable[tuple[str, str]]) -> list[str]:
+    """Return which of a task's credentials are not among those held for its entitlement."""
+    names = {name for entitlement, name in held if entitlement == spec.entitlement}
+    return sorted(set(spec.credentials.values()) - names)
+
+
+def why_missing(task_id: str, spec: TaskSpec, names: list[str]) -> str:
+    """Return in words why a task cannot be started without these."""
+    return (
+        f"{unit_of(task_id)} is not started: this host holds no credential {', '.join(names)} "
+        f"of entitlement {spec.entitlement}"
+    )

@@ -1,0 +1,156 @@
+"""Holds credentials in memory and hands them to systemd, and to nobody else (docs/adr/0082)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from agent.api import TaskSpec
+from agent.api.credentials import CredentialInfo
+from agent.credentials.core import asked_for, credential_properties, missing, why_missing
+from agent.machine.memory_file import MemoryFile
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.stage import Stage
+from wire.errors import HostError, InvalidInput, NotFound
+from wire.peers import local_user
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 64 << 10
+"""Of one credential; systemd takes up to 1 MiB for all of a unit (systemd.exec(5))."""
+MOST = 1000
+
+
+class _Held(msgspec.Struct, frozen=True, array_like=True):
+    entitlement: str
+    name: str
+    value: bytes
+    put_at: float
+
+    def __repr__(self) -> str:
+        """Never the value: whatever is shown of us may end in a log."""
+        return f"_Held({self.entitlement}/{self.name})"
+
+
+class CredentialHolder(Stage):
+    """The credentials of this host, by entitlement and name."""
+
+    def __init__(self, path: Path) -> None:
+        """Serve systemd at `path` once asked to; nothing is held yet."""
+        self._path = path
+        self._file: MemoryFile | None = None
+        self._held: dict[tuple[str, str], _Held] = {}
+
+    @asynccontextmanager
+    async def serving(self, spec_of: Callable[[str], TaskSpec | None]) -> AsyncIterator[None]:
+        """Take over what the agent before held, and answer systemd; `spec_of` knows the tasks."""
+        self._file = MemoryFile("credentials")
+        try:
+            if data := self._file.read():
+                found = msgspec.msgpack.decode(data, type=list[_Held])
+                self._held = {(h.entitlement, h.name): h for h in found}
+            self._path.unlink(missing_ok=True)
+            before = os.umask(0o177)
+            try:
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                listener.bind(str(self._path))
+            finally:
+                os.umask(before)
+
+            async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await self._answer(writer, spec_of)
+
+            async with await asyncio.start_unix_server(answer, sock=listener):
+                yield
+        finally:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit with what lets systemd fetch the task's credentials."""
+        return unit | credential_properties(task.spec, str(self._path))
+
+    def check(self, task: TaskRecord) -> None:
+        """Raise `HostError` where a credential of a task is not here: it starts when it is."""
+        if names := missing(task.spec, self._held):
+            entitlement = task.spec.entitlement
+            hint = f"twine-agent credential put {names[0]} --entitlement {entitlement} <FILE"
+            raise HostError(why_missing(task.task_id, task.spec, names), hint=hint)
+
+    def put(self, entitlement: str, name: str, value: bytes) -> CredentialInfo:
+        """Hold a credential; units that run keep what they have, the next start gets it."""
+        if not value or len(value) > MOST_BYTES:
+            raise InvalidInput(f"credential {name} has {len(value)} bytes, not 1 to {MOST_BYTES}")
+        held = self._held | {
+            (entitlement, name): _Held(entitlement, name, value, round(time.time(), 3))
+        }
+        if len(held) > MOST:
+            raise InvalidInput(f"this host holds {MOST} credentials already", hint="credential rm")
+        self._keep(held)
+        return _info(held[entitlement, name])
+
+    def remove(self, entitlement: str, name: str) -> None:
+        """Forget a credential, or raise `NotFound`."""
+        if (entitlement, name) not in self._held:
+            raise NotFound(
+                f"this host holds no credential {name} of entitlement {entitlement}",
+                hint="twine-agent credential ls",
+            )
+        self._keep({key: held for key, held in self._held.items() if key != (entitlement, name)})
+
+    def all(self) -> list[CredentialInfo]:
+        """Return what is held, sorted; no values."""
+        return [_info(self._held[key]) for key in sorted(self._held)]
+
+    def _keep(self, held: dict[tuple[str, str], _Held]) -> None:
+        assert self._file is not None
+        self._file.write(msgspec.msgpack.encode(list(held.values())))
+        self._held = held
+
+    async def _answer(
+        self, writer: asyncio.StreamWriter, spec_of: Callable[[str], TaskSpec | None]
+    ) -> None:
+        """Hand one credential to systemd, which says for which unit it asks."""
+        address = writer.get_extra_info("peername")
+        user = local_user(writer.transport)
+        try:
+            asked = asked_for(address if isinstance(address, bytes) else b"")
+            held = (
+                None if asked is None or user is None or user[0] != 0 else self._of(asked, spec_of)
+            )
+            if held is None:
+                log.warning("a credential was asked for that is not to be had", extra={"by": user})
+            else:
+                writer.write(held.value)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    def _of(
+        self, asked: tuple[str, str], spec_of: Callable[[str], TaskSpec | None]
+    ) -> _Held | None:
+        task_id, name = asked
+        spec = spec_of(task_id)
+        if spec is None or name not in spec.credentials:
+            return None
+        return self._held.get((spec.entitlement, spec.credentials[name]))
+
+
+def _info(held: _Held) -> CredentialInfo:
+    return CredentialInfo(
+        entitlement=held.entitlement,
+        name=held.name,
+        size_bytes=len(held.value),
+        put_at=held.put_at,
+    )

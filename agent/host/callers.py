@@ -1,0 +1,120 @@
+"""Who may call the agent, and who may have a task without a sandbox."""
+
+from __future__ import annotations
+
+import grp
+import logging
+import pwd
+from collections.abc import Callable
+
+from aiohttp import web
+
+from agent.api import COUNT_MAX, Relaxation, TaskSpec
+from agent.api.term import HEADER, OWNER_HEADER
+from agent.lease.fencing import FencingOwners, FencingTerm
+from wire.errors import Forbidden, InvalidInput, Unauthenticated
+from wire.fairness import Peer
+from wire.peers import local_user, tls_peer
+from wire.routes import Route
+
+log = logging.getLogger(__name__)
+
+
+GIVEN_MAX = COUNT_MAX >> 1
+_FOR_ROOT = {
+    Relaxation.RAW: "has no sandbox",
+    Relaxation.OWN_INIT: "has an init of its own",
+}
+
+
+def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
+    """Raise `Forbidden` where a task is to run, or to be entered, that somebody could be root by.
+
+    Members of the socket's group are not root. The control plane has looked at its own callers
+    (docs/adr/0092); each use is in this host's journal, too.
+    """
+    found = [name for name in _FOR_ROOT if name in spec.relaxations]
+    if not found:
+        return
+    if peer.role == "local" and peer.name != "local:0":
+        raise Forbidden(
+            f"task {task_id} {_FOR_ROOT[found[0]]} (`{found[0]}`): on this socket that is for"
+            " root alone",
+            hint="ask for other relaxations (docs/security.md), or call as root",
+        )
+    if Relaxation.RAW in found:
+        log.warning("a task without a sandbox", extra={"task": task_id, "by": peer.name})
+
+
+def check_given(peer: Peer, what: str, generation: int | None) -> None:
+    """Raise `InvalidInput` for a generation from which the control plane could not count on.
+
+    It answers each one that it did not give with a higher one, which has to be a number, too
+    (BUG-HT25). Whoever comes through the socket may use half of them.
+    """
+    if peer.role == "local" and generation is not None and generation > GIVEN_MAX:
+        raise InvalidInput(
+            f"{what} cannot have generation {generation}: at most {GIVEN_MAX} can be given here",
+            hint="one more than the generation that is in force suffices",
+        )
+
+
+def authorize_with(
+    socket_group: str,
+    domain: Callable[[], str] = lambda: "",
+    last_term: FencingTerm | None = None,
+    last_owners: FencingOwners | None = None,
+) -> Callable[[web.Request, Route], Peer]:
+    """Return the rule of the agent: local root and group, or a component of the cluster.
+
+    On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
+    the role `component` may call, never another host or a user (trust F-79). One of a control
+    plane whose store is older than what this host was told is refused (docs/adr/0111), and so is
+    what changes something and comes from an earlier owner of an entitlement (docs/adr/0150).
+    """
+
+    def authorize(request: web.Request, route: Route) -> Peer:
+        user = local_user(request.transport)
+        if user is not None:
+            uid, gid = user
+            if uid == 0 or gid == _gid(socket_group) or uid in _members(socket_group):
+                return Peer(name=f"local:{uid}", role="local", is_trusted=True)
+            raise Forbidden(
+                f"user {uid} may not call {route.name}",
+                hint=f"be root or a member of group {socket_group}",
+            )
+        peer = tls_peer(request.transport, domain())
+        if peer is None:
+            raise Unauthenticated("the connection proves no identity")
+        if peer.role != "component":
+            raise Forbidden(f"{peer.name} may not call {route.name} of an agent")
+        commands = route.method != "GET"
+        if last_term is not None:
+            last_term.hear(request.headers.get(HEADER), commands=commands)
+        if last_owners is not None:
+            last_owners.hear(request.headers.get(OWNER_HEADER), commands=commands)
+        return peer
+
+    return authorize
+
+
+def _gid(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
+
+
+def _members(group: str) -> set[int]:
+    try:
+        names = grp.getgrnam(group).gr_mem
+    except KeyError:
+        return set()
+    return {uid for name in names if (uid := _uid(name)) is not None}
+
+
+def _uid(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None

@@ -1,0 +1,1 @@
+"""Decisions about the host as a whole; pure."""

@@ -1,0 +1,314 @@
+"""What is found on a host against what is recorded: whose each thing is, and what is wrong.
+
+Pure. `host/gc.py` looks, asks here, looks once more so that what is only under way
+is not taken for wrong, and mends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from agent.api import TaskState
+from agent.api.accounts import Account
+from agent.images.core.retention import Fate
+from agent.tasks.core.reconcile import KnownTask
+from agent.volumes.core.volumes import read_name
+
+_OF_A_TASK = re.compile(
+    r"twine-(?:task|step)-(?P<task>[a-z0-9-]+)\.service|twine-in-(?P<inside>[a-z0-9-]+)\..+\.service"
+)
+_INTAKE = re.compile(r"twine-(unpack|fetch)-[0-9a-f]+\.service")
+_OWN = {
+    "agent.lock": "the lock that keeps a second agent away",
+    "identity": "who this host is, and its keys",
+    "images": "images",
+    "journal": "records of tasks",
+    "layers": "layers of images",
+    "reserve": "room that is kept for records on a full disk",
+    "reserve.new": "the same, while it is being taken",
+    "scratch": "volumes that go with their tasks",
+    "sidekick": "the host profile's state",
+    "staging": "what is being taken in",
+    "tasks": "root file systems of tasks",
+    "volumes": "volumes of tasks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The subvolumes of a folder, and the descriptions beside them, by digits of the digest."""
+
+    subvolumes: Collection[str] = ()
+    described: Collection[str] = ()
+    open: Collection[str] = ()
+    """Subvolumes that can be written although they must not be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One look at a host."""
+
+    tasks: Mapping[str, KnownTask] = field(default_factory=dict)
+    spared: Collection[str] = ()
+    """Tasks whose record cannot be read."""
+    records: Collection[str] = ()
+    """Files of the journal."""
+    units: Mapping[str, str] = field(default_factory=dict)
+    """Unit → its state in systemd's word."""
+    cgroups: Collection[str] = ()
+    roots: Collection[str] = ()
+    scratch: Collection[str] = ()
+    """Volumes that go with their tasks, by name."""
+    volumes: Collection[str] = ()
+    """Volumes that stay, and snapshots of them, as `ENTITLEMENT/NAME`."""
+    images: Store = Store()
+    layers: Store = Store()
+    staging: Collection[str] = ()
+    taking_in: bool = False
+    """Whether an image is being taken in right now."""
+    namespaces: Collection[str] = ()
+    ports: Collection[str] = ()
+    """Programs for ports, by name (docs/adr/0112)."""
+    veths: Mapping[str, str] = field(default_factory=dict)
+    """Host end → the task it says it is for."""
+    mounts: Collection[str] = ()
+    """Mounts below the state folder, by path; the folder itself is none of them."""
+    files: Collection[str] = ()
+    """Other names in the state folder and in those of roots, images and layers."""
+    bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    fates: Mapping[tuple[str, str], Fate] = field(default_factory=dict)
+    """What retention says of each image and layer."""
+
+
+def judge(found: Found) -> list[Account]:
+    """Return an account of everything that was found, in a fixed order."""
+    accounts = [
+        *_units(found),
+        *_of_tasks("cgroup", _tasks_of(found.cgroups), found),
+        *_of_tasks("root", {name: name for name in found.roots}, found),
+        *_of_tasks("scratch", {name: name.partition(".")[0] for name in found.scratch}, found),
+        *_volumes(found),
+        *_of_tasks("namespace", {name: name for name in found.namespaces}, found),
+        *_of_tasks("veth", dict(found.veths), found),
+        *_ports(found),
+        *_missing(found),
+        *_store("image", found.images, found),
+        *_store("layer", found.layers, found),
+        *_staging(found),
+        *_records(found),
+        *(_mount(path, found) for path in found.mounts),
+        *_files(found),
+    ]
+    return sorted(accounts, key=lambda a: (a.kind, a.name))
+
+
+def lasting(first: Iterable[Account], again: Iterable[Account]) -> list[Account]:
+    """Return the second look's accounts; wrong is only what was wrong in both."""
+    before = {(a.kind, a.name, a.why) for a in first if a.wrong}
+    return [
+        a
+        if not a.wrong or (a.kind, a.name, a.why) in before
+        else Account(kind=a.kind, name=a.name, owner=a.owner, why="it is changing right now")
+        for a in again
+    ]
+
+
+def _tasks_of(units: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for unit in units:
+        match = _OF_A_TASK.fullmatch(unit.rpartition("/")[2])
+        if match:
+            found[unit] = match["task"] or match["inside"]
+    return found
+
+
+def _of_tasks(kind: str, things: Mapping[str, str], found: Found) -> Iterator[Account]:
+    """Account for things that each belong to a task."""
+    for name, task_id in things.items():
+        size = found.bytes.get((kind, name))
+        if task_id in found.tasks:
+            why = (
+                "the task is being removed" if found.tasks[task_id].leaving else "the task is here"
+            )
+            yield Account(kind=kind, name=name, owner=f"task {task_id}", why=why, bytes=size)
+        elif task_id in found.spared:
+            why = "the task's record cannot be read; nothing of it is touched"
+            yield Account(kind=kind, name=name, owner=f"task {task_id}", why=why, bytes=size)
+        else:
+            why = f"there is no task {task_id or '(none named)'}"
+            yield Account(kind=kind, name=name, stays=False, why=why, bytes=size, wrong=True)
+
+
+def _units(found: Found) -> Iterator[Account]:
+    of_tasks = _tasks_of(found.units)
+    yield from _of_tasks("unit", of_tasks, found)
+    for unit in found.units:
+        if unit in of_tasks:
+            continue
+        if _INTAKE.fullmatch(unit):
+            why = "it takes an image in" if found.taking_in else "no image is being taken in"
+            yield Account(
+                kind="unit",
+                name=unit,
+                owner="agent" if found.taking_in else "",
+                stays=found.taking_in,
+                why=why,
+                wrong=not found.taking_in,
+            )
+        else:
+            yield Account(kind="unit", name=unit, owner="agent", why="a service of the host")
+
+
+_RUNS = ("active", "activating", "reloading", "deactivating")
+
+
+def _missing(found: Found) -> Iterator[Account]:
+    """Account for what must be there and is not."""
+    for task_id, task in found.tasks.items():
+        unit = f"twine-task-{task_id}.service"
+        lacks = []
+        if task.state is TaskState.RUNNING and not task.leaving:
+            if found.units.get(unit) not in _RUNS:
+                lacks.append(f"its unit {unit}")
+            if task_id not in found.roots:
+                lacks.append("its root")
+            there = {f"volumes/{v}" for v in found.volumes}
+            there |= {f"scratch/{name}" for name in found.scratch}
+            lacks += [f"its volume {place}" for place in task.volumes if place not in there]
+            if task.image.removeprefix("sha256:") not in found.images.described:
+                lacks.append(f"its image {task.image}")
+        if f"{task_id}.json" not in found.records:
+            lacks.append("its record")
+        for lack in lacks:
+            yield Account(
+                kind="record",
+                name=f"{task_id}: {lack}",
+                owner=f"task {task_id}",
+                why=f"task {task_id} is {task.state} and {lack} is missing",
+                wrong=True,
+            )
+
+
+def _store(kind: str, store: Store, found: Found) -> Iterator[Account]:
+    for name in sorted({*store.subvolumes, *store.described}):
+        owner, size = f"{kind} sha256:{name}", found.bytes.get((kind, name))
+        there, described = name in store.subvolumes, name in store.described
+        if there and described and name not in store.open:
+            fate = found.fates.get((kind, f"sha256:{name}"), Fate(True, "it is complete"))
+            yield Account(
+                kind=kind, name=name, owner=owner, stays=fate.stays, why=fate.why, bytes=size
+            )
+        elif found.taking_in and not (there and described):
+            yield Account(kind=kind, name=name, owner=owner, why="it is being taken in", bytes=size)
+        else:
+            why = "it can be written" if there and described else "its description is missing"
+            why = why if there else "only its description is there"
+            yield Account(
+                kind=kind, name=name, owner=owner, stays=False, why=why, bytes=size, wrong=True
+            )
+
+
+def _volumes(found: Found) -> Iterator[Account]:
+    """Account for what stays until a person removes it."""
+    used = {place: t for t, task in found.tasks.items() for place in task.volumes}
+    for name in found.volumes:
+        named = read_name(name.partition("/")[2])
+        size = found.bytes.get(("volume", name))
+        if named is None:
+            why = "the agent never gives such a name; look at it, then remove it by hand"
+            yield Account(kind="volume", name=name, why=why, bytes=size, wrong=True)
+            continue
+        owner, why = f"task {named.task_id}", "the task is here"
+        if named.label:
+            why = f"a snapshot of {named.task_id}.{named.volume}; `twine-agent volume remove`"
+        elif f"volumes/{name}" not in used:
+            why = "no task here has it; it is kept for when the task comes back, until removed"
+        yield Account(kind="volume", name=name, owner=owner, why=why, bytes=size)
+
+
+def _staging(found: Found) -> Iterator[Account]:
+    for name in found.staging:
+        why = "an image is being taken in" if found.taking_in else "nothing is being taken in"
+        yield Account(
+            kind="staging",
+            name=name,
+            owner="agent" if found.taking_in else "",
+            stays=found.taking_in,
+            why=why,
+            bytes=found.bytes.get(("staging", name)),
+            wrong=not found.taking_in,
+        )
+
+
+def _records(found: Found) -> Iterator[Account]:
+    for name in found.records:
+        task_id = name.removesuffix(".json")
+        if name.startswith("."):
+            account = Account(
+                kind="record", name=name, stays=False, why="a write was cut off", wrong=True
+            )
+        elif not name.endswith(".json"):
+            owner = f"task {(of := name.partition('.')[0])}"
+            now = "; the task has a record again" if of in found.tasks else ""
+            why = f"it could not be read and was kept for whoever wants to know why{now}"
+            account = Account(kind="record", name=name, owner=owner, why=why)
+        elif task_id in found.spared:
+            why = "it cannot be read; put or delete the task, and it is kept aside"
+            account = Account(
+                kind="record", name=name, owner=f"task {task_id}", why=why, wrong=True
+            )
+        else:
+            why = "the task is here" if task_id in found.tasks else "the task is gone: a tombstone"
+            account = Account(kind="record", name=name, owner=f"task {task_id}", why=why)
+        yield account
+
+
+def _ports(found: Found) -> Iterator[Account]:
+    for name in found.ports:
+        of = sorted(task_id for task_id, task in found.tasks.items() if task.ports == name)
+        if of:
+            more = f" and {len(of) - 1} more" if len(of) > 1 else ""
+            why = f"the ports of its tasks: {of[0]}{more}"
+        elif name == "none":
+            why = "for tasks without ports"
+        else:
+            why = "of no task: it goes as soon as ports of another are asked for"
+        owner = f"task {of[0]}" if len(of) == 1 else "agent"
+        stays = bool(of) or name == "none"
+        yield Account(kind="ports", name=name, owner=owner, stays=stays, why=why)
+
+
+def _mount(path: str, found: Found) -> Account:
+    parts = path.split("/")
+    for number, (folder, of_task) in enumerate(pairwise(parts), start=2):
+        if folder == "tasks" and (of_task in found.tasks or of_task in found.spared):
+            is_root = number == len(parts)  # a volume may be anywhere in it
+            why = (
+                "its root, as the user of its image sees it" if is_root else "a volume of the task"
+            )
+            return Account(kind="mount", name=path, owner=f"task {of_task}", why=why)
+    name = path.rpartition("/")[2]
+    if name in found.namespaces and name in found.tasks:
+        return Account(kind="mount", name=path, owner=f"task {name}", why="its network namespace")
+    if name == "netns":
+        return Account(kind="mount", name=path, owner="agent", why="the folder of namespaces")
+    of, machines, below = path.rpartition("/machines/")
+    task, _, inner = below.partition("/")
+    if of and machines and inner and task in found.tasks:
+        why = "of the machine that the task is: its root or a volume"
+        return Account(kind="mount", name=path, owner=f"task {task}", why=why)
+    why = "nobody here mounts anything there"
+    return Account(kind="mount", name=path, stays=False, why=why, wrong=True)
+
+
+def _files(found: Found) -> Iterator[Account]:
+    for name in found.files:
+        top, _, inner = name.partition("/")
+        if not inner and top in _OWN:
+            yield Account(kind="file", name=name, owner="agent", why=_OWN[top])
+        else:
+            why = "the agent never makes such a thing; look at it, then remove it by hand"
+            yield Account(kind="file", name=name, why=why, wrong=True)

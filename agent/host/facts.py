@@ -1,0 +1,71 @@
+"""What this machine has, in the words of the API."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from agent.api import MachineFacts
+from agent.api.own_init import CAPABILITY, NESTED
+from agent.machine import Machine
+from agent.tasks.core.own_init import missing
+
+
+@cache
+def agent_version() -> str:
+    """Return the version of this distribution."""
+    try:
+        return version("twine-cluster")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class Facts:
+    """The facts of one machine, as they are when asked for. Blocking: call it through a lane."""
+
+    def __init__(self, machine: Machine, state_dir: str, *, own_init: bool = False) -> None:
+        """Ask nothing yet; `own_init`: tasks may have an init of their own, if the host can."""
+        self._machine, self._state_dir, self._own_init = machine, state_dir, own_init
+        self._systemd = 0
+
+    def read(self, name: str) -> MachineFacts:
+        """Return the facts; `name` is the machine's in the control plane, else the host's is taken.
+
+        systemd is asked for its version once: on a busy host it answers late, and whoever asks
+        for facts wants to know whether this one does.
+        """
+        self._systemd = self._systemd or self._machine.systemd.version()
+        facts = machine_facts(self._machine, name, self._state_dir, self._systemd)
+        if missing(self._own_init, self._machine.has_program):
+            return facts
+        return replace(facts, capabilities=[*facts.capabilities, CAPABILITY, NESTED])
+
+
+def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> MachineFacts:
+    """Return the facts of a machine with this version of systemd."""
+    hardware = machine.hardware()
+    size, free = machine.btrfs.free_bytes(Path(state_dir))
+    capabilities = [f"systemd-{systemd}", "btrfs"]
+    if hardware.cgroup_controllers:
+        capabilities += ["cgroup-v2", *(f"cgroup-{c}" for c in hardware.cgroup_controllers)]
+    if systemd >= 257:
+        capabilities.append("private-pids")
+    return MachineFacts(
+        machine_id=name or hardware.hostname,
+        boot_id=hardware.boot_id,
+        kernel=hardware.kernel,
+        cpu_model=hardware.cpu.model,
+        cpus=hardware.cpu.online,
+        sockets=hardware.cpu.sockets,
+        numa_nodes=hardware.cpu.numa_nodes,
+        memory_bytes=hardware.memory_bytes,
+        hugepages_bytes=hardware.hugepages_bytes,
+        disk_bytes=size,
+        disk_free_bytes=free,
+        nics=list(hardware.nics),
+        agent_version=agent_version(),
+        capabilities=capabilities,
+    )

@@ -1,0 +1,240 @@
+"""Accounts for everything of ours on this host: who owns it, why it stays, what is wrong.
+
+Also takes away what may go: images that nobody uses, layers that no image stands on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from agent.api.accounts import Account, Accounts
+from agent.host.core.census import Found, Store, judge, lasting
+from agent.images.core.retention import Fate, ImageUse, LayerUse, Room, decide_images, decide_layers
+from agent.images.images import Images
+from agent.machine import Btrfs, Machine
+from agent.network.networks import Networks
+from agent.runtime.crashpoints import passed
+from agent.tasks.context import Capacity, TaskContext
+from agent.tasks.tasks import Tasks
+from wire.errors import Conflict, NotFound, TwineError
+
+log = logging.getLogger(__name__)
+
+COLLECT_S = 600.0
+"""How often it is looked for what may go by age; a short disk is noticed as often as this."""
+SECOND_LOOK_S = 2.0
+"""After so long something wrong is looked at again: what was only under way has moved on."""
+
+
+class Ledger:
+    """Looks at the host, and mends it."""
+
+    def __init__(
+        self,
+        folders: tuple[Path, Path],
+        host: TaskContext,
+        capacity: Capacity,
+        networks: Networks,
+        images: Images,
+        tasks: Tasks,
+        machine: Machine,
+        room: Room,
+    ) -> None:
+        """Account for what is in `folders`: state and run."""
+        self._state, self._run = folders
+        self._host = host
+        self._kept = capacity.volumes
+        self._networks = networks
+        self._images = images
+        self._tasks = tasks
+        self._machine = machine
+        self._room = room
+        self.second_look_s = SECOND_LOOK_S
+        self._collecting = asyncio.Lock()
+
+    async def look(self) -> list[Account]:
+        """Return an account of everything; what is wrong was so at two looks."""
+        found = judge(await self._find())
+        if not any(account.wrong for account in found):
+            return found
+        await asyncio.sleep(self.second_look_s)
+        return lasting(found, judge(await self._find()))
+
+    async def _find(self) -> Found:
+        units = await self._host.units.all("twine-*.service")
+        tasks, spared = self._tasks.known()
+        seen = await self._host.lanes.run("btrfs", self._walk)
+        again, _ = self._tasks.known()
+        observed = await self._host.lanes.run(
+            "files", self._machine.observe, self._state, self._run
+        )
+        fates = await self._host.lanes.run("btrfs", self._fates)
+        ports = await self._host.lanes.run("ports", self._machine.network.gates)
+        # A task that came or went during the look is judged by the state it has by now.
+        return replace(
+            seen,
+            tasks={**tasks, **again},
+            spared=spared,
+            units={u.unit: u.active for u in units if u.active != "inactive" or u.control_group},
+            taking_in=self._images.taking_in,
+            cgroups=observed.cgroups,
+            namespaces=observed.namespaces,
+            veths=observed.veths,
+            ports=ports,
+            mounts=observed.mounts,
+            fates=fates,
+        )
+
+    def _walk(self) -> Found:
+        btrfs, state = self._machine.btrfs, self._state
+        roots = btrfs.children(state / "tasks")
+        images, layers = self._store("images"), self._store("layers")
+        sizes = {("root", name): btrfs.own_bytes(state / "tasks" / name) for name in roots}
+        for kind, folder, store in (("image", "images", images), ("layer", "layers", layers)):
+            for name in store.subvolumes:
+                sizes[kind, name] = btrfs.own_bytes(state / folder / name)
+        files = [name for name in os.listdir(state) if not name.startswith(".fsck")]
+        volumes, scratch, strays = self._volumes()
+        sizes |= {("volume", n): btrfs.own_bytes(state / "volumes" / n) for n in volumes}
+        sizes |= {("scratch", n): btrfs.own_bytes(state / "scratch" / n) for n in scratch}
+        files += strays
+        files += [f"tasks/{name}" for name in os.listdir(state / "tasks") if name not in roots]
+        for folder, store in (("images", images), ("layers", layers)):
+            expected = {*store.subvolumes, *(f"{name}.json" for name in store.described)}
+            files += [f"{folder}/{n}" for n in os.listdir(state / folder) if n not in expected]
+        return Found(
+            records=os.listdir(state / "journal"),
+            roots=roots,
+            scratch=scratch,
+            volumes=volumes,
+            images=images,
+            layers=layers,
+            staging=os.listdir(state / "staging"),
+            files=files,
+            bytes={key: size for key, size in sizes.items() if size is not None},
+        )
+
+    def _volumes(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the volumes that stay, the scratch ones, and what else lies in their folders."""
+        state, btrfs = self._state, self._machine.btrfs
+        found: dict[str, list[str]] = {}
+        strays = []
+        for folder in self._kept.folders():
+            found[folder] = btrfs.children(state / folder)
+            others = set(os.listdir(state / folder)).difference(found[folder])
+            strays += [f"{folder}/{name}" for name in others]
+        top = state / "volumes"
+        strays += [f"volumes/{p.name}" for p in top.iterdir() if not p.is_dir()]
+        scratch = found.pop("scratch")
+        kept = [f"{f}/{n}".removeprefix("volumes/") for f, names in found.items() for n in names]
+        return kept, scratch, strays
+
+    def _store(self, name: str) -> Store:
+        folder = self._state / name
+        subvolumes = self._machine.btrfs.children(folder)
+        return Store(
+            subvolumes,
+            [p.stem for p in folder.glob("*.json")],
+            [n for n in subvolumes if not _closed(self._machine.btrfs, folder / n)],
+        )
+
+    def _fates(self) -> dict[tuple[str, str], Fate]:
+        """Return what becomes of each image and layer by use, age and room."""
+        _, free = self._machine.btrfs.free_bytes(self._state)
+        uses = [
+            ImageUse(
+                digest=info.digest,
+                last_used=self._images.last_used(info.digest),
+                bytes=info.stream_bytes,
+                tasks=self._tasks.using(info.digest),
+                layers=info.layers,
+            )
+            for info in self._images.all()
+        ]
+        layers = [
+            LayerUse(info.chain, self._images.layers.is_held(info.chain))
+            for info in self._images.layers.all()
+        ]
+        images = decide_images(uses, replace(self._room, free=free), time.time())
+        found = {("image", digest): fate for digest, fate in images.items()}
+        of_layers = decide_layers(layers, uses, images)
+        return found | {("layer", chain): fate for chain, fate in of_layers.items()}
+
+    async def collect(self) -> list[str]:
+        """Remove the images and layers that may go; return in words what went."""
+        async with self._collecting:
+            done = []
+            for (kind, name), fate in (await self._goes()).items():
+                if kind == "image":
+                    with contextlib.suppress(Conflict, NotFound):  # somebody was faster
+                        await self._images.delete(name, self._tasks.using)
+                        done.append(f"image {name} is removed: {fate.why}")
+                        passed("gc.image-deleted")
+            # Anew: layers that no image stands on any more go in the same round, and an image
+            # that began to arrive meanwhile keeps its own.
+            for (kind, name), fate in (await self._goes()).items():
+                if kind == "layer" and await self._images.layers.discard(name):
+                    done.append(f"layer {name} is removed: {fate.why}")
+                    passed("gc.layer-deleted")
+        for line in done:
+            log.info("%s", line)
+        return done
+
+    async def _goes(self) -> dict[tuple[str, str], Fate]:
+        fates = await self._host.lanes.run("btrfs", self._fates)
+        return {key: fate for key, fate in fates.items() if not fate.stays}
+
+    async def repair(self) -> Accounts:
+        """Mend what is wrong and return what was done, with what is still wrong after it."""
+        done = []
+        for account in await self.look():
+            if account.wrong:
+                try:
+                    if await self._mend(account):
+                        done.append(f"{account.kind} {account.name} is removed: {account.why}")
+                except (TwineError, OSError) as e:
+                    log.warning("cannot mend", extra={"what": account.name, "why": str(e)})
+        left = [account for account in await self.look() if account.wrong]
+        return Accounts(accounts=left, done=done)
+
+    async def _mend(self, account: Account) -> bool:
+        """Remove what is nobody's; False for what only its owner or a person can mend."""
+        state, name, host = self._state, account.name, self._host
+        match account.kind:
+            case "unit":
+                await host.units.clear(name, timeout_s=30.0)
+            case "root":
+                await host.lanes.run("btrfs", host.roots.remove, name)
+            case "scratch":
+                await host.lanes.run("btrfs", self._machine.btrfs.delete, state / "scratch" / name)
+            case "namespace":
+                await self._networks.clear(namespace=name)
+            case "veth":
+                await self._networks.clear(veth=name)
+            case "image" | "layer" | "staging":
+                return await self._images.tidy_if_idle()
+            case "record" if name.startswith(".") and name.endswith(".new"):
+                await host.lanes.run("journal", (state / "journal" / name).unlink)
+            case _:
+                return False
+        return True
+
+    async def watch(self) -> None:
+        """Take away what may go, again and again."""
+        while True:
+            await asyncio.sleep(COLLECT_S)
+            try:
+                await self.collect()
+            except (TwineError, OSError) as e:
+                log.warning("cannot take away what may go", extra={"why": str(e)})
+
+
+def _closed(btrfs: Btrfs, path: Path) -> bool:
+    found = btrfs.find(path)
+    return found is None or found.read_only

@@ -1,0 +1,208 @@
+"""What a scrape of `/metrics` gets: the host, its tasks, and what the agent counted.
+
+Everything is read at the moment of the scrape, in the lane of those who look; nothing is kept
+between two of them. Labels name tasks of this host only, and go when the task does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from agent.api import Health, TaskSpec, TaskState, TaskStatus
+from agent.images.images import Images
+from agent.machine import Cgroups, Usage
+from agent.runtime.offload import Lanes
+from agent.tasks.prober import Prober
+from agent.tasks.tasks import Tasks
+from agent.usage import TaskUsage, Usages
+from wire.process_metrics import of_process
+
+GROUPS = {"host": "", "tasks": "/workload.slice", "agent": "/hostcritical.slice"}
+"""Whose sums are shown, and their cgroups; the root's pressure is the host's (psi.rst)."""
+_NO_USAGE = Usages(at_boot_s=0.0, tasks=[])
+_TASK_COUNTERS: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
+    "twine_task_cpu_seconds": ("CPU time since the start of its unit.", lambda u: u.cpu_s),
+    "twine_task_throttled_seconds": (
+        "Time in which its CPU limit kept it from running.",
+        lambda u: u.throttled_s,
+    ),
+    "twine_task_oom_kills": (
+        "Processes the kernel killed for memory since the start of its unit.",
+        lambda u: u.oom_kills,
+    ),
+    "twine_task_read_bytes": ("Bytes read from devices.", lambda u: u.read_bytes),
+    "twine_task_written_bytes": ("Bytes written to devices.", lambda u: u.written_bytes),
+}
+_TASK_GAUGES: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
+    "twine_task_memory_bytes": ("Memory in use, page cache included.", lambda u: u.memory_bytes),
+    "twine_task_memory_peak_bytes": (
+        "Most memory since the start of its unit.",
+        lambda u: u.memory_peak_bytes,
+    ),
+    "twine_task_processes": ("Processes and threads.", lambda u: u.processes),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one scrape found."""
+
+    tasks: Sequence[TaskStatus]
+    specs: Mapping[str, TaskSpec]
+    usages: Usages
+    groups: Mapping[str, Usage]
+    images: int
+    probes: Mapping[tuple[str, bool], int]
+
+
+class Metrics:
+    """Answers scrapes; what a task uses is read from its cgroup then."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        images: Images,
+        prober: Prober,
+        cgroups: Cgroups,
+        lanes: Lanes,
+        usage: Callable[[], Awaitable[Usages]],
+    ) -> None:
+        """Count nothing by itself."""
+        self._tasks, self._images, self._prober = tasks, images, prober
+        self._cgroups, self._lanes, self._usage = cgroups, lanes, usage
+        self._process = of_process(CollectorRegistry())
+
+    async def scrape(self, *, ready: bool) -> bytes:
+        """Return the text of a scrape; until the agent is `ready` it has no tasks."""
+        usages = await self._usage() if ready else _NO_USAGE
+        groups = await self._lanes.run("usage", self._groups)
+        statuses = self._tasks.all() if ready else []
+        found = ((s.task_id, self._tasks.find_spec(s.task_id)) for s in statuses)
+        seen = Seen(
+            tasks=statuses,
+            specs={task_id: spec for task_id, spec in found if spec is not None},
+            usages=usages,
+            groups=groups,
+            images=len(self._images.all()),
+            probes=dict(self._prober.answers),
+        )
+        registry = CollectorRegistry()
+        registry.register(Once(list(families(seen))))
+        of_tasks = await self._lanes.run("usage", generate_latest, registry)
+        return of_tasks + generate_latest(self._process)
+
+    def _groups(self) -> dict[str, Usage]:
+        read = ((name, self._cgroups.read(group)) for name, group in GROUPS.items())
+        return {name: usage for name, usage in read if usage is not None}
+
+
+class Once(Collector):
+    """Gives what was found already."""
+
+    def __init__(self, found: list[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> list[Metric]:
+        return self._found
+
+
+def families(seen: Seen) -> Iterator[Metric]:
+    """Yield every metric of a scrape but those of the process."""
+    states = GaugeMetricFamily("twine_tasks", "Tasks by state", labels=["state"])
+    for state in TaskState:
+        states.add_metric([state.value], sum(t.state is state for t in seen.tasks))
+    yield states
+    images = GaugeMetricFamily("twine_images", "Images that are complete")
+    images.add_metric([], seen.images)
+    yield images
+    answers = CounterMetricFamily(
+        "twine_probe_answers", "Answers to probes, by kind and outcome.", labels=["kind", "outcome"]
+    )
+    for (kind, good), count in sorted(seen.probes.items()):
+        answers.add_metric([kind, "good" if good else "bad"], count)
+    yield answers
+    yield from _of_groups(seen.groups)
+    yield from _of_tasks(seen)
+    yield from _of_usages(seen)
+
+
+def _of_groups(groups: Mapping[str, Usage]) -> Iterator[Metric]:
+    cpu = CounterMetricFamily(
+        "twine_host_cpu_seconds", "CPU time: of the host, all tasks, the agent.", labels=["of"]
+    )
+    memory = GaugeMetricFamily(
+        "twine_host_memory_bytes", "Memory in use: by all tasks, by the agent.", labels=["of"]
+    )
+    pressure = GaugeMetricFamily(
+        "twine_host_pressure_ratio",
+        "Share of the last 10 s in which something waited (PSI some).",
+        labels=["of", "resource"],
+    )
+    for name, used in groups.items():
+        cpu.add_metric([name], used.cpu_s)
+        if used.memory_bytes:  # the root's cgroup has no such file
+            memory.add_metric([name], used.memory_bytes)
+        for resource, share in _pressures(used):
+            pressure.add_metric([name, resource], share)
+    yield from (cpu, memory, pressure)
+
+
+def _of_tasks(seen: Seen) -> Iterator[Metric]:
+    restarts = CounterMetricFamily(
+        "twine_task_restarts", "Starts after an end of its own.", labels=["task", "job"]
+    )
+    healthy = GaugeMetricFamily(
+        "twine_task_healthy", "1: healthy, 0: not, or not known.", labels=["task", "job"]
+    )
+    limit = GaugeMetricFamily(
+        "twine_task_memory_max_bytes", "Memory it may use at most.", labels=["task", "job"]
+    )
+    last = GaugeMetricFamily(
+        "twine_task_last_exit_timestamp_seconds",
+        "When its main process ended last, and how.",
+        labels=["task", "job", "result"],
+    )
+    for task in seen.tasks:
+        names = [task.task_id, task.job]
+        restarts.add_metric(names, task.restarts)
+        healthy.add_metric(names, task.health is Health.HEALTHY)
+        if (spec := seen.specs.get(task.task_id)) is not None:
+            limit.add_metric(names, spec.limits.memory_max_bytes)
+        if task.last_exit is not None:
+            last.add_metric([*names, task.last_exit.result], task.last_exit.at)
+    yield from (restarts, healthy, limit, last)
+
+
+def _of_usages(seen: Seen) -> Iterator[Metric]:
+    jobs = {task.task_id: task.job for task in seen.tasks}
+    named = [([u.task_id, jobs.get(u.task_id, "")], u) for u in seen.usages.tasks]
+    for name, (says, value) in _TASK_COUNTERS.items():
+        counter = CounterMetricFamily(name, says, labels=["task", "job"])
+        for names, used in named:
+            counter.add_metric(names, value(used))
+        yield counter
+    for name, (says, value) in _TASK_GAUGES.items():
+        gauge = GaugeMetricFamily(name, says, labels=["task", "job"])
+        for names, used in named:
+            gauge.add_metric(names, value(used))
+        yield gauge
+    pressure = GaugeMetricFamily(
+        "twine_task_pressure_ratio",
+        "Share of the last 10 s in which some of it waited (PSI some).",
+        labels=["task", "job", "resource"],
+    )
+    for names, used in named:
+        for resource, share in _pressures(used):
+            pressure.add_metric([*names, resource], share)
+    yield pressure
+
+
+def _pressures(used: TaskUsage | Usage) -> Iterator[tuple[str, float]]:
+    yield "cpu", used.cpu_pressure
+    yield "memory", used.memory_pressure
+    yield "io", used.io_pressure

@@ -1,0 +1,136 @@
+"""Watches the host's pressure: starts are let in by it, and a task goes when memory is short."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from agent.host.core.pressure import (
+    CALM,
+    PAUSE_S,
+    SHORT,
+    Load,
+    Waits,
+    Watch,
+    at_own_limits,
+    is_calm,
+    seen_full,
+    starts_at_once,
+    victim,
+    watched,
+    why_evicted,
+)
+from agent.host.usage import UsageReader
+from agent.machine import Cgroups
+from agent.resources.core.limits import kept_bytes, most_bytes
+from agent.runtime.poll_timers import Rest
+from agent.tasks.oomd import Oomd
+from agent.tasks.starts import Starts
+from agent.tasks.tasks import Tasks
+from wire.errors import TwineError
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""The kernel renews its averages every two seconds (psi.rst)."""
+CALM_S = 5.0
+"""From one look to the next on a host that is calm while no task starts: however bad it gets
+meanwhile, no look that finds memory short is missed (`host.core.pressure.CALM`)."""
+AGENT_SLICE = "/hostcritical.slice"
+TASKS_SLICE = "/workload.slice"
+
+
+class Pressure:
+    """Looks again and again; see `look`."""
+
+    def __init__(
+        self,
+        cgroups: Cgroups,
+        tasks: Tasks,
+        usage: UsageReader,
+        starts: Starts,
+        oomd: Oomd,
+        host: tuple[int, Callable[[], float]],
+    ) -> None:
+        """Take what is read and told; `host` is its CPUs and its clock (seconds since boot)."""
+        self._cgroups, self._tasks, self._usage = cgroups, tasks, usage
+        self._starts, self._oomd = starts, oomd
+        self._cpus, self._boottime_s = host
+        self._watch = Watch()
+        self._waits = Waits()
+        self._full: dict[str, float] = {}
+        """Tasks that were at their own limits lately, and when."""
+        self._own: list[str] = []
+        """Tasks that made all of the last shortage at their own limits."""
+        self._rest = Rest()
+        starts.asked = self._rest.end
+
+    async def watch(self) -> None:
+        """Look every two seconds, for ever; less often while there is nothing to see."""
+        while True:
+            await self._pause()
+            try:
+                await self.look()
+            except (TwineError, OSError) as e:
+                log.warning("cannot look at the host's pressure", extra={"why": str(e)})
+
+    async def _pause(self) -> None:
+        """Wait until the next look; a task that is to start ends the rest of a calm host."""
+        if self._starts.under_way or not is_calm(self._waits):
+            await asyncio.sleep(LOOK_S)
+        else:
+            await self._rest.until_round(CALM_S)
+
+    async def look(self) -> None:
+        """Let as many start as the pressure allows; have a task go where memory stays short."""
+        # Here and now: these files are the kernel's own, none waits for a disk, and the way to a
+        # thread and back costs more than both.
+        waits = self._waits = self._read()
+        self._starts.allow(starts_at_once(self._cpus, waits))
+        now_s = self._boottime_s()
+        loads = await self._loads() if waits.tasks >= CALM else []
+        self._full = seen_full(self._full, loads, now_s)
+        own = at_own_limits(loads, self._full) if waits.tasks >= SHORT else []
+        if own and own != self._own:
+            why = f"only tasks at their own limits wait for it: {', '.join(own)}"
+            log.info("memory is short for tasks", extra={"why": why})
+        self._own = own
+        if own:
+            self._watch = Watch(0, self._watch.evicted_s)
+            return
+        self._watch, goes = watched(self._watch, waits, now_s)
+        if not goes:
+            return
+        if ended := await self._oomd.killed_lately(PAUSE_S):
+            why = "systemd-oomd has just made room; no other task has to go yet"
+            log.info("memory is short", extra={"killed": ", ".join(ended), "why": why})
+            return
+        chosen = victim(loads)
+        if chosen is None:
+            log.warning("memory is short, and no task has more than it was promised")
+            return
+        await self._tasks.evict(chosen.task_id, why_evicted(chosen, waits))
+
+    def _read(self) -> Waits:
+        return Waits(
+            agent=self._cgroups.pressure(AGENT_SLICE, "cpu", whole=False),
+            tasks=self._cgroups.pressure(TASKS_SLICE, "memory", whole=True),
+        )
+
+    async def _loads(self) -> list[Load]:
+        used = {u.task_id: u for u in (await self._usage.read()).tasks}
+        specs = self._tasks.specs()
+        return [
+            Load(
+                task_id=status.task_id,
+                entitlement=status.entitlement,
+                memory_bytes=used[status.task_id].memory_bytes,
+                kept_bytes=kept_bytes(specs[status.task_id].resources),
+                started_at=status.started_at or 0.0,
+                limit_bytes=most_bytes(specs[status.task_id]),
+                waits=used[status.task_id].memory_pressure,
+            )
+            for status in self._tasks.all()
+            if status.task_id in used and status.task_id in specs
+        ]

@@ -1,0 +1,79 @@
+"""What each task uses of the host, and what the host draws, as the kernel counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.api import NetworkMode, TaskSpec
+from agent.machine import Cgroups
+from agent.network.core.addresses import veth_of
+from agent.runtime.core.slices import cgroup_of
+from agent.runtime.offload import Lanes
+from agent.tasks.tasks import Tasks
+from agent.usage import TaskUsage, Usages
+
+_LINKS, _ENERGY = "/sys/class/net", "/sys/class/powercap"
+_SOCKETS = 8
+"""Packages that are looked for (powercap.rst numbers zones from 0 on)."""
+
+
+class UsageReader:
+    """Reads the cgroups of all tasks that run, in a lane of its own."""
+
+    def __init__(
+        self,
+        cgroups: Cgroups,
+        tasks: Tasks,
+        lanes: Lanes,
+        boottime_s: Callable[[], float],
+        host_text: Callable[[str], str],
+    ) -> None:
+        """Read nothing yet. `host_text` returns a file of the host, empty if there is none."""
+        self._host_text = host_text
+        self._cgroups, self._tasks, self._lanes = cgroups, tasks, lanes
+        self._boottime_s = boottime_s
+
+    async def read(self) -> Usages:
+        """Return what all tasks use that have processes, sorted by id."""
+        specs = self._tasks.specs()
+        wanted = [(s.task_id, specs[s.task_id]) for s in self._tasks.all() if s.task_id in specs]
+        return await self._lanes.run("usage", self._read, wanted)
+
+    def _read(self, wanted: list[tuple[str, TaskSpec]]) -> Usages:
+        at, found = self._boottime_s(), list[TaskUsage]()
+        for task_id, spec in wanted:
+            used = self._cgroups.read(cgroup_of(task_id, spec))
+            if used is None:
+                continue
+            found.append(
+                TaskUsage(
+                    task_id=task_id,
+                    cpu_s=used.cpu_s,
+                    throttled_s=used.throttled_s,
+                    memory_bytes=used.memory_bytes,
+                    memory_peak_bytes=used.memory_peak_bytes,
+                    oom_kills=used.oom_kills,
+                    read_bytes=used.read_bytes,
+                    written_bytes=used.written_bytes,
+                    network_bytes=self._network_bytes(task_id, spec),
+                    processes=used.processes,
+                    cpu_pressure=used.cpu_pressure,
+                    memory_pressure=used.memory_pressure,
+                    io_pressure=used.io_pressure,
+                )
+            )
+        return Usages(at_boot_s=at, tasks=found, energy_j=self._energy_j())
+
+    def _network_bytes(self, task_id: str, spec: TaskSpec) -> int | None:
+        if spec.network.mode is NetworkMode.HOST:
+            return None
+        folder = f"{_LINKS}/{veth_of(task_id)}/statistics"
+        read = [self._host_text(f"{folder}/{name}_bytes") for name in ("rx", "tx")]
+        return sum(map(int, read)) if all(read) else None
+
+    def _energy_j(self) -> float | None:
+        """Return what all packages drew: their zones, without the parts of packages below them."""
+        zones = [f"{_ENERGY}/intel-rapl:{number}" for number in range(_SOCKETS)]
+        packages = [z for z in zones if self._host_text(f"{z}/name").startswith("package")]
+        read = [self._host_text(f"{zone}/energy_uj") for zone in packages]
+        return sum(map(int, read)) / 1e6 if read and all(read) else None

@@ -1,0 +1,320 @@
+"""The host's side of joining: its key, its certificate, and their renewal.
+
+Nothing secret leaves the host before the control plane proved to be the one whose pin the
+operator passed (docs/adr/0012-identity-and-join.md); the key never leaves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import random
+import re
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agent import api
+from agent.api.presence import Presence, PresenceAnswer
+from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
+from agent.routes import JOIN_ROUTES
+from wire import durable, pins, tls
+from wire.client import WireClient
+from wire.errors import ConfigError, Forbidden, InvalidInput, ProtocolError, TwineError
+from wire.tls import Credential
+
+log = logging.getLogger(__name__)
+
+LAST_TERM, LAST_OWNERS = "last-term", "last-owners"
+"""Beside the identity: which control plane spoke last, and which owners (`fencing`)."""
+LOCATION = Path("/etc/twine/location.toml")
+"""Where the machine stands, for host profiles (`sidekick facts`)."""
+DEFAULT_FOLDER = Path("/var/lib/twine/identity")
+RENEW_FROM, RENEW_TO = 0.5, 0.66
+"""Share of a certificate's life after which the next one is fetched, drawn at random so that
+hosts that joined together do not come back together."""
+RENEW_EVERY_S = 86_400.0
+_RETRY_S = 30.0
+_LOOK_S = 60.0
+"""A clock that was set, or a host that slept, is noticed after this long."""
+
+_ROUTE = {r.name: r for r in JOIN_ROUTES}
+_PIN = re.compile(api.DIGEST_PATTERN)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this host is."""
+
+    machine: str
+    control_plane_url: str
+    not_after: float
+    """End of the certificate, seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What `twinectl token create` prints for one host."""
+
+    url: str
+    """`https://host:port` of the control plane."""
+    token: str
+    ca_hash: str
+    """`sha256:<hex>` over the authority's certificate; there is no trust on first use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The host as it wants to be known."""
+
+    machine: str
+    address: str
+    """`host:port` where the control plane reaches the agent; it must be dialled by this."""
+    facts: api.MachineFacts
+    location: api.Location
+    machine_type: str = "small"
+
+
+def write_location(candidate: Candidate, path: Path = LOCATION) -> None:
+    """Tell host profiles where the machine stands: all may read it. Raises `HostError`."""
+    names = {**msgspec.structs.asdict(candidate.location), "machine_type": candidate.machine_type}
+    lines = ["# Written by twine-agent join; profiles read it as location.* and machine.type.\n"]
+    lines += [f'{name} = "{value}"\n' for name, value in names.items()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.write(path, "".join(lines).encode(), mode=0o644)
+
+
+class HostIdentity:
+    """The identity of this host, in one file of a folder that only root can read."""
+
+    def __init__(self, folder: Path = DEFAULT_FOLDER, clock: Callable[[], float] = time.time):
+        """Read nothing yet."""
+        self._path = folder / "identity.json"
+        self._second = folder / "second-host"
+        self._spoke_last = folder / LAST_TERM, folder / LAST_OWNERS
+        self.boot_id = ""
+        self._clock = clock
+        self._domain: str | None = None
+        self._contexts = tls.Followers()
+        self._renewing = asyncio.Lock()
+
+    def find(self) -> Identity | None:
+        """Return who this host is, None before it joined; `ConfigError` if unreadable."""
+        if not self._path.exists():
+            return None
+        held = tls.load(self._path)
+        return Identity(held.name, held.url, held.not_after)
+
+    async def join(self, invitation: Invitation, candidate: Candidate) -> Identity:
+        """Become a machine of the region; a host that has joined before becomes another.
+
+        The token is sent only once the authority's certificate matches the pin, and only
+        over a connection that this very authority vouches for.
+        """
+        if not invitation.url.startswith("https://"):
+            raise InvalidInput(f"cannot join {invitation.url!r}: not an https:// address")
+        ca_pem = await self._fetch_authority(invitation)
+        from agent.identity import keys
+
+        key_pem = keys.new_key()
+        request = api.JoinRequest(
+            token=invitation.token,
+            machine=candidate.machine,
+            csr_pem=keys.signing_request(key_pem, candidate.machine),
+            address=candidate.address,
+            location=candidate.location,
+            machine_type=candidate.machine_type,
+            facts=candidate.facts,
+        )
+        context = tls.pinned_context(ca_pem, tls.CONTROL_PLANE)
+        async with WireClient(invitation.url, context) as client:
+            answer = await client.call(_ROUTE["join"], request)
+        held = Credential(
+            name=candidate.machine,
+            url=invitation.url,
+            key_pem=key_pem,
+            certificate_pem=answer.certificate_pem,
+            ca_pem=answer.ca_pem or ca_pem,
+            issued_at=self._clock(),
+            not_after=answer.not_after,
+            cluster=answer.cluster,
+        )
+        self._keep(held)
+        self.note_second("")
+        for path in self._spoke_last:  # whom it joins now it takes, whatever was before
+            path.unlink(missing_ok=True)
+        log.info("joined", extra={"machine": held.name, "url": held.url})
+        return Identity(held.name, held.url, held.not_after)
+
+    def domain(self) -> str:
+        """Return the trust domain of this host; empty before it joined, or of an old file."""
+        if self._domain is None and self._path.exists():
+            self._domain = tls.load(self._path).cluster
+        return self._domain or ""
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return the context of the agent's TCP port; it follows every renewal."""
+        return self._contexts.add(
+            lambda held: tls.server_context(held, require_client=True), self._held()
+        )
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return the context to call the control plane with; it follows every renewal."""
+        return self._contexts.add(
+            lambda held: tls.client_context(held, tls.CONTROL_PLANE), self._held()
+        )
+
+    async def renew(self) -> Identity:
+        """Fetch the next certificate, for a new key, with the one that is in force.
+
+        The answer also says which authorities to trust from now on (BUG-AG5). Where those are
+        others than before, one more renewal says that this was understood.
+        """
+        async with self._renewing:
+            known = self._held().ca_pem
+            found = await self._renew_once()
+            return found if self._held().ca_pem == known else await self._renew_once()
+
+    async def renew_when_asked(self) -> None:
+        """Renew now: the authority is about to change; where that fails, it is asked again."""
+        try:
+            await self.renew()
+        except TwineError as e:
+            log.warning("cannot renew the certificate as asked", extra={"reason": str(e)})
+
+    async def _renew_once(self) -> Identity:
+        held = self._held()
+        from agent.identity import keys
+
+        key_pem = keys.new_key()
+        context = tls.client_context(held, tls.CONTROL_PLANE)
+        async with WireClient(held.url, context) as client:
+            request = api.RenewRequest(
+                csr_pem=keys.signing_request(key_pem, held.name),
+                trusts=pins.ca_hashes(held.ca_pem),
+                boot_id=self.boot_id,
+            )
+            answer = await client.call(_ROUTE["renew"], request)
+        fresh = msgspec.structs.replace(
+            held,
+            key_pem=key_pem,
+            certificate_pem=answer.certificate_pem,
+            ca_pem=answer.ca_pem or held.ca_pem,
+            issued_at=self._clock(),
+            not_after=answer.not_after,
+            cluster=answer.cluster or held.cluster,
+        )
+        self._keep(fresh)
+        self._contexts.take(fresh)
+        log.info("renewed", extra={"machine": fresh.name, "not_after": fresh.not_after})
+        return Identity(fresh.name, fresh.url, fresh.not_after)
+
+    def trusted(self) -> str:
+        """Return the authorities that this host trusts now, as PEM."""
+        return self._held().ca_pem
+
+    def has_joined(self) -> bool:
+        """Return whether this host has an identity."""
+        return self._path.exists()
+
+    def read_second(self) -> str:
+        """Return why this host is the second one with its identity; empty: it is not."""
+        try:
+            return self._second.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as e:
+            raise ConfigError(f"cannot read {self._second}: {e.strerror}") from e
+
+    def note_second(self, why: str) -> None:
+        """Note why this host is the second one, until it joins again or is told otherwise."""
+        if why:
+            durable.write(self._second, why.encode())
+        else:
+            self._second.unlink(missing_ok=True)
+
+    async def show_presence(self, presence: Presence) -> PresenceAnswer:
+        """Ask the control plane whether this host is the only one with its identity."""
+        held = self._held()
+        async with WireClient(held.url, self.client_context()) as client:
+            answer = await client.call(_ROUTE["show_presence"], presence)
+        assert isinstance(answer, PresenceAnswer)
+        return answer
+
+    async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
+        """Return a certificate for a task's key; only for a task that this host was given."""
+        held = self._held()
+        async with WireClient(held.url, self.client_context()) as client:
+            request = TaskIdentityRequest(csr_pem=csr_pem)
+            answer = await client.call(_ROUTE["certify_task"], request, task=task_id)
+        assert isinstance(answer, TaskCertificate)
+        return answer
+
+    async def renew_forever(self) -> None:
+        """Renew in time, for as long as the agent runs; a failure is tried again."""
+        share = random.uniform(RENEW_FROM, RENEW_TO)
+        while True:
+            try:
+                held = self._held()
+                await self._wait_until(renewal_time(held.issued_at, held.not_after, share))
+                await self.renew()
+            except TwineError as e:
+                log.warning("cannot renew the certificate yet", extra={"reason": str(e)})
+                await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.5))
+
+    async def _wait_until(self, when: float) -> None:
+        left_s = when - self._clock()
+        while left_s > 0:
+            await asyncio.sleep(min(left_s, _LOOK_S))
+            left_s = when - self._clock()
+
+    async def _fetch_authority(self, invitation: Invitation) -> str:
+        """Return the certificate that has the pin; whatever else came along is dropped."""
+        if not _PIN.fullmatch(invitation.ca_hash):
+            raise InvalidInput(
+                f"{invitation.ca_hash!r} is not a pin of the form sha256:<64 hex digits>",
+                hint="`twinectl token create` prints it as ca_hash",
+            )
+        async with WireClient(invitation.url, tls.unverified_context()) as client:
+            answer = await client.call(_ROUTE["get_authority"])
+        found = pins.ca_hash(answer.ca_pem)
+        if not hmac.compare_digest(found, invitation.ca_hash):
+            raise Forbidden(
+                f"the authority of {invitation.url} is {found}, not {invitation.ca_hash}: "
+                "nothing was sent",
+                hint="compare the pin with `twinectl token create`; if it is right, somebody "
+                "is between this host and the control plane",
+            )
+        return pins.first_certificate(answer.ca_pem)
+
+    def _held(self) -> Credential:
+        if not self._path.exists():
+            raise ConfigError(
+                "this host has not joined a control plane",
+                hint="twine-agent join URL --token … --ca-hash … (from `twinectl token create`)",
+            )
+        return tls.load(self._path)
+
+    def _keep(self, credential: Credential) -> None:
+        """Prove that a credential works before it replaces the old one."""
+        try:
+            tls.server_context(credential, require_client=True)
+        except ConfigError as e:
+            raise ProtocolError(f"the control plane's certificate cannot be used: {e}") from e
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.chmod(0o700)
+        tls.save(credential, self._path)
+        self._domain = None
+
+
+def renewal_time(issued_at: float, not_after: float, share: float) -> float:
+    """Return when to renew a certificate of this life: after this share of it, or of a day.
+
+    So all the rest of its life is left for a control plane that is away (docs/adr/0037).
+    """
+    return issued_at + min(not_after - issued_at, RENEW_EVERY_S) * share

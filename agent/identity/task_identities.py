@@ -1,0 +1,259 @@
+"""The identities of this host's tasks: made, renewed while they run, gone with them.
+
+    <run>/identities/<task>/identity.pem    key and certificates, replaced in one step
+    <run>/identities/<task>/bundle.pem      the authorities to trust
+    <run>/identities/<task>.json            when the next one is due; no secret
+
+All of it is in memory (`/run`), below a folder that root alone may enter; the folder of a task is
+mounted into the units of that task, read only, and into no others (docs/adr/0105).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from agent.api import TaskSpec
+from agent.api.task_identity import TaskCertificate
+from agent.identity.core import (
+    BUNDLE,
+    IDENTITY,
+    RENEW_FROM,
+    RENEW_TO,
+    Held,
+    identity_properties,
+    is_due,
+    is_usable,
+)
+from agent.runtime.core.records import TaskRecord, unit_of
+from agent.runtime.events import EventLog
+from agent.runtime.offload import Lanes
+from agent.runtime.poll_timers import pause
+from agent.runtime.stage import Stage
+from wire.errors import HostError, TwineError, Unreachable
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+"""How often it is looked for what is due, gone, or trusted anew."""
+_RETRY_S = 60.0
+"""Pause after a renewal that failed."""
+_LANE = "identities"
+
+
+class Certifier(Protocol):
+    """Where certificates come from: `agent.identity.identity.HostIdentity`."""
+
+    async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
+        """Return the certificate of a task that this host was given, or raise."""
+        ...
+
+    def trusted(self) -> str:
+        """Return the authorities that this host trusts now, as PEM."""
+        ...
+
+
+class TaskIdentities(Stage):
+    """The only writer of tasks' keys and certificates."""
+
+    def __init__(
+        self,
+        folder: Path,
+        certifier: Certifier,
+        lanes: Lanes,
+        events: EventLog,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Keep identities below `folder`, which has to be in memory; touch nothing yet."""
+        self._folder = folder
+        self._certifier = certifier
+        self._lanes = lanes
+        self._events = events
+        self._clock = clock
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._not_before: dict[str, float] = {}
+        """Task → when a renewal that failed is tried again."""
+        self._is_empty = False
+        """Whether nothing is in the folder, as was seen there; nobody else puts anything in it."""
+        self._warned: set[str] = set()
+
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit with the folder of the task's identity, where it asks for one."""
+        return unit | identity_properties(task.task_id, task.spec, str(self._folder))
+
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Give a task its identity before it starts.
+
+        Raises `HostError` where there is none to be had and none that is good for a while.
+        """
+        if task.spec.identity:
+            await self._ensure(task.task_id, task.spec)
+        return task
+
+    async def _ensure(self, task_id: str, spec: TaskSpec) -> None:
+        async with self._lock(task_id):
+            held = await self._lanes.run(_LANE, self._find, task_id)
+            if not is_due(held, spec, self._clock()):
+                return await self._lanes.run(_LANE, self._refresh, task_id)
+            try:
+                await self._renew(task_id, spec)
+            except TwineError as e:
+                if not is_usable(held, spec, self._clock()):
+                    raise HostError(
+                        f"{unit_of(task_id)} is not started: it has no identity: {e}",
+                        hint="the control plane gives one to the host to which it gave the task",
+                    ) from e
+                log.warning("task %s keeps the identity that it has: %s", task_id, e)
+                await self._lanes.run(_LANE, self._refresh, task_id)
+
+    async def release(self, task_id: str) -> None:
+        """Take the identity of a task away; one that is not there is no error."""
+        async with self._lock(task_id):
+            await self._lanes.run(_LANE, self._remove, task_id)
+
+    async def watch(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
+        """Renew for ever what tasks have that are to run, and remove what nobody has."""
+        while True:
+            await pause(LOOK_S)
+            try:
+                await self.look(wanted)
+            except (TwineError, OSError) as e:
+                log.warning("cannot look after the identities of tasks", extra={"why": str(e)})
+
+    async def look(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
+        """Do once what is to be done now. `wanted` returns the tasks that are to run."""
+        if self._is_empty:
+            return
+        for task_id in await self._lanes.run(_LANE, self._known):
+            if not _has(wanted(), task_id):
+                await self.release(task_id)
+        for task_id, spec in wanted().items():
+            if not spec.identity:
+                continue
+            async with self._lock(task_id):
+                held = await self._lanes.run(_LANE, self._find, task_id)
+                if held is None or not _has(wanted(), task_id):
+                    continue  # it was never started, or it has just ended
+                await self._lanes.run(_LANE, self._refresh, task_id)
+                now = self._clock()
+                if not is_due(held, spec, now) or now < self._not_before.get(task_id, 0.0):
+                    continue
+                try:
+                    await self._renew(task_id, spec)
+                except TwineError as e:
+                    self._failed(task_id, held, e)
+                    if isinstance(e, Unreachable):
+                        return  # nor would it answer for the others
+
+    def _failed(self, task_id: str, held: Held, error: TwineError) -> None:
+        """Note that a renewal failed; the task is told of only once it gets serious."""
+        now = self._clock()
+        self._not_before[task_id] = now + _RETRY_S * random.uniform(0.5, 1.5)
+        log.warning("task %s: its identity cannot be renewed yet: %s", task_id, error)
+        left_s = held.not_after - now
+        if left_s < now - held.renew_at and task_id not in self._warned:
+            self._warned.add(task_id)
+            words = f"its identity ends in {max(0.0, left_s) / 3600:.1f} h and is not renewed"
+            self._events.add("agent", task_id, f"{words}: {error}")
+
+    async def _renew(self, task_id: str, spec: TaskSpec) -> None:
+        key_pem, csr_pem = await self._lanes.run(_LANE, _new_key, task_id)
+        answer = await self._certifier.certify_task(task_id, csr_pem)
+        now = self._clock()
+        share = random.uniform(RENEW_FROM, RENEW_TO)
+        held = Held(
+            entitlement=spec.entitlement,
+            job=spec.job,
+            identity=answer.identity,
+            not_after=answer.not_after,
+            renew_at=now + max(0.0, answer.not_after - now) * share,
+        )
+        await self._lanes.run(_LANE, self._keep, task_id, key_pem + answer.certificate_pem, held)
+        self._not_before.pop(task_id, None)
+        self._warned.discard(task_id)
+        fields = {"task": task_id, "identity": held.identity, "not_after": held.not_after}
+        log.info("task %s has a new identity", task_id, extra=fields)
+
+    # -- files, in their lane
+
+    def _lock(self, task_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(task_id, asyncio.Lock())
+
+    def _known(self) -> list[str]:
+        names = {path.stem for path in self._folder.iterdir()} if self._folder.is_dir() else set()
+        self._is_empty = not names
+        return sorted(name for name in names if not name.startswith("."))
+
+    def _find(self, task_id: str) -> Held | None:
+        try:
+            data = (self._folder / f"{task_id}.json").read_bytes()
+            held = msgspec.json.decode(data, type=Held)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return held if (self._folder / task_id / IDENTITY).exists() else None
+
+    def _keep(self, task_id: str, pem: str, held: Held) -> None:
+        self._is_empty = False
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.chmod(0o700)
+            (self._folder / task_id).mkdir(exist_ok=True)
+            (self._folder / task_id).chmod(0o755)
+            self._refresh(task_id)
+            _replace(self._folder / task_id / IDENTITY, pem, 0o444)
+            text = msgspec.json.encode(held).decode()
+            _replace(self._folder / f"{task_id}.json", text, 0o600)
+        except OSError as e:
+            raise HostError(
+                f"the identity of task {task_id} cannot be kept: {e.strerror}", hint="is /run full?"
+            ) from e
+
+    def _refresh(self, task_id: str) -> None:
+        """Let a task trust whom its host trusts, from now on."""
+        path, text = self._folder / task_id / BUNDLE, self._certifier.trusted()
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if path.read_text() == text:
+                    return
+            _replace(path, text, 0o444)
+        except OSError as e:
+            reason = f"task {task_id} cannot be told whom to trust: {e.strerror}"
+            raise HostError(reason, hint="is /run full?") from e
+
+    def _remove(self, task_id: str) -> None:
+        shutil.rmtree(self._folder / task_id, ignore_errors=True)
+        (self._folder / f"{task_id}.json").unlink(missing_ok=True)
+        self._not_before.pop(task_id, None)
+        self._warned.discard(task_id)
+
+
+def _has(wanted: Mapping[str, TaskSpec], task_id: str) -> bool:
+    return task_id in wanted and wanted[task_id].identity
+
+
+def _new_key(task_id: str) -> tuple[str, str]:
+    from agent.identity import keys
+
+    key_pem = keys.new_key()
+    return key_pem, keys.signing_request(key_pem, task_id)
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    """Write a file that nobody ever sees half of, nor with another mode."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+        os.fchmod(file.fileno(), mode)
+    new.rename(path)

@@ -1,0 +1,1 @@
+"""Images: fetched, checked, unpacked, kept; and the root file systems made from them."""

@@ -1,0 +1,1 @@
+"""Decisions about images and roots; pure."""

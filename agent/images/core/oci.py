@@ -1,0 +1,360 @@
+"""Images of the Open Container Initiative: what their documents say, checked.
+
+Pure: bytes of a manifest or configuration in, values out. Sources: the image specification
+1.1 (`manifest.md`, `config.md`, `layer.md`) and, for what registries still serve, Docker's
+image manifest version 2, schema 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from agent.api import OciConfig, TaskSpec
+from agent.api.ranges import DIGEST_PATTERN
+from agent.images.core.signals import SIGNALS
+from wire.errors import Unprocessable
+
+T = TypeVar("T")
+
+DOCUMENT_MAX_BYTES = 4 << 20
+"""Of a manifest or configuration; registries refuse larger ones (distribution spec)."""
+LAYERS_MAX = 127
+"""What overlay-based engines take; no engine makes more."""
+LAYER_MAX_BYTES = 1 << 40
+
+_MANIFESTS = frozenset(
+    {
+        "application/vnd.oci.image.manifest.v1+json",
+        "application/vnd.docker.distribution.manifest.v2+json",
+    }
+)
+_INDEXES = frozenset(
+    {
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+    }
+)
+_LAYERS = {
+    "application/vnd.oci.image.layer.v1.tar": "tar",
+    "application/vnd.oci.image.layer.v1.tar+gzip": "gzip",
+    "application/vnd.oci.image.layer.v1.tar+zstd": "zstd",
+    "application/vnd.docker.image.rootfs.diff.tar": "tar",
+    "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
+    "application/vnd.docker.image.rootfs.diff.tar.zstd": "zstd",
+}
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
+"""The kernel's words for a processor → those of the image specification (GOARCH)."""
+_DIGEST = re.compile(DIGEST_PATTERN)
+USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of an image that says none, as container engines have it: programs may be in /bin alone.
+
+systemd's own, where /bin is a link on the host, has no /bin."""
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+
+
+class _Platform(msgspec.Struct, frozen=True):
+    architecture: str = ""
+    os: str = ""
+    variant: str = ""
+
+
+class _Descriptor(msgspec.Struct, frozen=True, rename="camel"):
+    media_type: str
+    digest: str
+    size: Annotated[int, Meta(ge=0)]
+    urls: list[str] = []
+    platform: _Platform | None = None
+
+
+class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
+    schema_version: int
+    media_type: str = ""
+    config: _Descriptor | None = None
+    layers: list[_Descriptor] | None = None
+    manifests: list[_Descriptor] | None = None
+
+
+class _RootFs(msgspec.Struct, frozen=True):
+    diff_ids: list[str] = []
+
+
+class _Run(msgspec.Struct, frozen=True):
+    user: str | None = msgspec.field(default=None, name="User")
+    env: list[str] | None = msgspec.field(default=None, name="Env")
+    entrypoint: list[str] | None = msgspec.field(default=None, name="Entrypoint")
+    cmd: list[str] | None = msgspec.field(default=None, name="Cmd")
+    working_dir: str | None = msgspec.field(default=None, name="WorkingDir")
+    stop_signal: str | None = msgspec.field(default=None, name="StopSignal")
+
+
+class _Config(msgspec.Struct, frozen=True):
+    architecture: str = ""
+    os: str = ""
+    rootfs: _RootFs = _RootFs()
+    config: _Run | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A piece of content by its digest."""
+
+    digest: str
+    size: int
+    compression: str = ""
+    """`tar`, `gzip` or `zstd` for a layer."""
+
+    @property
+    def path(self) -> str:
+        """Where it lies in a layout (`image-layout.md`)."""
+        return f"blobs/sha256/{self.digest.removeprefix('sha256:')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One image: its configuration and its layers, lowest first."""
+
+    digest: str
+    config: Blob
+    layers: tuple[Blob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer on those below it."""
+
+    chain: str
+    """Names what comes of it and all below (`config.md`, "Layer ChainID")."""
+    below: str
+    """Chain id of the layer below, empty for the lowest."""
+    diff_id: str
+    """Digest of the uncompressed layer."""
+    blob: Blob
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest of a document."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def chain_of(below: str, diff_id: str) -> str:
+    """Return the chain id of a layer on another (`config.md`)."""
+    return diff_id if not below else digest_of(f"{below} {diff_id}".encode())
+
+
+def is_index(data: bytes) -> bool:
+    """Return whether a document lists images instead of being one."""
+    found = _decoded(data, _Manifest, "the manifest")
+    return found.media_type in _INDEXES or (not found.media_type and found.manifests is not None)
+
+
+def choose(data: bytes, machine: str) -> str:
+    """Return the digest of the image for this processor (`uname -m`) out of an index.
+
+    Raises `Unprocessable` where there is none, or more than one that says nothing of itself.
+    """
+    listed = _decoded(data, _Manifest, "the index").manifests or []
+    ours = _ARCHITECTURES.get(machine, machine)
+    images = [m for m in listed if m.media_type in _MANIFESTS | _INDEXES]
+    fits = [
+        m
+        for m in images
+        if m.platform is None or (m.platform.os, m.platform.architecture) == ("linux", ours)
+    ]
+    if len({m.digest for m in fits if m.platform is None}) > 1:
+        raise Unprocessable(
+            f"there are {len(fits)} images in one archive or index, and none says for what it is",
+            hint="keep one image in it",
+        )
+    if not fits:
+        others = sorted(
+            {f"{m.platform.os}/{m.platform.architecture}" for m in images if m.platform}
+        )
+        raise Unprocessable(
+            f"the image is not for linux/{ours}, only for {', '.join(others) or 'nothing'}"
+        )
+    best = min(fits, key=lambda m: (m.platform is None, bool(m.platform and m.platform.variant)))
+    return _checked(best, "the index").digest
+
+
+def read_manifest(data: bytes, expected: str = "") -> Manifest:
+    """Return what a manifest says. Raises `Unprocessable` for one we cannot or must not use."""
+    digest = digest_of(data)
+    if expected and digest != expected:
+        raise Unprocessable(f"the manifest {expected} has digest {digest}: it was changed")
+    found = _decoded(data, _Manifest, "the manifest")
+    if found.schema_version != 2:
+        raise Unprocessable(f"manifest {digest} has schema {found.schema_version}, not 2")
+    if found.media_type and found.media_type not in _MANIFESTS:
+        raise Unprocessable(f"manifest {digest} is of type {found.media_type}: not an image")
+    if found.config is None or not found.layers:
+        raise Unprocessable(f"manifest {digest} has no configuration or no layers: not an image")
+    if len(found.layers) > LAYERS_MAX:
+        raise Unprocessable(
+            f"manifest {digest} has {len(found.layers)} layers, {LAYERS_MAX} at most are taken"
+        )
+    config = _checked(found.config, "the configuration")
+    if config.size > DOCUMENT_MAX_BYTES:
+        raise Unprocessable(f"the configuration of {digest} says it has {config.size} bytes")
+    layers = tuple(_layer_blob(d) for d in found.layers)
+    return Manifest(digest, Blob(config.digest, config.size), layers)
+
+
+def _layer_blob(found: _Descriptor) -> Blob:
+    digest = _checked(found, "a layer").digest
+    if ".nondistributable." in found.media_type or ".foreign." in found.media_type or found.urls:
+        raise Unprocessable(
+            f"layer {digest} is a foreign one ({found.media_type}): it is kept elsewhere",
+            hint="build the image without layers that may not be distributed",
+        )
+    kind = _LAYERS.get(found.media_type)
+    if kind is None:
+        raise Unprocessable(
+            f"layer {digest} is of type {found.media_type}, which is not known here",
+            hint="plain, gzip and zstd layers are taken; encrypted ones are not",
+        )
+    return Blob(digest, found.size, kind)
+
+
+def read_config(data: bytes, manifest: Manifest, machine: str) -> tuple[list[Layer], OciConfig]:
+    """Return the layers, lowest first, and how the image wants to be run."""
+    if digest_of(data) != manifest.config.digest:
+        raise Unprocessable(f"the configuration of {manifest.digest} has another digest")
+    found = _decoded(data, _Config, "the configuration")
+    ours = _ARCHITECTURES.get(machine, machine)
+    if (found.os, found.architecture) != ("linux", ours):
+        is_for = f"{found.os or '?'}/{found.architecture or '?'}"
+        raise Unprocessable(f"image {manifest.digest} is for {is_for}, not for linux/{ours}")
+    ids = found.rootfs.diff_ids
+    if len(ids) != len(manifest.layers) or not all(_DIGEST.fullmatch(i) for i in ids):
+        raise Unprocessable(
+            f"image {manifest.digest} has {len(manifest.layers)} layers, and its configuration "
+            f"names {len(ids)}"
+        )
+    layers, below = [], ""
+    for diff_id, blob in zip(ids, manifest.layers, strict=True):
+        chain = chain_of(below, diff_id)
+        layers.append(Layer(chain, below, diff_id, blob))
+        below = chain
+    return layers, _run_config(found.config or _Run(), manifest.digest)
+
+
+def _run_config(run: _Run, digest: str) -> OciConfig:
+    environment = {}
+    for pair in run.env or []:
+        name, equals, value = pair.partition("=")
+        # What no shell could name, systemd does not pass on either (systemd.exec(5)).
+        if equals and _ENV_NAME.fullmatch(name) and "\0" not in value:
+            environment[name] = value
+    words = {
+        "entrypoint": run.entrypoint or [],
+        "command": run.cmd or [],
+        "environment": environment,
+        "user": run.user or "",
+        "working_dir": _folder(run.working_dir or "", digest),
+        "stop_signal": _signal(run.stop_signal or "", digest),
+    }
+    try:
+        return msgspec.convert(words, OciConfig)
+    except msgspec.ValidationError as e:
+        raise Unprocessable(f"the configuration of image {digest} cannot be used: {e}") from e
+
+
+def _folder(path: str, digest: str) -> str:
+    if path and (not path.startswith("/") or ".." in path.split("/")):
+        raise Unprocessable(f"image {digest} has the working directory {path!r}: not absolute")
+    return path
+
+
+def _signal(name: str, digest: str) -> str:
+    """Return the name of a signal given as `SIGQUIT`, `QUIT` or `3` (`config.md`)."""
+    if not name:
+        return ""
+    by_number = {str(number): word for word, number in SIGNALS.items()}
+    found = by_number.get(name, name.upper())
+    found = found if found.startswith("SIG") else f"SIG{found}"
+    if found not in SIGNALS:
+        raise Unprocessable(f"image {digest} is stopped by {name!r}, which is no signal")
+    return found
+
+
+def _checked(found: _Descriptor, what: str) -> _Descriptor:
+    if not _DIGEST.fullmatch(found.digest):
+        raise Unprocessable(f"{what} is named {found.digest[:80]!r}: only sha256 is known here")
+    if found.size > LAYER_MAX_BYTES:
+        raise Unprocessable(f"{what} ({found.digest}) says it has {found.size} bytes")
+    return found
+
+
+def _decoded(data: bytes, kind: type[T], what: str) -> T:
+    if len(data) > DOCUMENT_MAX_BYTES:
+        raise Unprocessable(f"{what} is larger than {DOCUMENT_MAX_BYTES >> 20} MiB")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+        raise Unprocessable(f"{what} cannot be read: {e}") from e
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an image is in a registry."""
+
+    repository: str
+    """With the registry."""
+    tag: str
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """Return how skopeo calls it."""
+        if self.digest:
+            return f"docker://{self.repository}@{self.digest}"
+        return f"docker://{self.repository}:{self.tag or 'latest'}"
+
+    def at(self, digest: str) -> str:
+        """Return how skopeo calls one image of the repository."""
+        return f"docker://{self.repository}@{digest}"
+
+
+def place_of(reference: str) -> Place:
+    """Return the parts of a reference that fits `api.Reference`."""
+    rest, _, digest = reference.partition("@")
+    registry, _, path = rest.partition("/")
+    repository, _, tag = path.partition(":")
+    return Place(f"{registry}/{repository}", tag, digest)
+
+
+def as_run(spec: TaskSpec, config: OciConfig | None) -> TaskSpec:
+    """Return what is started: the specification, and what it leaves to its image.
+
+    A command replaces entry point and command of the image; variables win over the image's.
+    """
+    if config is None:
+        return spec
+    command = spec.command or [*config.entrypoint, *config.command]
+    folder = config.working_dir.rstrip("/")
+    if command and "/" in command[0] and not command[0].startswith("/"):
+        command = [f"{folder}/{command[0].removeprefix('./')}", *command[1:]]
+    return replace(spec, command=command, environment={**config.environment, **spec.environment})
+
+
+def image_properties(spec: TaskSpec, config: OciConfig | None) -> dict[str, object]:
+    """Return the unit properties that follow from an image's configuration.
+
+    `spec` is as `as_run` returns it.
+    """
+    path = spec.environment.get("PATH", "") or USUAL_PATH
+    found: dict[str, object] = {"ExecSearchPath": [p for p in path.split(":") if p.startswith("/")]}
+    if config is None:
+        return found
+    if config.working_dir.rstrip("/"):
+        found["WorkingDirectory"] = config.working_dir
+    if config.stop_signal:
+        found["KillSignal"] = SIGNALS[config.stop_signal]
+    return found

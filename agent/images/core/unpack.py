@@ -1,0 +1,182 @@
+"""Properties of the sandboxed units that fetch images and turn streams into subvolumes.
+
+Archives are hostile input: they are only read in a unit that sees one writable folder, no
+network, no devices, and ends at its limits; by GNU tar, `btrfs receive`, and for the layers of
+OCI images by `agent.machine.layer`. What fetches has a network and no capability at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Sequence
+
+from agent.api import ImageFormat
+from agent.images.core.oci import Layer
+from agent.runtime.core.unit_parts import NO_RINGS
+
+_S = 1_000_000
+UNPACK_TIMEOUT_S = 900
+FETCH_IDLE_S = 300.0
+"""A fetch that got not a byte for so long is given up: skopeo itself waits for ever. On a starved
+host of one emulated CPU nine at once took 140 s until the first image was there."""
+UNPACK_MEMORY_BYTES = 512 << 20
+FILL_BYTES_PER_S = 1_000_000_000
+"""As fast as an unpacking may fill a disk."""
+LOOK_LEAST_S, LOOK_MOST_S = 0.1, 1.0
+
+NO_TMP = ("-/tmp", "-/var/tmp")
+"""No program here needs them. Private ones are made and removed on disk for every unit, by
+programs of their own: a fifth of a second in a guest without hardware's help."""
+
+_SANDBOX: dict[str, object] = {
+    "Type": "oneshot",
+    "RemainAfterExit": True,
+    "CollectMode": "inactive",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "PrivateNetwork": True,
+    "InaccessiblePaths": NO_TMP,
+    "PrivateDevices": True,
+    "ProtectKernelTunables": True,
+    "ProtectKernelModules": True,
+    "ProtectControlGroups": True,
+    "ProtectProc": "invisible",
+    "NoNewPrivileges": True,
+    "RestrictNamespaces": True,
+    "RestrictAddressFamilies": ("AF_UNIX",),
+    "LockPersonality": True,
+    "SystemCallArchitectures": ("native",),
+    "SystemCallFilter": ("@system-service", "~@keyring", "~@memlock", "~@resources", *NO_RINGS),
+    "SystemCallErrorNumber": errno.EPERM,
+    "UMask": 0o022,
+    "MemoryMax": UNPACK_MEMORY_BYTES,
+    "MemorySwapMax": 0,
+    "TasksMax": 64,
+    "CPUWeight": 20,
+    "TimeoutStartUSec": UNPACK_TIMEOUT_S * _S,
+    "Slice": "system.slice",
+}
+
+_TAR_CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER")
+"""Enough to own files as the archive says; without CAP_MKNOD a device node fails."""
+_RECEIVE_CAPABILITIES = (
+    *_TAR_CAPABILITIES, "CAP_SYS_ADMIN", "CAP_FSETID", "CAP_SETFCAP",
+)  # fmt: skip
+"""`btrfs receive` sets received_uuid by an ioctl that asks for CAP_SYS_ADMIN. What else that
+would allow, mounts above all, the filter of system calls refuses."""
+
+_NOTHING_IS_FLUSHED = "~@sync:0"
+"""fsync(2) and its like are answered with success and not done. skopeo flushes each blob, which
+lives for a few seconds, is read and compared with its digest, and is gone with any power cut."""
+
+FIND_SETUID = (
+    "-xdev",
+    "-type",
+    "f",
+    "-perm",
+    "/6000",
+    "-exec",
+    "/usr/bin/chmod",
+    "ug-s",
+    "{}",
+    "+",
+)
+"""Arguments of find(1) that take set-uid and set-gid bits away."""
+
+
+def until_next_look_s(free_bytes: int, reserve_bytes: int) -> float:
+    """Return how long the room on the disk need not be looked at while something is unpacked.
+
+    Until then nothing of the reserve is used up, or at most what is written in `LOOK_LEAST_S`.
+    Ten looks a second are felt by an unpacking on a small host.
+    """
+    room_s = (free_bytes - reserve_bytes) / FILL_BYTES_PER_S
+    return min(max(room_s, LOOK_LEAST_S), LOOK_MOST_S)
+
+
+def unpack_properties(
+    stream: str, target: str, format_: ImageFormat, mount: str
+) -> dict[str, object]:
+    """Return the properties of the unit that unpacks `stream` into the folder `target`.
+
+    Afterwards a tar's files lie in `target` itself, a btrfs stream's subvolume below it: it is
+    found closed, as `btrfs receive` leaves it, and whoever opens it must drop set-uid bits
+    (`drop_setuid_properties`). Static entries below /dev are left out (the task gets a /dev of
+    its own), other device nodes make it fail, set-uid bits are dropped. `mount` is where the
+    file system is mounted: an incremental stream's parent is looked for below it.
+    """
+    if format_ is ImageFormat.BTRFS:
+        # Without -m it takes the one writable folder, a mount of its own in here, for all
+        # there is of the file system, and finds no parent.
+        receive = ["/usr/bin/btrfs", "receive", "-q", "-m", mount, "-f", stream, target]
+        return _sandbox(f"unpacks an image into {target}", [receive], target, _RECEIVE_CAPABILITIES)
+    tar = [
+        "/usr/bin/tar", "-x", "-f", stream, "-C", target, "--numeric-owner",
+        "--same-owner", "--same-permissions", "--delay-directory-restore",
+        "--exclude=./dev/*", "--exclude=dev/*",
+    ]  # fmt: skip
+    commands = [tar, ["/usr/bin/find", target, *FIND_SETUID]]
+    return _sandbox(f"unpacks an image into {target}", commands, target, _TAR_CAPABILITIES)
+
+
+def drop_setuid_properties(target: str) -> dict[str, object]:
+    """Return the properties of the unit that takes set-uid bits away from all below `target`."""
+    commands = [["/usr/bin/find", target, *FIND_SETUID]]
+    return _sandbox(f"drops set-uid bits below {target}", commands, target, _TAR_CAPABILITIES)
+
+
+def layer_properties(python: str, folder: str, layer: Layer, tree: str) -> dict[str, object]:
+    """Return the properties of the unit that applies a layer, a blob below `folder`, to a tree."""
+    blob = layer.blob
+    apply = [python, "-I", "-m", "agent.machine.layer", folder, blob.path, blob.compression]
+    apply += [blob.digest, layer.diff_id, tree]
+    return _sandbox(f"applies a layer to {tree}", [apply], tree, _TAR_CAPABILITIES)
+
+
+def fetch_properties(
+    arguments: Sequence[str], target: str, secrets: Sequence[str], output: str = ""
+) -> dict[str, object]:
+    """Return the properties of a unit that runs skopeo: it writes to `target` alone.
+
+    It has a network, so it must not see `secrets`; and systemd 257 has /sys read-only for
+    `ProtectKernelTunables` in a network of a unit's own alone (docs/adr/0115). What it prints goes
+    to the file `output`, what it complains of to the journal all the same, from where whoever asked
+    is told.
+    """
+    command = ["/usr/bin/skopeo", "--insecure-policy", *arguments]
+    calls = _SANDBOX["SystemCallFilter"]
+    assert isinstance(calls, tuple)
+    return {
+        **_sandbox("fetches an image", [command], target, ()),
+        "PrivateNetwork": False,
+        "BindReadOnlyPaths": ("/sys",),
+        "SystemCallFilter": (*calls, _NOTHING_IS_FLUSHED),
+        "RestrictAddressFamilies": ("AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"),
+        "InaccessiblePaths": [*NO_TMP, *(f"-{path}" for path in secrets)],
+        "Environment": [f"TMPDIR={target}", "HOME=/nonexistent"],
+        "StandardError": "journal",  # else it follows the output (systemd.exec(5))
+        **({"StandardOutput": "file", "StandardOutputFile": output} if output else {}),
+    }
+
+
+_LOGGED = re.compile(r'\blevel=\w+ msg="((?:[^"\\]|\\.)*)"')
+"""How skopeo complains where it has no terminal: a line of key=value pairs."""
+
+
+def complaint(line: str) -> str:
+    """Return what a program complained of, without time and level around it."""
+    found = _LOGGED.search(line)
+    return line if found is None else re.sub(r"\\(.)", r"\1", found[1])
+
+
+def _sandbox(
+    what: str, commands: list[list[str]], writable: str, capabilities: tuple[str, ...]
+) -> dict[str, object]:
+    return {
+        **_SANDBOX,
+        "Description": f"Twine {what}",
+        "ExecStart": commands,
+        "ReadWritePaths": (writable,),
+        "CapabilityBoundingSet": capabilities,
+    }

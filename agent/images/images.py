@@ -1,0 +1,420 @@
+"""Images: streamed in, verified, unpacked in a sandbox, then published read-only.
+
+    staging/<digest>.stream     what has arrived so far
+    staging/<digest>/           the subvolume while it is being unpacked
+    staging/<digest>.tree/      the same of an OCI image, whose layers are applied to it (`layers`)
+    images/<digest>/            the read-only subvolume
+    images/<digest>.json        written last: the image is complete
+
+Of an OCI image the subvolume shares all it has with its topmost layer: it costs nothing, and a
+task's root is made from it as from any other.
+
+What a crash leaves behind is removed at the next start; an image is never half visible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import BinaryIO
+from weakref import WeakValueDictionary
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.api import ImageFormat, ImageInfo, asked_for_as
+from agent.images.core.oci import place_of
+from agent.images.core.unpack import drop_setuid_properties, unpack_properties
+from agent.images.layers import Hold, Layers, declare, sync_folder
+from agent.images.oci import Assembled, Oci, Registries
+from agent.images.sandbox import Sandbox
+from agent.machine import Btrfs, Processes
+from agent.runtime.crashpoints import passed
+from agent.runtime.disk import FREE_RESERVE_BYTES
+from agent.runtime.events import EventLog
+from agent.runtime.offload import Lanes
+from agent.runtime.units import Units
+from wire.errors import (
+    Conflict,
+    HostError,
+    NotFound,
+    TwineError,
+    Unprocessable,
+    Unreachable,
+)
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 1 << 20
+IDLE_S = 60.0
+"""A stream of which nothing came for so long has ended; whoever sends can begin anew."""
+
+
+class Images:
+    """The image store of this machine."""
+
+    def __init__(
+        self,
+        state: Path,
+        btrfs: Btrfs,
+        units: Units,
+        processes: Processes,
+        lanes: Lanes,
+        events: EventLog,
+        registries: Registries | None = None,
+    ) -> None:
+        """Keep images below `state`, a folder on btrfs."""
+        self.folder = state / "images"
+        self._staging = state / "staging"
+        self._btrfs = btrfs
+        self._lanes = lanes
+        self._events = events
+        self.idle_s = IDLE_S
+        self._intakes = 0
+        self._quiet = asyncio.Lock()
+        """Held while things are tidied: no image begins to arrive meanwhile."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """One at a time does something to an image; a lock lives while somebody has use for it."""
+        for folder in (self.folder, self._staging):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._sandbox = Sandbox(self._staging, btrfs, units, processes, lanes)
+        self.layers = Layers(state, btrfs, self._sandbox, lanes)
+        self._oci = Oci(
+            state, btrfs, self._sandbox, self.layers, lanes, events, registries or Registries()
+        )
+
+    async def tidy(self) -> bool:
+        """Remove what interrupted transfers left behind; nothing may be under way.
+
+        False where the disk did not say what there is: then it stays until later (F-35).
+        """
+        await self._sandbox.clear()
+        try:
+            await self._lanes.run("btrfs", self._tidy)
+        except (OSError, HostError) as e:
+            log.error("what is left of images cannot be looked for", extra={"why": str(e)})
+            return False
+        return True
+
+    async def tidy_if_idle(self) -> bool:
+        """Tidy unless an image is being taken in; return whether it was done."""
+        async with self._quiet:
+            if self._intakes:
+                return False
+            return await self.tidy()
+
+    def _tidy(self) -> None:
+        for path in _listed(self._staging):
+            self._remove(path)
+        self._tidy_store(self.folder, lambda name: self.find(name) is not None)
+        self._tidy_store(self.layers.folder, lambda name: self.layers.find(name) is not None)
+
+    def _tidy_store(self, folder: Path, readable: Callable[[str], bool]) -> None:
+        """Keep the subvolumes that are described, and the descriptions of those there are.
+
+        What the disk does not let us read is not damaged for that: it raises, and all stays.
+        """
+        files, there = _listed(folder), set(self._btrfs.children(folder))
+        for path in files:
+            if path.name.startswith(".") and path.suffix == ".new":
+                self._remove(path)
+        described = {path for path in files if path.suffix == ".json" and path.name[0] != "."}
+        damaged = {
+            path for path in described if path.stem not in there or not _says(path, readable)
+        }
+        for path in damaged:
+            log.error("an image is damaged and removed", extra={"image": path.stem})
+            self._remove(path)
+        for name in there - {path.stem for path in described - damaged}:
+            self._remove(folder / name)
+
+    def _remove(self, path: Path) -> None:
+        """Remove what was left behind, of whatever kind; what cannot go stays until later."""
+        try:
+            if self._btrfs.find(path) is not None:
+                self._btrfs.delete(path)
+            elif path.is_dir():
+                for name in self._btrfs.children(path):
+                    self._btrfs.delete(path / name)
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except (OSError, TwineError) as e:
+            log.warning("a leftover cannot be removed", extra={"path": str(path), "why": str(e)})
+
+    def find(self, digest: str) -> ImageInfo | None:
+        """Return an image that is complete, None where there is none."""
+        try:
+            data = (self.folder / f"{_hex(digest)}.json").read_bytes()
+            return msgspec.json.decode(data, type=ImageInfo)
+        except (OSError, msgspec.DecodeError, UnicodeError):
+            return None
+
+    def get(self, digest: str) -> ImageInfo:
+        """Return an image, or raise `NotFound`."""
+        info = self.find(digest)
+        if info is None:
+            raise NotFound(f"image {digest} is not on this machine")
+        return info
+
+    def last_used(self, digest: str) -> float:
+        """Return when an image came, or a task was last made from it; 0 without it."""
+        try:
+            return (self.folder / f"{_hex(digest)}.json").stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def all(self) -> list[ImageInfo]:
+        """Return all images, newest first."""
+        found = (p for p in _listed(self.folder) if p.suffix == ".json" and p.name[0] != ".")
+        infos = [self.find("sha256:" + p.stem) for p in found]
+        return sorted((i for i in infos if i), key=lambda i: -i.created_at)
+
+    def _lock(self, digest: str) -> asyncio.Lock:
+        return self._locks.setdefault(digest, asyncio.Lock())
+
+    @property
+    def taking_in(self) -> bool:
+        """Whether an image is being taken in right now."""
+        return self._intakes > 0
+
+    async def receive(
+        self, digest: str, format_: ImageFormat, chunks: AsyncIterator[bytes]
+    ) -> ImageInfo:
+        """Take an image in; return at once where it is here already.
+
+        Raises `Unprocessable` for a stream that has another digest, cannot be unpacked or
+        leaves too little space, `Unreachable` for one that stalls; then nothing of it stays.
+        """
+        async with self._lock(digest), self._intake() as hold:
+            if info := self.find(digest):
+                return info
+            stream = self._staging / f"{_hex(digest)}.stream"
+            try:
+                size = await self._store(digest, stream, chunks)
+                passed("image.stored")
+                assembled = await self._unpack(digest, format_, stream, hold)
+                # What is gone before it is flushed need not be written at all.
+                await self._lanes.run("btrfs", stream.unlink)
+                passed("image.unpacked")
+                return await self._complete(_info(digest, format_, size, assembled))
+            except OSError as e:
+                raise HostError(f"cannot store image {digest}: {e.strerror}") from e
+            finally:
+                await self._lanes.run("btrfs", self._discard, digest)
+
+    async def _store(self, digest: str, path: Path, chunks: AsyncIterator[bytes]) -> int:
+        """Write the stream to `path` while hashing it; return its size in bytes."""
+        sha, size, buffer = hashlib.sha256(), 0, bytearray()
+        file = await self._lanes.run("files", _new_file, path)
+        try:
+            async for chunk in self._timely(digest, chunks):
+                buffer += chunk
+                if len(buffer) >= BUFFER_BYTES:
+                    size += await self._lanes.run("files", self._flush, file, sha, bytes(buffer))
+                    buffer.clear()
+            size += await self._lanes.run("files", self._flush, file, sha, bytes(buffer))
+        finally:
+            await self._lanes.run("files", file.close)
+        found = "sha256:" + sha.hexdigest()
+        if found != digest:
+            raise Unprocessable(
+                f"the stream of image {digest} has digest {found} ({size} bytes)",
+                hint="it was cut short or is another image; nothing of it was kept",
+            )
+        return size
+
+    async def _timely(self, digest: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the chunks; a stream that stalls must not keep others from the image (F-29)."""
+        while True:
+            try:
+                async with asyncio.timeout(self.idle_s):
+                    chunk = await anext(chunks)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as e:
+                raise Unreachable(
+                    f"the stream of image {digest} stalled: nothing came for {self.idle_s:g} s",
+                    hint="send or pull it again; nothing of it was kept",
+                ) from e
+            yield chunk
+
+    def _flush(self, file: BinaryIO, sha: hashlib._Hash, data: bytes) -> int:
+        _, free = self._btrfs.free_bytes(self._staging)
+        if free < FREE_RESERVE_BYTES + len(data):
+            raise Unprocessable(
+                f"the image does not fit: {free >> 20} MiB are free and "
+                f"{FREE_RESERVE_BYTES >> 20} MiB must stay so",
+                hint="delete images that no task uses",
+            )
+        file.write(data)
+        file.flush()
+        sha.update(data)
+        return len(data)
+
+    async def _unpack(
+        self, digest: str, format_: ImageFormat, stream: Path, hold: Hold
+    ) -> Assembled | None:
+        """Turn the stream into a subvolume in staging; say what it is of, for an OCI image."""
+        target, name = self._staging / _hex(digest), _hex(digest)[:12]
+        make = os.mkdir if format_ is ImageFormat.BTRFS else self._btrfs.create
+        await self._lanes.run("btrfs", make, target)
+        if format_ is not ImageFormat.BTRFS:  # of an archive that does not name its own top
+            await self._lanes.run("btrfs", os.chmod, target, 0o755)
+        unit = f"twine-unpack-{name}.service"
+        mount = str(await self._lanes.run("btrfs", self._btrfs.top, target.parent))
+        properties = unpack_properties(str(stream), str(target), format_, mount)
+        what = f"image {digest} cannot be unpacked as {format_}"
+        await self._sandbox.run(unit, properties, what)
+        if format_ is ImageFormat.BTRFS:
+            received = await self._lanes.run("btrfs", self._open_received, digest)
+            await self._sandbox.run(unit, drop_setuid_properties(received), what)
+        if format_ is not ImageFormat.OCI:
+            return None
+        assembled = await self._oci.assemble(target, self._tree(digest), hold)
+        await self._lanes.run("btrfs", self._btrfs.delete, target)
+        return assembled
+
+    def _tree(self, digest: str) -> Path:
+        """Return where the layers of an OCI image are applied."""
+        return self._staging / f"{_hex(digest)}.tree"
+
+    def _open_received(self, digest: str) -> str:
+        staged = self._staging / _hex(digest)
+        received = self._btrfs.children(staged)
+        if len(received) != 1:
+            raise Unprocessable(f"image {digest} holds {len(received)} subvolumes, it must be one")
+        self._btrfs.set_read_only(staged / received[0], False)
+        return str(staged / received[0])
+
+    async def pull(self, reference: str) -> ImageInfo:
+        """Fetch an image from a registry; return at once where that very image is here.
+
+        Raises `Unprocessable` for one that cannot be had, does not fit or must not be used,
+        `Unreachable` for one of which nothing comes any more.
+        """
+        async with self._oci.lock(reference), self._intake() as hold:
+            if info := self.find(place_of(reference).digest):
+                return info
+            place, data = await self._oci.resolve(reference)
+            self._events.add("image", place.digest, asked_for_as(reference))
+            async with self._lock(place.digest):
+                if info := self.find(place.digest):
+                    return info
+                try:
+                    tree = self._tree(place.digest)
+                    assembled = await self._oci.fetch(place, data, tree, hold)
+                    size = sum(layer.blob.size for layer in assembled.layers)
+                    return await self._complete(
+                        _info(place.digest, ImageFormat.OCI, size, assembled, reference)
+                    )
+                except OSError as e:
+                    raise HostError(f"cannot store image {reference}: {e.strerror}") from e
+                finally:
+                    await self._lanes.run("btrfs", self._discard, place.digest)
+
+    @asynccontextmanager
+    async def _intake(self) -> AsyncIterator[Hold]:
+        """Count an image that is being taken in; yield what holds its layers until it is there."""
+        async with self._quiet:
+            self._intakes += 1
+        try:
+            with self.layers.holding() as hold:
+                yield hold
+        finally:
+            self._intakes -= 1
+
+    async def _complete(self, info: ImageInfo) -> ImageInfo:
+        """Publish what stands in staging, and tell."""
+        if info.format is not ImageFormat.OCI:  # whose files are on disk with its layers
+            # Else a power cut could leave a complete image whose files are empty.
+            await self._lanes.run("sync", self._btrfs.sync, self._staging)
+        passed("image.synced")
+        await self._lanes.run("btrfs", self._publish, info)
+        passed("image.declared")
+        self._events.add("image", info.digest, "published")
+        log.info("an image is complete", extra={"image": info.digest, "bytes": info.stream_bytes})
+        return info
+
+    def _publish(self, info: ImageInfo) -> None:
+        """Move the subvolume into place, close it, then declare it complete.
+
+        To close it commits whatever is not on disk yet of it and of its layers' descriptions.
+        """
+        staged = self._staging / _hex(info.digest)
+        if info.format is ImageFormat.OCI:
+            staged = self._tree(info.digest)
+        elif info.format is ImageFormat.BTRFS:
+            staged = staged / self._btrfs.children(staged)[0]
+        final = self.folder / _hex(info.digest)
+        self._btrfs.delete(final)  # one whose removal once failed half-way
+        os.rename(staged, final)
+        self._btrfs.set_read_only(final, True)
+        passed("image.moved")
+        declare(final, msgspec.json.encode(info))
+        sync_folder(final.parent)
+
+    def _discard(self, digest: str) -> None:
+        self._remove(self._staging / f"{_hex(digest)}.stream")
+        self._remove(self._tree(digest))
+        self._remove(self._staging / _hex(digest))
+
+    async def delete(self, digest: str, users: Callable[[str], list[str]]) -> None:
+        """Remove an image. Raises `Conflict` while tasks run from it, `NotFound` without it."""
+        async with self._lock(digest):
+            self.get(digest)
+            if tasks := users(digest):
+                raise Conflict(
+                    f"image {digest} is used by {len(tasks)} tasks: {', '.join(tasks[:5])}",
+                    hint="stop them first",
+                )
+            # At once: from here on no new task can be made from it (trust F-40).
+            (self.folder / f"{_hex(digest)}.json").unlink()
+            passed("delete.undeclared")
+            await self._lanes.run("btrfs", self._btrfs.delete, self.folder / _hex(digest))
+            passed("delete.removed")
+        self._events.add("image", digest, "deleted")
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return what is in a folder; `HostError` where the disk does not say, unlike a glob."""
+    try:
+        return [folder / name for name in sorted(os.listdir(folder))]
+    except OSError as e:
+        raise HostError(f"cannot list {folder}: {e.strerror}") from e
+
+
+def _says(path: Path, readable: Callable[[str], bool]) -> bool:
+    """Return whether a description can be understood; `OSError` where it cannot be read."""
+    path.read_bytes()
+    return readable(f"sha256:{path.stem}")
+
+
+def _new_file(path: Path) -> BinaryIO:
+    return path.open("wb")
+
+
+def _info(
+    digest: str, format_: ImageFormat, size: int, oci: Assembled | None = None, reference: str = ""
+) -> ImageInfo:
+    info = ImageInfo(digest=digest, format=format_, stream_bytes=size, created_at=time.time())
+    if oci is None:
+        return info
+    return replace(
+        info,
+        reference=reference,
+        manifest=oci.manifest.digest,
+        layers=[layer.chain for layer in oci.layers],
+        config=oci.config,
+    )
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")

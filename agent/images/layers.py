@@ -1,0 +1,228 @@
+"""Layers of OCI images: each a read-only subvolume, a snapshot of the one below with its changes.
+
+    staging/<image>.tree    the subvolume that the changes of an image's layers are applied to
+    layers/<chain>/         the read-only snapshot of it after this layer
+    layers/<chain>.json     written last: the layer is complete
+
+Images on the same base share its layers; what a layer shares with those below is on disk once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from agent.images.core.oci import Layer
+from agent.images.core.unpack import layer_properties
+from agent.images.sandbox import Sandbox
+from agent.machine import Btrfs
+from agent.runtime.crashpoints import passed
+from agent.runtime.offload import Lanes
+
+Hold = Callable[[Iterable[str]], None]
+"""Keeps the layers of these chains, there or to come, for the image that is being taken in."""
+
+
+class LayerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer that is complete."""
+
+    chain: str
+    below: str
+    diff_id: str
+    blob: str
+    """Digest of the compressed layer that it came from."""
+    blob_bytes: int
+    created_at: float
+
+
+class Layers:
+    """The layers on this machine, one folder of them."""
+
+    def __init__(self, state: Path, btrfs: Btrfs, sandbox: Sandbox, lanes: Lanes) -> None:
+        """Keep layers below `state`, a folder on btrfs."""
+        self.folder = state / "layers"
+        self._btrfs = btrfs
+        self._sandbox = sandbox
+        self._lanes = lanes
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._fetching: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By the chain below and the packed layer: one image at a time fetches it."""
+        self._held: Counter[str] = Counter()
+        """Chain ids that an image under way needs: nobody may take them away."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def holding(self) -> Iterator[Hold]:
+        """Yield what keeps layers, there or to come, from being removed until all is over.
+
+        An image holds what is here of it before it fetches the rest, and lets go once it stands on
+        them itself: in between nothing else would keep them.
+        """
+        mine: list[str] = []
+
+        def hold(chains: Iterable[str]) -> None:
+            more = list(chains)
+            self._held.update(more)
+            mine.extend(more)
+
+        try:
+            yield hold
+        finally:
+            self._held -= Counter(mine)
+
+    def is_held(self, chain: str) -> bool:
+        """Return whether an image under way needs this layer."""
+        return self._held[chain] > 0
+
+    def path(self, chain: str) -> Path:
+        """Return where a layer is or would be."""
+        return self.folder / chain.removeprefix("sha256:")
+
+    def find(self, chain: str) -> LayerInfo | None:
+        """Return a layer that is complete, None where there is none."""
+        try:
+            data = self.path(chain).with_suffix(".json").read_bytes()
+            return msgspec.json.decode(data, type=LayerInfo)
+        except (OSError, msgspec.DecodeError, UnicodeError):
+            return None
+
+    def all(self) -> list[LayerInfo]:
+        """Return all layers, the oldest first."""
+        found = [self.find("sha256:" + p.stem) for p in self.folder.glob("*.json")]
+        return sorted((f for f in found if f), key=lambda f: (f.created_at, f.chain))
+
+    def known(self, blobs: Iterable[str]) -> list[str]:
+        """Return the chains of an image's compressed layers that are here, from the lowest."""
+        chains = {(info.below, info.blob): info.chain for info in self.all()}
+        below, found = "", []
+        for blob in blobs:
+            if (chain := chains.get((below, blob))) is None:
+                break
+            found.append(chain)
+            below = chain
+        return found
+
+    @asynccontextmanager
+    async def turn(
+        self, blobs: Sequence[str], waits: Callable[[int], None]
+    ) -> AsyncIterator[list[str]]:
+        """Wait until no other image fetches the lowest layer that is missing of this one.
+
+        Yields the chains that are here then. Of images on one base that are asked for at once the
+        first brings it, and the others need not (docs/adr/0124). `waits` is told the number of a
+        layer that is waited for.
+        """
+        while len(here := self.known(blobs)) < len(blobs):
+            missing = (here[-1] if here else "", blobs[len(here)])
+            lock = self._fetching.setdefault(missing, asyncio.Lock())
+            if lock.locked():
+                waits(len(here) + 1)
+            async with lock:
+                if self.known(blobs) == here:
+                    yield here
+                    return
+        yield here
+
+    async def stack(
+        self, layers: Sequence[Layer], layout: Path, tree: Path, here: Callable[[int], None]
+    ) -> None:
+        """Make sure that an image's layers are here, and that `tree` is what the topmost is.
+
+        Those that are missing have their blobs in a layout. All of them are applied to the one
+        tree, in order; each layer is a snapshot of it as it was then. A blob is removed once it
+        was applied: what is gone before somebody flushes it need not be written at all. `here`
+        is told of each layer that was applied, by its number.
+        """
+        at: str | None = None
+        for number, layer in enumerate(layers, start=1):
+            async with self._locks.setdefault(layer.chain, asyncio.Lock()):
+                if self.find(layer.chain) is not None:
+                    continue
+                if at != layer.below:
+                    await self._lanes.run("btrfs", self._begin, layer.below, tree)
+                passed("pull.layer-begun")
+                await self._apply(layer, layout, tree)
+                passed("pull.layer-applied")
+                if all(other.blob.digest != layer.blob.digest for other in layers[number:]):
+                    await self._lanes.run("files", (layout / layer.blob.path).unlink)
+                await self._lanes.run("btrfs", self._publish, layer, tree)
+                passed("pull.layer-published")
+            at = layer.chain
+            here(number)
+        if at != layers[-1].chain:
+            await self._lanes.run("btrfs", self._begin, layers[-1].chain, tree)
+
+    async def _apply(self, layer: Layer, layout: Path, tree: Path) -> None:
+        unit = f"twine-unpack-{layer.chain.removeprefix('sha256:')[:12]}.service"
+        properties = layer_properties(sys.executable, str(layout), layer, str(tree))
+        await self._sandbox.run(unit, properties, f"layer {layer.blob.digest} is refused")
+
+    def _begin(self, below: str, tree: Path) -> None:
+        self._btrfs.delete(tree)
+        if below:
+            self._btrfs.snapshot(self.path(below), tree)
+        else:
+            self._btrfs.create(tree)
+            os.chmod(tree, 0o755)
+
+    def _publish(self, layer: Layer, tree: Path) -> None:
+        """Make a layer of what the tree is now; the snapshot is on disk with all its files.
+
+        The kernel writes what is in memory of the tree, and of no other, before it makes the
+        snapshot, and commits it before it answers (`btrfs_mksnapshot`, fs/btrfs/ioctl.c).
+        """
+        final = self.path(layer.chain)
+        self._btrfs.delete(final)  # one whose removal once failed half-way
+        self._btrfs.snapshot(tree, final, read_only=True)
+        passed("pull.layer-moved")
+        info = LayerInfo(
+            chain=layer.chain,
+            below=layer.below,
+            diff_id=layer.diff_id,
+            blob=layer.blob.digest,
+            blob_bytes=layer.blob.size,
+            created_at=time.time(),
+        )
+        declare(final, msgspec.json.encode(info))
+
+    async def discard(self, chain: str) -> bool:
+        """Remove a layer unless an image under way needs it; what is made from it stays whole."""
+        lock = self._locks.setdefault(chain, asyncio.Lock())
+        async with lock:
+            if self.is_held(chain):
+                return False
+            self.path(chain).with_suffix(".json").unlink(missing_ok=True)
+            passed("gc.layer-undeclared")
+            await self._lanes.run("btrfs", self._btrfs.delete, self.path(chain))
+        return True
+
+
+def declare(subvolume: Path, description: bytes) -> None:
+    """Write what a subvolume is beside it, which makes it complete; whole or not at all.
+
+    It survives a power cut once its folder or the file system is synced.
+    """
+    temporary = subvolume.with_name(f".{subvolume.name}.new")
+    with temporary.open("wb") as file:
+        file.write(description)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, subvolume.with_suffix(".json"))
+
+
+def sync_folder(folder: Path) -> None:
+    """Return once the names in a folder are on disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,304 @@
+"""Images of the Open Container Initiative: fetched, checked, put together from shared layers.
+
+    staging/oci-<key>/      a layout (`image-layout.md`): documents and compressed layers
+    staging/oci-<key>.json  the manifest as the registry gave it
+
+skopeo fetches, in a sandbox that has a network and nothing else. Every digest is checked here
+or where a layer is applied: skopeo is not believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
+
+from agent.api import OciConfig
+from agent.images.core.image_user import LIST_MAX_BYTES, LISTS, Listed, asks, is_plain, resolve
+from agent.images.core.oci import (
+    DOCUMENT_MAX_BYTES,
+    Blob,
+    Layer,
+    Manifest,
+    Place,
+    choose,
+    digest_of,
+    is_index,
+    place_of,
+    read_config,
+    read_manifest,
+)
+from agent.images.core.unpack import fetch_properties
+from agent.images.layers import Hold, Layers
+from agent.images.sandbox import Sandbox
+from agent.machine import Btrfs
+from agent.machine.beneath import ensure_folder, find_place, read_file
+from agent.runtime.crashpoints import passed
+from agent.runtime.disk import FREE_RESERVE_BYTES
+from agent.runtime.events import EventLog
+from agent.runtime.offload import Lanes
+from wire.errors import Unprocessable
+from wire.units import about_size
+
+
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """How images are fetched; the operator's choice, never that of who asks for an image."""
+
+    tls_verify: bool = True
+    credentials_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """An image whose layers are all here."""
+
+    manifest: Manifest
+    layers: tuple[Layer, ...]
+    config: OciConfig
+
+
+class Oci:
+    """Brings images' layers to this machine."""
+
+    def __init__(
+        self,
+        state: Path,
+        btrfs: Btrfs,
+        sandbox: Sandbox,
+        layers: Layers,
+        lanes: Lanes,
+        events: EventLog,
+        registries: Registries,
+    ) -> None:
+        """Use `state`, a folder on btrfs."""
+        self._state = state
+        self._staging = state / "staging"
+        self._btrfs = btrfs
+        self._sandbox = sandbox
+        self._layers = layers
+        self._lanes = lanes
+        self._events = events
+        self._registries = registries
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._machine = platform.machine()
+
+    def lock(self, reference: str) -> asyncio.Lock:
+        """Return the lock under which one at a time fetches this reference."""
+        return self._locks.setdefault(reference, asyncio.Lock())
+
+    async def resolve(self, reference: str) -> tuple[Place, bytes]:
+        """Return where an image is, digest included, and its manifest for this processor."""
+        place = place_of(reference)
+        data = await self._manifest(place.name, place.digest)
+        if is_index(data):
+            chosen = choose(data, self._machine)
+            place = place_of(f"{place.repository}@{chosen}")
+            data = await self._manifest(place.name, chosen)
+        passed("pull.resolved")
+        return Place(place.repository, place.tag, digest_of(data)), data
+
+    async def _manifest(self, name: str, digest: str) -> bytes:
+        key = _key(name)
+        stage, output = self._staging / f"oci-{key}", self._staging / f"oci-{key}.json"
+        await self._lanes.run("files", _anew, stage)
+        try:
+            words = ["inspect", "--raw", *self._options(""), name]
+            await self._skopeo(key, words, stage, f"cannot read {name}", str(output))
+            data = await self._lanes.run(
+                "files", read_file, str(self._staging), output.name, DOCUMENT_MAX_BYTES
+            )
+        except OSError as e:
+            raise Unprocessable(f"the manifest of {name} cannot be read: {e.strerror}") from e
+        finally:
+            await self._lanes.run("files", _gone, stage)
+            await self._lanes.run("files", output.unlink, missing_ok=True)
+        if digest and digest_of(data) != digest:
+            raise Unprocessable(f"{name} has a manifest with digest {digest_of(data)}")
+        return data
+
+    async def fetch(self, place: Place, data: bytes, tree: Path, hold: Hold) -> Assembled:
+        """Fetch what is missing of an image, and make `tree` what it is of all its layers.
+
+        What is here of it is held from before anything is fetched: nobody fetches it.
+        """
+        manifest = read_manifest(data, place.digest)
+
+        def waits(number: int) -> None:
+            of = f"layer {number} of {len(manifest.layers)}"
+            self._events.add("image", manifest.digest, f"waiting for {of}: another image brings it")
+
+        blobs = [blob.digest for blob in manifest.layers]
+        async with self._layers.turn(blobs, waits) as here:
+            hold(here)
+            return await self._fetch(place.at(manifest.digest), manifest, len(here), tree, hold)
+
+    async def _fetch(
+        self, name: str, manifest: Manifest, here: int, tree: Path, hold: Hold
+    ) -> Assembled:
+        """Fetch an image of which so many layers, the lowest, are here."""
+        stage = self._staging / f"oci-{_key(name)}"
+        missing = manifest.layers[here:]
+        try:
+            await self._lanes.run("files", self._admit, manifest, missing)
+            await self._lanes.run("files", _anew, stage)
+            await self._lanes.run("files", _stand_in, stage, manifest.layers[:here])
+            total = sum(blob.size for blob in missing)
+            said = f"fetching {len(missing)} of {len(manifest.layers)} layers, {about_size(total)}"
+            self._events.add("image", manifest.digest, said)
+            words = ["copy", "--preserve-digests", *self._options("src-"), name, f"oci:{stage}"]
+            await self._skopeo(_key(name), words, stage, f"cannot fetch {name}")
+            passed("pull.fetched")
+            return await self._assemble(manifest, stage, tree, hold)
+        finally:
+            await self._lanes.run("files", _gone, stage)
+
+    async def assemble(self, layout: Path, tree: Path, hold: Hold) -> Assembled:
+        """Make `tree` what the one image of a layout is, which somebody filled."""
+        data = await self._lanes.run("files", _document, layout, "index.json")
+        seen = 0
+        while is_index(data):
+            digest = choose(data, self._machine)
+            data = await self._lanes.run("files", _document, layout, Blob(digest, 0).path)
+            if digest_of(data) != digest:
+                raise Unprocessable(f"the manifest {digest} has digest {digest_of(data)}")
+            if (seen := seen + 1) > 3:
+                raise Unprocessable("the archive has an index in an index in an index")
+        return await self._assemble(read_manifest(data), layout, tree, hold)
+
+    async def _assemble(
+        self, manifest: Manifest, layout: Path, tree: Path, hold: Hold
+    ) -> Assembled:
+        data = await self._lanes.run("files", _document, layout, manifest.config.path)
+        layers, config = read_config(data, manifest, self._machine)
+
+        def here(number: int) -> None:
+            said = f"layer {number} of {len(layers)} is here"
+            self._events.add("image", manifest.digest, said)
+
+        hold(layer.chain for layer in layers)
+        await self._layers.stack(layers, layout, tree, here)
+        config = await self._lanes.run("files", _with_user, config, tree)
+        await self._lanes.run("files", _with_working_dir, config, tree)
+        passed("pull.assembled")
+        return Assembled(manifest, tuple(layers), config)
+
+    def _admit(self, manifest: Manifest, missing: Sequence[Blob]) -> None:
+        """Refuse what cannot fit even compressed; unpacking is watched besides."""
+        _, free = self._btrfs.free_bytes(self._staging)
+        needed = sum(blob.size for blob in missing)
+        if needed + FREE_RESERVE_BYTES > free:
+            raise Unprocessable(
+                f"image {manifest.digest} does not fit: {about_size(needed)} are to be fetched, "
+                f"{about_size(free)} are free and {about_size(FREE_RESERVE_BYTES)} must stay so",
+                hint="delete images that no task uses",
+            )
+
+    async def _skopeo(
+        self, key: str, words: Sequence[str], stage: Path, what: str, output: str = ""
+    ) -> None:
+        secrets = [str(self._state / "identity"), str(self._state / "journal")]
+        properties = fetch_properties(words, str(stage), secrets, output)
+
+        def came() -> int:
+            return _bytes_in(stage) + (_size(output) if output else 0)
+
+        await self._sandbox.run(f"twine-fetch-{key}.service", properties, what, came)
+
+    def _options(self, side: str) -> list[str]:
+        found = [] if self._registries.tls_verify else [f"--{side}tls-verify=false"]
+        if self._registries.credentials_file:
+            found.append(f"--{side}authfile={self._registries.credentials_file}")
+        return found
+
+
+def _anew(stage: Path) -> None:
+    """Make an empty folder: a subvolume would cost the disk more than the documents in it."""
+    _gone(stage)
+    stage.mkdir(mode=0o700)
+
+
+def _gone(stage: Path) -> None:
+    if os.path.lexists(stage):
+        shutil.rmtree(stage)
+
+
+def _bytes_in(stage: Path) -> int:
+    """Return how many bytes skopeo has put there, stand-ins included."""
+    return sum(_size(os.path.join(top, name)) for top, _, names in os.walk(stage) for name in names)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:  # it was moved to its name in between, or is not there yet
+        return 0
+
+
+def _key(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:12]
+
+
+def _stand_in(stage: Path, blobs: Sequence[Blob]) -> None:
+    """Put empty files of the right size where skopeo would put layers that are here already.
+
+    It looks whether a blob is there by its name and takes it as it is; they have holes for
+    content and are never read.
+    """
+    (stage / "blobs" / "sha256").mkdir(parents=True)
+    for blob in blobs:
+        with (stage / blob.path).open("wb") as file:
+            file.truncate(blob.size)
+
+
+def _with_user(config: OciConfig, tree: Path) -> OciConfig:
+    """Return the configuration with who its user is, by the lists of an image that is here."""
+    if not asks(config.user):
+        return config
+    users, groups = (_list(tree, place) for place in LISTS)
+    return replace(config, runs_as=resolve(config.user, users, groups))
+
+
+def _with_working_dir(config: OciConfig, tree: Path) -> None:
+    """Make the folder that the image is run in, if no layer has it, as container engines do."""
+    try:
+        ensure_folder(str(tree), config.working_dir)
+    except OSError as e:
+        raise Unprocessable(
+            f"the image's working directory {config.working_dir!r} cannot be had: {e.strerror}",
+            hint="it is a folder in any image that works",
+        ) from e
+
+
+def _list(tree: Path, place: str) -> Listed:
+    try:
+        really = find_place(str(tree), place)
+        if not is_plain(really):
+            raise OSError(errno.EINVAL, "a link leads to a name that is no plain text")
+        return Listed(really, read_file(str(tree), really, LIST_MAX_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return Listed()
+    except OSError as e:
+        raise Unprocessable(
+            f"the image names a user, and its /{place} cannot be read: {e.strerror}",
+            hint=f"it is a file of at most {LIST_MAX_BYTES >> 20} MiB in any image that works",
+        ) from e
+
+
+def _document(layout: Path, path: str) -> bytes:
+    try:
+        return read_file(str(layout), path, DOCUMENT_MAX_BYTES)
+    except OSError as e:
+        hint = "make one with skopeo copy … oci-archive:FILE"
+        if (layout / "manifest.json").exists():
+            hint = "this is an archive of Docker's: skopeo copy docker-archive:… oci-archive:FILE"
+        raise Unprocessable(f"this is no OCI image: {path}: {e.strerror}", hint=hint) from e

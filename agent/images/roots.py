@@ -1,0 +1,202 @@
+"""The root file system of each task: a copy-on-write snapshot of its image."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from agent.api import ImageInfo, ImageUser, OciConfig, TaskSpec
+from agent.images.core.image_user import LISTS
+from agent.images.core.standard_output import SHELL
+from agent.images.core.writable_root import ENTERED, choose_tops, is_writable, owner_of_root
+from agent.machine import Btrfs, Quota
+from agent.machine.beneath import find_place
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
+from wire.errors import BtrfsError, HostError, NotFound
+
+INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
+"""Where an image has its init; each other one would be told in another way to end."""
+_USED_EVERY_S = 60.0
+"""How often the use of an image is written down: images go by days (images/core/retention.py)."""
+
+
+class Roots:
+    """Snapshots below one folder, named by task id. Blocking: call it through a lane."""
+
+    def __init__(self, btrfs: Btrfs, folder: Path, images: Path) -> None:
+        """Keep roots in `folder`, made from the subvolumes in `images`."""
+        self._btrfs = btrfs
+        self._folder = folder
+        self._images = images
+        self.state = folder.parent
+        self._configs: dict[str, OciConfig | None] = {}
+        self._used: dict[str, float] = {}
+        """Image → when that was last written down; the snapshot that follows writes it to disk."""
+        self._unused: set[str] = set()
+        """Tasks whose root nothing was started from yet."""
+        self._can_bound: bool | None = None
+        self._tops: dict[str, list[str]] = {}
+        self._shells: dict[str, bool] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, task_id: str) -> Path:
+        """Return where the root of a task is or would be."""
+        return self._folder / task_id
+
+    def _image(self, digest: str) -> Path:
+        return self._images / digest.removeprefix("sha256:")
+
+    def has_image(self, digest: str) -> bool:
+        """Return whether an image is complete on this machine."""
+        return self._image(digest).with_suffix(".json").exists()
+
+    def has_init(self, digest: str) -> bool:
+        """Return whether an image has an init that can be started as a machine's.
+
+        No link is followed: an absolute one would lead out of the image.
+        """
+        image = self._image(digest)
+        return any(
+            (image / path).is_file()
+            and not any((image / part).is_symlink() for part in (path, *_above(path)))
+            for path in INITS
+        )
+
+    def has_shell(self, digest: str) -> bool:
+        """Return whether an image has a shell, by its own links. Read once."""
+        if digest not in self._shells:
+            self._shells[digest] = bool(self._plain(digest, SHELL))
+        return self._shells[digest]
+
+    def config(self, digest: str) -> OciConfig | None:
+        """Return how an image wants to be run, None for one that says nothing about it.
+
+        Read once: what is under a digest never changes.
+        """
+        if digest not in self._configs:
+            try:
+                data = self._image(digest).with_suffix(".json").read_bytes()
+                found = msgspec.json.decode(data, type=ImageInfo).config
+            except (OSError, msgspec.DecodeError, UnicodeError):
+                return None
+            self._configs[digest] = found
+        return self._configs[digest]
+
+    def is_writable(self, spec: TaskSpec) -> bool:
+        """Return whether a task may write to its root here."""
+        return is_writable(spec, self.config(spec.image), can_bound=self.can_bound())
+
+    def can_bound(self) -> bool:
+        """Return whether this file system counts what is written; asked once."""
+        if self._can_bound is None:
+            try:
+                self._can_bound = self._btrfs.enable_quota(self.state) is not Quota.OFF
+            except BtrfsError:
+                self._can_bound = False
+        return self._can_bound
+
+    def tops(self, digest: str) -> list[str]:
+        """Return the folders at the top of an image that a writable root opens."""
+        if digest not in self._tops:
+            image = self._image(digest)
+            found = {"": _folders(image)}
+            found |= {name: _folders(image / name) for name in ENTERED if name in found[""]}
+            self._tops[digest] = choose_tops(found)
+        return self._tops[digest]
+
+    def owner(self, digest: str) -> ImageUser:
+        """Return whose root a task without a user of its image's writes to: root's."""
+        return owner_of_root(*(self._plain(digest, path) for path in LISTS))
+
+    def _plain(self, digest: str, path: str) -> str:
+        try:
+            return find_place(str(self._image(digest)), path)
+        except OSError:
+            return ""
+
+    def renew(self, task_id: str, spec: TaskSpec) -> None:
+        """Give a task that writes to its root one without what it wrote, bounded; else nothing.
+
+        Raises `HostError` where it cannot be bounded.
+        """
+        if not self.is_writable(spec):
+            return
+        if task_id not in self._unused:
+            self.prepare(task_id, spec.image)
+        self._unused.discard(task_id)
+        path = self.path(task_id)
+        if not self.can_bound():
+            raise HostError(
+                f"the root of task {task_id} cannot be writable: the file system at {self.state}"
+                " has no quotas, so nothing bounds what is written",
+                hint='say root = "read-only", or put the state folder on btrfs with quotas',
+            )
+        room = self._btrfs.room(path)  # regular quotas count what is shared with the image, too
+        shared = 0 if room is None or self._btrfs.quota(path) is Quota.SIMPLE else room.used_bytes
+        self._btrfs.limit(path, shared + spec.root_max_bytes)
+
+    def look(self, task_id: str, digest: str) -> tuple[bool, bool]:
+        """Return whether there is a root made from this image, and whether there is any."""
+        path = self.path(task_id)
+        if not path.exists():
+            return False, False
+        root = self._btrfs.find(path)
+        image = self._btrfs.find(self._image(digest))
+        fits = root is not None and image is not None and root.parent_uuid == image.uuid
+        return fits, True
+
+    def prepare(self, task_id: str, digest: str) -> None:
+        """Make the root of a task, in place of one from another image."""
+        image = self._image(digest)
+        path = self.path(task_id)
+        if path.exists():
+            self._btrfs.delete(path)
+        if not image.exists():
+            raise NotFound(
+                f"cannot prepare task {task_id}: image {digest} is not on this machine",
+                hint="pull or put the image, then put the task again",
+            )
+        self._btrfs.snapshot(image, path)
+        self._unused.add(task_id)
+        now_s = time.monotonic()
+        if now_s - self._used.get(digest, -_USED_EVERY_S) >= _USED_EVERY_S:
+            with suppress(OSError):  # when it was last used; what goes first goes by that
+                os.utime(image.with_suffix(".json"))
+                self._used[digest] = now_s
+
+    def remove(self, task_id: str) -> None:
+        """Remove the root of a task; one that is not there is no error."""
+        self._unused.discard(task_id)
+        self._btrfs.delete(self.path(task_id))
+
+    def all(self) -> list[str]:
+        """Return the ids of all tasks that have a root."""
+        return self._btrfs.children(self._folder)
+
+
+class FreshRoot(Stage):
+    """Gives a task that writes to its root one without what it wrote."""
+
+    def __init__(self, roots: Roots, lanes: Lanes) -> None:
+        """Renew `roots`, in the lane of btrfs."""
+        self._roots, self._lanes = roots, lanes
+
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Renew the root before a start; the loop itself makes and removes roots."""
+        await self._lanes.run("btrfs", self._roots.renew, task.task_id, task.spec)
+        return task
+
+
+def _folders(path: Path) -> list[str]:
+    with os.scandir(path) as found:
+        return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+
+
+def _above(path: str) -> list[str]:
+    return [str(folder) for folder in Path(path).parents if folder.name]

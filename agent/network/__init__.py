@@ -1,0 +1,1 @@
+"""Networks of tasks: namespaces, addresses, ports, the firewall, files of names."""

@@ -1,0 +1,114 @@
+"""Names and addresses of tasks' private networks: all follow from the host and the task.
+
+An IPv6 address is the region's prefix (32 bits), the host's IPv4 address (32), a hash of the job
+(32) and one of the task (32). So any host knows where a packet goes, and whose it is, without
+being told: the tunnel is 6rd's (RFC 5969), the firewall compares the hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+from agent.api import TaskSpec
+from agent.netplan import Site, TaskNet
+from agent.network.core.network import NAMESPACES
+from wire.errors import HostError
+
+HASH_BITS = 32
+_LABEL = "twine"
+
+
+def netns_of(task_id: str) -> str:
+    """Return the path of a task's network namespace."""
+    return f"{NAMESPACES}/{task_id}"
+
+
+VETH = re.compile(r"tw[0-9a-f]{11}")
+"""What the host's end of a task's link is called."""
+
+
+def veth_of(task_id: str) -> str:
+    """Return the host's end of a task's link: 13 of the 15 characters that a name may have."""
+    return "tw" + hashlib.sha256(task_id.encode()).hexdigest()[:11]
+
+
+def alias_of(net: TaskNet) -> str:
+    """Return what the kernel keeps with the link, so that all can be read back from it."""
+    return f"{_LABEL} {net.task_id} {net.address4} {net.address6}"
+
+
+def read_alias(veth: str, alias: str) -> TaskNet | None:
+    """Return the network that a link belongs to, None where it is none of ours."""
+    label, *words = alias.split() or [""]
+    if label != _LABEL or len(words) != 3:
+        return None
+    task_id, address4, address6 = words
+    return TaskNet(
+        task_id=task_id,
+        namespace=netns_of(task_id),
+        veth=veth,
+        address4=address4,
+        address6=address6,
+    )
+
+
+def digest(name: str) -> int:
+    """Return the hash of a job's or a task's name, as addresses have it."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[: HASH_BITS // 8])
+
+
+def host_prefix6(site: Site) -> IPv6Network:
+    """Return the /64 of this host: what 6rd can carry at most (RFC 5969)."""
+    region = IPv6Network(site.prefix6)
+    first = int(region.network_address) | int(IPv4Address(site.host4)) << 2 * HASH_BITS
+    return IPv6Network((first, region.prefixlen + 32))
+
+
+def host6(site: Site) -> IPv6Address:
+    """Return the host's own address among those of its tasks."""
+    return host_prefix6(site).network_address + 1
+
+
+def address6(site: Site, task_id: str, job: str) -> IPv6Address:
+    """Return a task's address; one without a job is a job of its own."""
+    suffix = digest(job or task_id) << HASH_BITS | digest(task_id)
+    return host_prefix6(site).network_address + suffix
+
+
+def gateway4(site: Site) -> IPv4Address:
+    """Return the address by which tasks know their host."""
+    return IPv4Network(site.prefix4).network_address + 1
+
+
+def address4(site: Site, task_id: str, taken: Collection[str]) -> IPv4Address:
+    """Return a task's address on this host: by its hash, or the next that is free."""
+    network = IPv4Network(site.prefix4)
+    usable = network.num_addresses - 3
+    start = digest(task_id) % usable
+    for step in range(usable):
+        found = network.network_address + 2 + (start + step) % usable
+        if str(found) not in taken:
+            return found
+    raise HostError(
+        f"no address of {site.prefix4} is free for task {task_id}", hint="set network_prefix4 wider"
+    )
+
+
+def plan(site: Site, task_id: str, spec: TaskSpec, known: Collection[TaskNet]) -> TaskNet:
+    """Return the private network of a task, the same again where there is one."""
+    mine = next((net for net in known if net.task_id == task_id), None)
+    taken = {net.address4 for net in known}
+    rate = spec.network.egress_mbps
+    return TaskNet(
+        task_id=task_id,
+        job=spec.job,
+        namespace=netns_of(task_id),
+        veth=veth_of(task_id),
+        address4=mine.address4 if mine else str(address4(site, task_id, taken)),
+        address6=str(address6(site, task_id, spec.job)),
+        egress_bps=None if rate is None else round(rate * 1e6),
+        allow_from=list(spec.network.allow_from),
+    )

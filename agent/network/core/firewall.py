@@ -1,0 +1,106 @@
+"""The firewall of a host as values: one table, replaced as a whole (docs/network.md).
+
+A rule is a list of matches and a verdict. `agent/machine/nft.py` knows how the kernel wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from ipaddress import IPv6Network
+
+from agent.netplan import TUNNEL, Chain, Match, Rule, Site, TaskNet
+from agent.network.core.addresses import HASH_BITS, digest
+
+TABLE = "twine"
+OURS = "tw*"
+"""Every link that leads to tasks: theirs, and the tunnel to those of other hosts (`twine6`)."""
+_LINK_LOCAL = ("169.254.0.0/16", "fe80::/10")
+_HASH_BYTES = HASH_BITS // 8
+_JOB_AT, _TASK_AT = 8, 8 + _HASH_BYTES
+"""Where in an address the two hashes are (agent/network/core/addresses.py)."""
+
+
+def table(site: Site, nets: Collection[TaskNet]) -> list[Chain]:
+    """Return the whole table for these private networks."""
+    agent = Match("tcp dport", site.agent_port)
+    from_ours, known = Match("iifname", OURS), Match("ct state", "established")
+    forward = [Rule((known,), "accept"), *(r for net in nets for r in _own_addresses(net))]
+    forward += [Rule((from_ours, _to(prefix)), "drop") for prefix in _LINK_LOCAL]
+    forward += [Rule((from_ours, agent), "reject")]
+    forward += [rule for net in nets for rule in _let_in(site, net)]
+    tunnel = Match("oifname", TUNNEL)
+    forward += [Rule((Match("iifname", TUNNEL), tunnel), "drop")]
+    forward += [Rule((tunnel,), "accept")]  # the host that it leads to judges
+    forward += [Rule((Match("oifname", OURS),), "drop")]
+    return [
+        Chain(
+            "from-tasks",
+            "input",
+            "filter",
+            0,
+            (
+                Rule((known,), "accept"),
+                Rule((from_ours, _to(_LINK_LOCAL[0])), "drop"),
+                Rule((from_ours, agent), "reject"),
+            ),
+        ),
+        Chain("between-tasks", "forward", "filter", 0, tuple(forward)),
+        Chain(
+            "of-host-tasks",
+            "output",
+            "filter",
+            0,
+            (Rule((Match("cgroup", site.tasks_group), agent), "reject"),),
+        ),
+        Chain("to-others", "postrouting", "nat", 100, tuple(_hidden(site))),
+    ]
+
+
+def _to(prefix: str) -> Match:
+    return Match("ip6 daddr" if ":" in prefix else "ip daddr", prefix)
+
+
+def _own_addresses(net: TaskNet) -> list[Rule]:
+    """A task sends from its own addresses: the permissions of others go by them."""
+    link = Match("iifname", net.veth)
+    return [
+        Rule((link, Match("ip saddr", f"{net.address4}/32", negated=True)), "drop"),
+        Rule((link, Match("ip6 saddr", f"{net.address6}/128", negated=True)), "drop"),
+    ]
+
+
+def _let_in(site: Site, net: TaskNet) -> list[Rule]:
+    """Let the tasks in that may reach this one, wherever in the region they are."""
+    to = _to(f"{net.address6}/128")
+    region = Match("ip6 saddr", str(IPv6Network(site.prefix6)))
+    return [
+        Rule((to, region, Match(f"ip6 saddr@{at}", digest(name).to_bytes(_HASH_BYTES))), "accept")
+        for name in sorted(set(net.allow_from))
+        for at in (_JOB_AT, _TASK_AT)
+    ]
+
+
+def _hidden(site: Site) -> list[Rule]:
+    """What goes elsewhere than to tasks has the host's address."""
+    elsewhere = Match("oifname", OURS, negated=True)
+    return [
+        Rule((Match("ip saddr", site.prefix4), elsewhere), "masquerade"),
+        Rule((Match("ip6 saddr", site.prefix6), elsewhere), "masquerade"),
+    ]
+
+
+def told(chains: Collection[Chain]) -> str:
+    """Return the table as people read it."""
+    lines = []
+    for chain in chains:
+        lines.append(f"{chain.name} ({chain.kind} {chain.hook} {chain.priority})")
+        for rule in chain.rules:
+            words = [
+                f"{m.what} {'!= ' if m.negated else ''}{_shown(m.value)}" for m in rule.matches
+            ]
+            lines.append(f"  {', '.join(words)}: {rule.verdict}")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: str | int | bytes) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

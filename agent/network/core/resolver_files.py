@@ -1,0 +1,144 @@
+"""The files by which a task's programs find names: /etc/hosts, /etc/resolv.conf, /etc/hostname.
+
+Pure. Every container runtime makes these three, so images are built without them. Sources:
+hosts(5), resolv.conf(5), hostname(5); which name servers cannot be reached from a network
+namespace is as in other runtimes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agent.api import NetworkMode, TaskSpec
+from agent.runtime.core.records import has_own_init
+
+SERVERS_MAX = 3
+"""As many as the C library asks (resolv.conf(5), MAXNS)."""
+_REFUSED = ipaddress.ip_network("169.254.0.0/16")
+"""No task may send anything there (tasks/core/unit_properties.py)."""
+_OWN = ("localhost", "ip6-localhost", "ip6-loopback")
+
+
+@dataclass(frozen=True, slots=True)
+class HostNames:
+    """How the host itself finds names."""
+
+    name: str
+    address: str = ""
+    """By which other hosts reach it; empty where none do."""
+    resolv_conf: str = ""
+    """The text of its /etc/resolv.conf."""
+    upstream: str = ""
+    """The text of systemd-resolved's own list, empty without it. A stub on the loopback is in
+    /etc/resolv.conf then, which no other network namespace reaches."""
+    hosts: str = ""
+    """The text of its /etc/hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """What a resolv.conf says."""
+
+    servers: tuple[str, ...] = ()
+    search: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+def read_resolver(text: str) -> Resolver:
+    """Return what a resolv.conf says; lines that mean nothing are left out."""
+    servers, search, options = list[str](), tuple[str, ...](), list[str]()
+    for line in text.splitlines():
+        match line.split():
+            case ["nameserver", address, *_]:
+                servers.append(address)
+            case ["search" | "domain", *names]:
+                search = tuple(names)
+            case ["options", *words]:
+                options += words
+    return Resolver(tuple(servers), search, tuple(options))
+
+
+def resolver_of(spec: TaskSpec, host: HostNames, region: Resolver) -> Resolver:
+    """Return how a task finds names: by its own keys, then the region's, then the host's.
+
+    `region` is what the agent's configuration says. Servers that the task cannot reach are left
+    out: those on the loopback in a network of its own, and 169.254.0.0/16 everywhere.
+    """
+    dns, found = spec.network.dns, read_resolver(host.resolv_conf)
+    servers: Iterable[str] = dns.servers or region.servers
+    if not servers:
+        is_private = spec.network.mode is NetworkMode.PRIVATE
+        servers = [s for s in found.servers if _is_reachable(s, is_private)]
+        if not servers:
+            upstream = read_resolver(host.upstream).servers
+            servers = [s for s in upstream if _is_reachable(s, is_private)]
+    return Resolver(
+        tuple(servers)[:SERVERS_MAX],
+        tuple(dns.search or region.search or found.search),
+        tuple(dns.options or found.options),
+    )
+
+
+def _is_reachable(server: str, is_private: bool) -> bool:
+    try:
+        address = ipaddress.ip_address(server.partition("%")[0])
+    except ValueError:
+        return False
+    if address.version == 4 and address in _REFUSED:
+        return False
+    return not is_private or not (address.is_loopback or address.is_link_local)
+
+
+def resolver_file(resolver: Resolver) -> str:
+    """Return the text of a task's /etc/resolv.conf."""
+    lines = ["# Written by twine-agent at each start of the task (docs/network.md)."]
+    if not resolver.servers:
+        lines.append("# No name server is known that this task can reach.")
+    lines += [f"nameserver {server}" for server in resolver.servers]
+    lines += [f"search {' '.join(resolver.search)}"] if resolver.search else []
+    lines += [f"options {' '.join(resolver.options)}"] if resolver.options else []
+    return "\n".join(lines) + "\n"
+
+
+def host_name(task_id: str, spec: TaskSpec, host: HostNames) -> str:
+    """Return the host name that a task's programs are told by the kernel: its own for a machine."""
+    return task_id if has_own_init(spec) else host.name
+
+
+def hosts_file(task_id: str, spec: TaskSpec, addresses: Sequence[str], host: HostNames) -> str:
+    """Return the text of a task's /etc/hosts.
+
+    `addresses` are those of its private network. In the host's network the host's own entries
+    follow, and the task's name stands for the host's address.
+    """
+    lines = ["127.0.0.1\tlocalhost", f"::1\t{' '.join(_OWN)}"]
+    lines += [f"{address}\t{name}" for name, address in sorted(spec.network.dns.hosts.items())]
+    mine = list(addresses) or [host.address or "127.0.0.1"]
+    names = [task_id] if host.name == task_id else [task_id, host_name(task_id, spec, host)]
+    lines += [f"{address}\t{' '.join(dict.fromkeys(names))}" for address in mine]
+    if spec.network.mode is NetworkMode.HOST:
+        lines += [line for line in host.hosts.splitlines() if _is_entry(line)]
+    return "\n".join(lines) + "\n"
+
+
+def _is_entry(line: str) -> bool:
+    """Return whether a line of the host's list says something that is not said already."""
+    fields = line.partition("#")[0].split()
+    return len(fields) > 1 and not {*fields[1:]} & {*_OWN}
+
+
+def files_of(
+    task_id: str,
+    spec: TaskSpec,
+    addresses: Sequence[str],
+    host: HostNames,
+    region: Resolver,
+) -> dict[str, bytes]:
+    """Return what is written into a task's root before it starts, by path."""
+    return {
+        "etc/hosts": hosts_file(task_id, spec, addresses, host).encode(),
+        "etc/resolv.conf": resolver_file(resolver_of(spec, host, region)).encode(),
+        "etc/hostname": f"{host_name(task_id, spec, host)}\n".encode(),
+    }

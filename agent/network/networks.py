@@ -1,0 +1,158 @@
+"""The private networks of this host's tasks, and the firewall of the host.
+
+The kernel is the record: what there is, is read back with every answer. An agent that starts
+puts the firewall in force for the tasks it finds, and removes networks of tasks it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec.structs import replace
+
+from agent.api import NetworkMode, TaskSpec
+from agent.machine import Network
+from agent.netplan import Answer, Ask, Site, TaskNet
+from agent.network.core.addresses import plan
+from agent.network.port_gates import PortGates
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
+from wire.errors import HostError
+
+log = logging.getLogger(__name__)
+
+_LANE = "network"
+RETRY_S = 10.0
+
+
+def is_private(spec: TaskSpec) -> bool:
+    """Return whether a task has a network of its own."""
+    return spec.network.mode is NetworkMode.PRIVATE
+
+
+class Networks(Stage):
+    """Makes and removes networks, one after the other."""
+
+    def __init__(self, network: Network, lanes: Lanes, site: Callable[[str], Site]) -> None:
+        """Touch nothing yet. `site` makes the host's share of the plan from its address."""
+        self._network, self._lanes, self._site = network, lanes, site
+        self._wanted: dict[str, TaskNet] = {}
+        self._known: dict[str, TaskNet] = {}
+        self._expected: dict[str, TaskSpec] = {}
+        self._spared: set[str] = set()
+        self._turn = asyncio.Lock()
+        self.gates = PortGates(network, lanes)
+        """Of tasks in the host's network."""
+        self.in_force = asyncio.Event()
+        """Set once the firewall is."""
+        self.problem = ""
+        """Why the firewall is not in force, or what the host lacks."""
+
+    def expect(self, specs: Mapping[str, TaskSpec], spared: Iterable[str]) -> None:
+        """Say which tasks there are, before any of them starts.
+
+        What belongs to `spared` tasks, of which no record can be read, stays as it is.
+        """
+        self._expected, self._spared = dict(specs), set(spared)
+        self.gates.expect(specs, self._spared)
+
+    async def adopt(self) -> None:
+        """Put the firewall in force, and keep at it until it is; leftovers go."""
+        while True:
+            try:
+                async with self._turn:
+                    return await self._take_over()
+            except HostError as e:
+                self.problem = f"the firewall is not in force: {e}"
+                log.warning("cannot put the firewall in force", extra={"why": str(e)})
+            await asyncio.sleep(RETRY_S)
+
+    async def _take_over(self) -> None:
+        """Before anything else is changed: nobody may lose a permission because others start."""
+        if self.in_force.is_set():
+            return
+        site = await self._our_site()
+        there = await self._ask(Ask(site=site))
+        for task_id, spec in self._expected.items():
+            if is_private(spec) and task_id in self._known:
+                self._wanted[task_id] = plan(site, task_id, spec, self._known.values())
+        strays = [
+            net.task_id
+            for net in there.networks
+            if net.task_id not in self._wanted and net.task_id not in self._spared
+        ]
+        for task_id in strays:
+            log.warning("removing a network that no task has", extra={"task": task_id})
+        await self._ask(Ask(site=site, remove=strays, allowed=list(self._wanted.values())))
+        self.in_force.set()
+
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Give a task the network that it asks for, and none that it does not.
+
+        Returns it with its addresses, IPv6 first; none in the host's network.
+        """
+        if is_private(task.spec):
+            return replace(task, addresses=await self._connect(task.task_id, task.spec))
+        await self.release(task.task_id)
+        await self.gates.ensure(task.task_id, task.spec)
+        return replace(task, addresses=[])
+
+    async def _connect(self, task_id: str, spec: TaskSpec) -> list[str]:
+        async with self._turn:
+            await self._take_over()
+            site = await self._our_site()
+            net = plan(site, task_id, spec, self._known.values())
+            others = {t: n for t, n in self._wanted.items() if t != task_id}
+            allowed = [*others.values(), net]
+            # The rules come first: no packet passes before they are in force.
+            await self._ask(Ask(site=site, ensure=net, allowed=allowed))
+            if task_id not in self._known:
+                raise HostError(f"the network of task {task_id} was made and is not there")
+            self._wanted[task_id] = net
+            return [net.address6, net.address4]
+
+    async def release(self, task_id: str) -> None:
+        """Remove the network of a task; one that is not there is no error."""
+        self.gates.forget(task_id)
+        async with self._turn:
+            if task_id not in self._wanted and task_id not in self._known:
+                return
+            site = await self._our_site()
+            left = [net for t, net in self._wanted.items() if t != task_id]
+            await self._ask(Ask(site=site, remove=[task_id], allowed=left))
+            self._wanted.pop(task_id, None)
+
+    async def clear(self, *, namespace: str = "", veth: str = "") -> None:
+        """Remove a namespace, or a link, that belongs to no task; raises `HostError`."""
+        async with self._turn:
+            if namespace in self._wanted or namespace in self._spared:
+                return
+            site = await self._our_site()
+            names, links = [namespace] if namespace else [], [veth] if veth else []
+            await self._ask(Ask(site=site, remove=names, unlink=links))
+
+    async def _our_site(self) -> Site:
+        found = await self._lanes.run(_LANE, self._network.address)
+        return self._site(found)
+
+    async def _ask(self, ask: Ask) -> Answer:
+        answer = await self._lanes.run(_LANE, self._network.ask, ask)
+        self._known = {net.task_id: net for net in answer.networks if net.address4}
+        if ask.allowed is not None:
+            self.problem = answer.lacks
+        return answer
+
+
+def site_with(
+    prefix6: str, prefix4: str, own_address: str, agent_port: int
+) -> Callable[[str], Site]:
+    """Return what makes the site of this host, given the address that was found for it."""
+    site = Site(prefix6=prefix6, prefix4=prefix4, host4="127.0.0.1", agent_port=agent_port)
+
+    def made(found: str) -> Site:
+        return replace(site, host4=own_address or found or site.host4)
+
+    return made

@@ -1,0 +1,107 @@
+"""Which ports each task in the host's network may bind: a program of the kernel for each set.
+
+The program has to be there before a unit that names it starts: systemd goes on without one that is
+not (ADR 0112). What runs is held to it once more, since `daemon-reload` takes systemd's away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from agent.api import TaskSpec, TaskState
+from agent.machine import Network
+from agent.netplan import Ask, Gates
+from agent.network.core.network import gate_for, ports_of
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.core.slices import cgroup_of
+from agent.runtime.offload import Lanes
+from wire.errors import HostError
+
+log = logging.getLogger(__name__)
+
+_LANE = "ports"
+SETTLE_S = 2.0
+"""So long it waits for more tasks that have come up, to ask once for all of them."""
+RETRY_S = 10.0
+
+
+class PortGates:
+    """Keeps the programs for the ports of this host's tasks, and the tasks to theirs."""
+
+    def __init__(self, network: Network, lanes: Lanes) -> None:
+        """Touch nothing yet."""
+        self._network, self._lanes = network, lanes
+        self._specs: dict[str, TaskSpec] = {}
+        self._up: dict[str, str] = {}
+        """Task → the run of it that is to be held, or is."""
+        self._open: set[str] = set()
+        self._spared = False
+        self._wake = asyncio.Event()
+
+    def expect(self, specs: Mapping[str, TaskSpec], spared: Iterable[str]) -> None:
+        """Say which tasks there are, before any of them starts; those that run are held anew.
+
+        What `spared` tasks have, of which no record can be read, nobody knows: nothing goes then.
+        """
+        self._spared = bool(list(spared))
+        self._specs = {t: spec for t, spec in specs.items() if _is_held(spec)}
+        self._open = set(self._specs)
+        if self._open:
+            self._wake.set()
+
+    async def ensure(self, task_id: str, spec: TaskSpec) -> None:
+        """See to it that what a task's unit names is there. Raises `HostError`."""
+        self._specs[task_id] = spec
+        name = gate_for(spec)
+        if self._network.has_gate(name):  # a file system in memory: it keeps nobody waiting
+            return
+        await self._ask({})
+        if not self._network.has_gate(name):
+            raise HostError(
+                f"the program for the ports of task {task_id} was made and is not there"
+            )
+
+    def told(self, task: TaskRecord) -> None:
+        """Take note of a task whose state has changed: one that has come up is to be held."""
+        if task.state is not TaskState.RUNNING or not _is_held(task.spec):
+            return
+        if self._up.get(task.task_id) != task.invocation_id:
+            self._specs[task.task_id] = task.spec
+            self._up[task.task_id] = task.invocation_id
+            self._open.add(task.task_id)
+            self._wake.set()
+
+    def forget(self, task_id: str) -> None:
+        """Take note that a task is gone; its program goes with the next request."""
+        for known in (self._specs, self._up):
+            known.pop(task_id, None)
+        self._open.discard(task_id)
+
+    async def keep(self) -> None:
+        """Hold what comes up, for ever."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(SETTLE_S)
+            self._wake.clear()
+            tasks = {t: self._specs[t] for t in sorted(self._open) if t in self._specs}
+            self._open -= tasks.keys()
+            if not tasks:
+                continue
+            try:
+                await self._ask({cgroup_of(t, spec): ports_of(spec) for t, spec in tasks.items()})
+            except HostError as e:
+                log.warning("cannot hold tasks to their ports", extra={"why": str(e)})
+                self._open |= tasks.keys() & self._specs.keys()
+                await asyncio.sleep(RETRY_S)
+                self._wake.set()
+
+    async def _ask(self, hold: dict[str, list[int]]) -> None:
+        wanted = sorted({tuple(ports_of(spec)) for spec in self._specs.values()} | {()})
+        gates = Gates(wanted=[list(p) for p in wanted], alone=not self._spared, hold=hold)
+        await self._lanes.run(_LANE, self._network.ask, Ask(gates=gates))
+
+
+def _is_held(spec: TaskSpec) -> bool:
+    return bool(gate_for(spec))

@@ -1,0 +1,1 @@
+"""Resources of tasks: CPUs, memory, huge pages, limits."""

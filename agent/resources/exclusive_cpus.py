@@ -1,0 +1,233 @@
+"""Gives tasks CPUs of their own, and keeps all other tasks off them (docs/resources.md).
+
+What a task was given stands in its record. Others are kept off by `AllowedCPUs` of their slices,
+which systemd changes while they run; a slice that does not run yet begins with it. Nothing counts
+before the kernel's own files say so (docs/adr/0099).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from agent.api import TaskSpec
+from agent.machine import Cgroups
+from agent.resources.core.exclusive_cpus import (
+    Taken,
+    chosen,
+    online,
+    refusal,
+    shared,
+    sharing_refusal,
+    still_good,
+)
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.core.slices import TASKS_SLICE, is_shared_slice, slice_for
+from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
+from agent.runtime.units import Units
+from wire.cpus import Core, listed, numbers
+from wire.errors import HostError
+
+_EFFECTIVE = "cpuset.cpus.effective"
+
+
+class ExclusiveCpus(Stage):
+    """Which CPUs are whose, by task."""
+
+    def __init__(
+        self,
+        units: Units,
+        cgroups: Cgroups,
+        lanes: Lanes,
+        cores: Callable[[], tuple[Core, ...]],
+        mark: Path,
+    ) -> None:
+        """Know of no task yet; see `adopt` and `look`. `mark` is a file that goes with a boot:
+        where it is, an agent has changed slices in this one.
+        """
+        self._mark, self._ever = mark, mark.exists()
+        self._units, self._cgroups, self._lanes = units, cgroups, lanes
+        self._read_cores = cores
+        self._cores: tuple[Core, ...] = ()
+        self._claims: dict[str, tuple[int, ...]] = {}
+        """Chosen for a task, for as long as it is here."""
+        self._held: dict[str, tuple[int, ...]] = {}
+        """Of those, the ones that others are kept off: the task may have processes."""
+        self._set: dict[str, tuple[int, ...]] = {}
+        """What slices were last set to by this agent."""
+        self._room = True
+        """Whether a CPU is left for those who share."""
+        self._wanted: Callable[[], dict[str, TaskSpec]] = dict
+        self._lock = asyncio.Lock()
+
+    def follow(self, wanted: Callable[[], dict[str, TaskSpec]]) -> None:
+        """Ask for the specifications of all tasks that are wanted here from now on."""
+        self._wanted = wanted
+
+    def adopt(self, records: Iterable[TaskRecord]) -> None:
+        """Take over what tasks were given by an earlier agent; others stay off it."""
+        given = {r.task_id: tuple(r.own_cpus) for r in records if r.own_cpus}
+        self._claims |= given
+        self._held |= given
+
+    async def look(self) -> None:
+        """Read the cores that tasks may use now; a host's profile changes them."""
+        self._cores = await self._lanes.run("usage", self._read_cores)
+
+    async def look_for(self, spec: TaskSpec) -> None:
+        """Read the cores if they matter for the admission of a task: some are somebody's own."""
+        if not self._cores or self._claims or spec.resources.exclusive_cpus:
+            await self.look()
+
+    def refusal(
+        self, task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], cpuset: bool
+    ) -> str:
+        """Return why a task cannot have the CPUs that it asks for, empty where it can.
+
+        `others` are all other tasks that are wanted here; `cpuset`: whether the kernel can do it.
+        """
+        count = spec.resources.exclusive_cpus
+        if not count:
+            return sharing_refusal(self._cores, self._own(others), spec.resources.cpus)
+        if not cpuset:
+            return f"resources.exclusive_cpus {count}: its kernel has no cpuset controller"
+        return refusal(self._cores, self._taken(others), count, self._claims.get(task_id, ()))
+
+    def choose(self, task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec]) -> list[int]:
+        """Choose CPUs for a task that was not refused, and remember them as its own.
+
+        For one that asks for none: what it has until its unit is gone.
+        """
+        had, count = self._claims.get(task_id, ()), spec.resources.exclusive_cpus
+        if count and not (had and still_good(self._cores, had, count)):
+            taken = self._taken(others)
+            busy = taken.own | taken.pinned
+            leaving = {c for task, own in self._held.items() if task != task_id for c in own}
+            found = chosen(self._cores, busy | leaving, count, had)
+            self._claims[task_id] = found or chosen(self._cores, busy, count, had)
+        return list(self._claims.get(task_id, ()))
+
+    def _taken(self, others: Mapping[str, TaskSpec]) -> Taken:
+        return Taken(
+            own=self._own(others),
+            pinned=frozenset(cpu for spec in others.values() for cpu in spec.resources.cpus),
+            sharing=sum(not spec.resources.exclusive_cpus for spec in others.values()),
+        )
+
+    def _own(self, others: Mapping[str, TaskSpec]) -> frozenset[int]:
+        return frozenset(c for task, cpus in self._claims.items() if task in others for c in cpus)
+
+    def restore(self, task_id: str, own: Sequence[int]) -> None:
+        """Take back a choice that could not be saved."""
+        self._claims[task_id] = tuple(own)
+        if not own:
+            del self._claims[task_id]
+
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Return the task with its own CPUs, once no other task can run there; see `confirm`."""
+        return replace(task, own_cpus=await self._hold(task.task_id, task.spec))
+
+    async def resize(self, task: TaskRecord) -> TaskRecord:
+        """As `ensure`: what it had beside them it keeps until `confirm`."""
+        return await self.ensure(task)
+
+    async def _hold(self, task_id: str, spec: TaskSpec) -> list[int]:
+        """Return the task's own CPUs once no other task can run there; see `confirm`.
+
+        Raises `HostError` where they cannot be had now, or others are still on them.
+        """
+        name = slice_for(spec)
+        settled = not self._ever or (name in self._set and self._room)
+        if is_shared_slice(name) and task_id not in self._claims and settled:
+            return []
+        async with self._lock:
+            await self.look()
+            if not spec.resources.exclusive_cpus:
+                self._claims.pop(task_id, None)
+                self._held.pop(task_id, None)
+                await self._settle()
+                if not shared(self._cores, self._all_held()):
+                    raise HostError("it waits for a CPU: all are still other tasks' own")
+                return []
+            others = {t: other for t, other in self._wanted().items() if t != task_id}
+            own = tuple(self.choose(task_id, spec, others))
+            if not own:
+                raise HostError(self.refusal(task_id, spec, others, cpuset=True))
+            for other, cpus in self._held.items():
+                if other != task_id and set(own) & set(cpus):
+                    raise HostError(f"CPUs {listed(own)} are not yet given back by task {other}")
+            self._held[task_id] = tuple(sorted({*own, *self._held.get(task_id, ())}))
+            await self._settle()
+            return list(own)
+
+    async def confirm(self, task_id: str) -> None:
+        """Give back what a task had beside its own CPUs, now that its unit is off the rest."""
+        async with self._lock:
+            own = self._claims.get(task_id, ())
+            if self._held.get(task_id, own) != own:
+                self._held[task_id] = own
+                await self._settle()
+
+    async def ended(self, task_id: str) -> None:
+        """Let others onto the CPUs of a task that has no processes; they stay claimed."""
+        async with self._lock:
+            if self._held.pop(task_id, None) is not None:
+                await self._settle()
+
+    def holds(self, task_id: str) -> bool:
+        """Return whether others are kept off CPUs for this task."""
+        return task_id in self._held
+
+    def forget(self, task_id: str) -> None:
+        """Forget the choice for a task that is gone for good."""
+        self._claims.pop(task_id, None)
+
+    def everything(self) -> tuple[int, ...]:
+        """Return all CPUs of the machine, when last looked."""
+        return tuple(sorted(online(self._cores)))
+
+    def _all_held(self) -> frozenset[int]:
+        return frozenset(cpu for cpus in self._held.values() for cpu in cpus)
+
+    async def _settle(self) -> None:
+        """Keep the slices of those who share off what is held, and let them onto the rest.
+
+        A list of all CPUs lifts the bound: systemd takes an empty one, and changes nothing.
+        """
+        held = self._all_held()
+        self._room = bool(shared(self._cores, held))
+        if not self._ever:
+            await self._lanes.run("usage", self._mark.touch)
+            self._ever = True
+        found = await self._lanes.run("usage", self._slices)
+        if not self._room:
+            return self._require_empty(found)
+        allowed = tuple(sorted(online(self._cores) - held))
+        soon = {slice_for(spec) for spec in self._wanted().values()}
+        for name in sorted({*found, *self._set, *filter(is_shared_slice, soon)}):
+            if self._set.get(name) != allowed:
+                await self._units.limit(name, {"AllowedCPUs": allowed})
+                self._set[name] = allowed
+        for name, (effective, _) in (await self._lanes.run("usage", self._slices)).items():
+            if both := held.intersection(effective):
+                self._set.pop(name, None)
+                raise HostError(f"{name} is still allowed on CPUs {listed(both)}")
+        return None
+
+    def _require_empty(self, slices: Mapping[str, tuple[tuple[int, ...], bool]]) -> None:
+        for name, (_, populated) in slices.items():
+            if populated:
+                raise HostError(f"the last tasks of {name} have to end before it has all CPUs")
+
+    def _slices(self) -> dict[str, tuple[tuple[int, ...], bool]]:
+        """Return the slices of those who share: their CPUs, and whether anything runs there."""
+        found = {}
+        for name in filter(is_shared_slice, self._cgroups.children(TASKS_SLICE)):
+            values = self._cgroups.values(f"{TASKS_SLICE}/{name}", [_EFFECTIVE, "cgroup.events"])
+            populated = "populated 1" in values.get("cgroup.events", "")
+            found[name] = (numbers(values.get(_EFFECTIVE, "")), populated)
+        return found

@@ -1,0 +1,179 @@
+"""Keeps tasks to the huge pages that they asked for (docs/resources.md).
+
+A task that asks for some has a limit of its own, written before it starts. While there is one, all
+others have none: their slices are bounded. What is in force is read from the kernel's files alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+
+from agent.api import TaskSpec
+from agent.machine import Cgroups
+from agent.resources.core.huge_pages import bounded_unit, bounds, command, lifted, none_of, refusal
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.core.slices import (
+    TASKS_SLICE,
+    cgroup_of,
+    has_huge_pages,
+    is_without_pages,
+    slice_for,
+)
+from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
+from agent.runtime.units import Units
+from wire.errors import HostError
+
+_UNIT = "twine-pages.service"
+_LONGEST_S = 60.0
+
+
+class HugePages(Stage):
+    """The pages of this machine, by task."""
+
+    def __init__(
+        self,
+        units: Units,
+        cgroups: Cgroups,
+        lanes: Lanes,
+        pools: Callable[[], Mapping[int, int]],
+        *,
+        controller: bool,
+    ) -> None:
+        """Know of no page yet; see `look`. `controller`: whether the kernel can limit them."""
+        self._units, self._cgroups, self._lanes = units, cgroups, lanes
+        self._read_pools, self._controller = pools, controller
+        self._pools: Mapping[int, int] = {}
+        self._quiet = not controller
+        """Whether nothing is bounded, as far as this agent has seen."""
+        self._wanted: Callable[[], dict[str, TaskSpec]] = dict
+        self._is_over: Callable[[str], bool] = lambda _: False
+        self._lock = asyncio.Lock()
+
+    def follow(
+        self, wanted: Callable[[], dict[str, TaskSpec]], is_over: Callable[[str], bool]
+    ) -> None:
+        """Ask for the specifications of all tasks that are wanted here from now on, and for
+        whether one of them has ended for good: it has no pages then.
+        """
+        self._wanted, self._is_over = wanted, is_over
+
+    def _in_use(self) -> dict[str, TaskSpec]:
+        return {t: spec for t, spec in self._wanted().items() if not self._is_over(t)}
+
+    def _is_asked(self) -> bool:
+        return any(
+            has_huge_pages(spec) and not self._is_over(t) for t, spec in self._wanted().items()
+        )
+
+    def look(self) -> int:
+        """Read the pools, which the host's profile changes; return what they take, in bytes."""
+        # Here and now: these files are the kernel's own, and the way to a thread costs more.
+        self._pools = self._read_pools()
+        return sum(size * count for size, count in self._pools.items())
+
+    def refusal(self, spec: TaskSpec, others: Mapping[str, TaskSpec]) -> str:
+        """Return why a task cannot have its pages, empty where it can."""
+        return refusal(spec, others.values(), self._pools, controller=self._controller)
+
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit with the limits of its pages, which are set before all else of it."""
+        return bounded_unit(unit, self.values(task.spec))
+
+    def values(self, spec: TaskSpec) -> dict[str, str]:
+        """Return what files of a task's cgroup must say, nothing for one without pages."""
+        return bounds(spec, self._sizes()) if has_huge_pages(spec) else {}
+
+    def _sizes(self) -> set[int]:
+        return set(self._pools)
+
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Keep the pages that tasks asked for free of others, before a task starts.
+
+        Raises `HostError` where the machine has not as many any more, as after a boot, or others
+        cannot be bounded, for instance since they use some.
+        """
+        if not self._quiet or self._is_asked():
+            async with self._lock:
+                await self._bound_others(task.task_id, task.spec)
+        return task
+
+    async def _bound_others(self, task_id: str, spec: TaskSpec) -> None:
+        if not self._is_asked():
+            return await self._lift()
+        self.look()
+        wanted = self._wanted()
+        others = {t: other for t, other in self._in_use().items() if t != task_id}
+        if why := self.refusal(spec, others):
+            raise HostError(why)
+        self._quiet = False
+        values = none_of(self._sizes())
+        slices = await self._slices()
+        soon = {slice_for(s) for s in (spec, *wanted.values())} - slices.keys()
+        for name in sorted(filter(is_without_pages, soon)):
+            await self._write(command("", values), name)
+            slices[name] = await self._read(name, values)
+        for name, read in slices.items():
+            if read != values:
+                await self._write(command(f"{TASKS_SLICE}/{name}", values))
+                if await self._read(name, values) != values:
+                    raise HostError(f"{name} is not kept off huge pages")
+
+    async def limit(self, task_id: str, spec: TaskSpec) -> None:
+        """Bring a running task to its limits; what it uses cannot be taken from it."""
+        if values := self.values(spec):
+            group = cgroup_of(task_id, spec)
+            if await self._lanes.run("usage", self._cgroups.values, group, list(values)) != values:
+                async with self._lock:
+                    await self._write(command(group, values))
+
+    async def ended(self, task_id: str) -> None:  # noqa: ARG002
+        """Let all tasks have pages again once nobody asks for some."""
+        if not self._quiet and not self._is_asked():
+            async with self._lock:
+                await self._lift()
+
+    async def _lift(self) -> None:
+        self.look()
+        values = lifted(self._sizes())
+        for name, read in (await self._slices()).items():
+            if read and read != values:
+                await self._write(command(f"{TASKS_SLICE}/{name}", values))
+        self._quiet = not self._is_asked()
+
+    async def _write(self, argv: list[str], of_slice: str = "") -> None:
+        """Run a command that writes; in a slice that is to be bounded, where it may be new."""
+        if of_slice:
+            argv = [*argv[:2], _IN_SLICE + argv[2], *argv[3:]]
+        properties: dict[str, object] = {
+            "Description": "Twine: limits of huge pages",
+            "Type": "exec",
+            "ExecStart": [argv],
+            "Slice": of_slice or "system.slice",
+            "RemainAfterExit": True,
+            "CollectMode": "inactive",
+        }
+        end = await self._units.run(_UNIT, properties, timeout_s=_LONGEST_S)
+        if end.result != "success" or end.exit_code:
+            where = argv[4] or of_slice
+            raise HostError(
+                f"the limits of huge pages of {PurePosixPath(where).name} cannot be written:"
+                " more are in use there, or the controller is off",
+                hint=f"journalctl -u {_UNIT}",
+            )
+
+    async def _slices(self) -> dict[str, dict[str, str]]:
+        """Return what the slices of those without pages say, by name."""
+        names = await self._lanes.run("usage", self._cgroups.children, TASKS_SLICE)
+        files = none_of(self._sizes())
+        return {n: await self._read(n, files) for n in names if is_without_pages(n)}
+
+    async def _read(self, name: str, files: Mapping[str, str]) -> dict[str, str]:
+        group = f"{TASKS_SLICE}/{name}"
+        return await self._lanes.run("usage", self._cgroups.values, group, list(files))
+
+
+_IN_SLICE = 'IFS=: read -r _ _ own </proc/self/cgroup; shift; set -- "${own%/*}" "$@"; '
+"""Before the script, in a unit of a slice: takes that slice for what was named."""

@@ -1,0 +1,54 @@
+"""Limits of a task: in its unit when it starts, and brought to a running one."""
+
+from __future__ import annotations
+
+from agent.machine import Cgroups
+from agent.resources.core.exclusive_cpus import allowed_cpus, own_values
+from agent.resources.core.limits import (
+    kernel_values,
+    lacking,
+    live_properties,
+    not_in_force,
+    on_devices,
+)
+from agent.resources.exclusive_cpus import ExclusiveCpus
+from agent.resources.huge_pages import HugePages
+from agent.runtime.core.records import TaskRecord, unit_of
+from agent.runtime.core.slices import cgroup_of
+from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
+from agent.runtime.units import Units
+from wire.errors import HostError
+
+
+class TaskLimits(Stage):
+    """Applies limits through systemd, and reads in the kernel's files whether they hold."""
+
+    def __init__(
+        self, units: Units, cgroups: Cgroups, lanes: Lanes, cpus: ExclusiveCpus, pages: HugePages
+    ) -> None:
+        """Apply what `cpus` and `pages` chose for a task together with its other limits."""
+        self._units, self._cgroups, self._lanes = units, cgroups, lanes
+        self._cpus, self._pages = cpus, pages
+
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit with its block devices by the kernel's names."""
+        disks = self._cgroups.disks() if task.spec.resources.io else {}
+        return on_devices(unit, disks)
+
+    async def resize(self, task: TaskRecord) -> TaskRecord:
+        """Bring a running unit to its limits; raises `HostError` where the kernel has others."""
+        spec = task.spec
+        disks = await self._lanes.run("usage", self._cgroups.disks)
+        properties = on_devices(live_properties(spec, task.resources), disks)
+        everything = self._cpus.everything()
+        properties |= allowed_cpus(task.own_cpus, task.resources, spec, everything)
+        await self._units.limit(unit_of(task.task_id), properties)
+        await self._pages.limit(task.task_id, spec)
+        proved = own_values(task.own_cpus) | self._pages.values(spec)
+        wanted, group = kernel_values(spec) | proved, cgroup_of(task.task_id, spec)
+        read = await self._lanes.run("usage", self._cgroups.values, group, list(wanted))
+        if wrong := not_in_force(wanted, read) or lacking(proved, read):
+            raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")
+        await self._cpus.confirm(task.task_id)
+        return task

@@ -1,0 +1,1 @@
+"""Records of tasks, and the names that follow from a specification; pure."""

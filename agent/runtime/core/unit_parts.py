@@ -1,0 +1,18 @@
+"""Parts of properties that units of several kinds share."""
+
+from __future__ import annotations
+
+_PAGE = 4096
+
+NO_RINGS = ("~io_uring_enter", "~io_uring_register", "~io_uring_setup")
+"""What is asked for through a ring the kernel does past every filter of system calls: sockets of
+any family, above all (io_uring_enter(2), IORING_OP_SOCKET). So nobody in a sandbox has rings."""
+
+
+def in_memory(path: str, memory_bytes: int) -> str:
+    """Return the mount of a task's own folder in memory: half of its memory, and a file a page.
+
+    `PrivateDevices` alone binds the host's /dev/shm into the task's /dev.
+    """
+    size = memory_bytes // 2
+    return f"{path}:mode=1777,nosuid,nodev,size={size},nr_inodes={size // _PAGE}"

@@ -1,0 +1,232 @@
+"""Transient units for the event loop: start, stop, look, and be woken by changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from agent.machine import Systemd, UnitState
+from agent.runtime.offload import Lanes
+from wire.errors import Conflict, SystemdError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
+
+_LANE = "systemd"
+LOOK_S = 30.0
+"""How often the states of all units are looked at although no signal came; signals normally do."""
+_GONE = ("", "")
+
+
+class Units:
+    """The units of this host, through one lane to systemd."""
+
+    def __init__(self, systemd: Systemd, lanes: Lanes) -> None:
+        """Listen to nothing yet; see `listen`."""
+        self._systemd = systemd
+        self._lanes = lanes
+        self._wakers: dict[str, set[asyncio.Event]] = {}
+        self._known: dict[str, tuple[str, str]] = {}
+        """Unit that somebody follows → its active and sub state when it was looked at last."""
+
+    def listen(self) -> Callable[[], None]:
+        """Wake those who wait in `changes` from now on; returns what ends it."""
+        loop = asyncio.get_running_loop()
+
+        def heard(unit: str) -> None:
+            # Others change with each start, too; who begins to follow one looks first.
+            if (not unit or unit in self._wakers) and not loop.is_closed():
+                loop.call_soon_threadsafe(self._wake, unit)
+
+        return self._systemd.listen(heard)
+
+    def _wake(self, unit: str) -> None:
+        wakers = self._wakers.get(unit, set()) if unit else set().union(*self._wakers.values())
+        for waker in wakers:
+            waker.set()
+
+    def wake_all(self) -> None:
+        """Let everybody look who waits in `changes`."""
+        self._wake("")
+
+    @contextmanager
+    def changes(self, unit: str, waker: asyncio.Event) -> Iterator[None]:
+        """Set `waker` whenever the unit may have changed."""
+        self._wakers.setdefault(unit, set()).add(waker)
+        try:
+            yield
+        finally:
+            self._wakers[unit].discard(waker)
+            if not self._wakers[unit]:
+                del self._wakers[unit]
+                self._known.pop(unit, None)
+
+    async def watch(self, pattern: str) -> None:
+        """Wake for ever whoever follows a unit of a glob that changed without a signal.
+
+        All are seen at one glance, so it costs one call, however many tasks there are.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                seen = await self._lanes.run(_LANE, self._systemd.glance, pattern)
+            except SystemdError as e:
+                log.warning("cannot look at the units of all tasks", extra={"why": str(e)})
+                continue
+            for unit, known in list(self._known.items()):
+                if fnmatchcase(unit, pattern) and seen.get(unit, _GONE) != known:
+                    self._wake(unit)
+
+    async def start(self, unit: str, properties: Mapping[str, object]) -> None:
+        """Queue the start of a transient unit. Raises `Conflict` where it exists."""
+        await self._lanes.run(_LANE, self._systemd.start_transient, unit, properties)
+
+    async def stop(self, unit: str) -> None:
+        """Queue the stop of a unit and let systemd forget a failed one."""
+
+        def stop() -> None:
+            state = self._systemd.find(unit)
+            if state is None:
+                return
+            if state.active != "failed":
+                self._systemd.stop(unit)
+            else:
+                self._systemd.reset_failed(unit)
+
+        await self._lanes.run(_LANE, stop)
+
+    async def kill(self, unit: str, signal: int) -> None:
+        """Signal every process of a unit."""
+        await self._lanes.run(_LANE, self._systemd.kill, unit, signal)
+
+    async def until_end(
+        self, unit: str, running: Callable[[], None], *, start_s: float
+    ) -> UnitState | None:
+        """Return how a unit ended that was just started, None where it is gone.
+
+        `running` is called once its command has been executed; that may take `start_s`.
+        """
+        waker, told = asyncio.Event(), False
+        loop = asyncio.get_running_loop()
+        late = loop.time() + start_s
+        with self.changes(unit, waker):
+            while True:
+                waker.clear()
+                state = await self.find(unit)
+                if state is None or state.active == "failed" or state.sub == "exited":
+                    return state
+                if state.sub == "dead" and _has_run(state):  # else its start is still queued
+                    return state
+                if state.sub == "running" and not told:
+                    running()
+                    told = True
+                if not told and loop.time() > late:
+                    raise SystemdError(f"{unit} did not start within {start_s:g} s")
+                await _woken(waker, 2.0)
+
+    async def limit(self, unit: str, properties: Mapping[str, object]) -> None:
+        """Change properties of a running unit."""
+        await self._lanes.run(_LANE, self._systemd.set_properties, unit, properties)
+
+    async def find(self, unit: str) -> UnitState | None:
+        """Return the state of a unit, None where there is none."""
+        state = await self._lanes.run(_LANE, self._systemd.find, unit)
+        if unit in self._wakers:
+            self._known[unit] = (state.active, state.sub) if state is not None else _GONE
+        return state
+
+    async def all(self, pattern: str) -> list[UnitState]:
+        """Return all loaded units that match a glob."""
+        return await self._lanes.run(_LANE, self._systemd.units, pattern)
+
+    async def run(
+        self, unit: str, properties: Mapping[str, object], *, timeout_s: float
+    ) -> UnitState:
+        """Run a unit that ends by itself and return how it ended; it is removed afterwards.
+
+        One of the same name from before a restart of the agent may end first. When cancelled
+        the unit runs on.
+        """
+        waker = asyncio.Event()
+        with self.changes(unit, waker):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._start_after_earlier(unit, properties, waker)
+                    end = await self._ended(unit, waker)
+            except TimeoutError as e:
+                await self.stop(unit)
+                raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
+            await self.stop(unit)
+        if end is None:
+            raise SystemdError(f"{unit} vanished while it ran", hint=f"see journalctl -u {unit}")
+        return end
+
+    async def finish(self, unit: str, *, timeout_s: float) -> None:
+        """Wait for a unit that an earlier agent started to end by itself, then remove it."""
+        waker = asyncio.Event()
+        with self.changes(unit, waker):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._ended(unit, waker)
+            except TimeoutError as e:
+                raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
+        await self.stop(unit)
+
+    async def clear(self, unit: str, *, timeout_s: float) -> None:
+        """Stop a unit that is left over and wait until systemd has forgotten it."""
+        waker = asyncio.Event()
+        with self.changes(unit, waker):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._cleared(unit, waker)
+            except TimeoutError as e:
+                raise SystemdError(f"{unit} is still there after {timeout_s:g} s") from e
+
+    async def _start_after_earlier(
+        self, unit: str, properties: Mapping[str, object], waker: asyncio.Event
+    ) -> None:
+        while True:
+            try:
+                return await self.start(unit, properties)
+            except Conflict:
+                await self._ended(unit, waker)
+                await self._cleared(unit, waker)
+
+    async def _cleared(self, unit: str, waker: asyncio.Event) -> None:
+        while True:
+            waker.clear()
+            if await self.find(unit) is None:
+                return
+            await self.stop(unit)
+            await _woken(waker, 0.5)
+
+    async def _ended(self, unit: str, waker: asyncio.Event) -> UnitState | None:
+        """Return how a unit ended, None where it is gone."""
+        while True:
+            waker.clear()
+            state = await self.find(unit)
+            if state is None or state.active == "failed" or state.sub == "exited":
+                return state
+            await _woken(waker, 2.0)
+
+
+def _has_run(state: UnitState) -> bool:
+    """Return whether the command of a unit has ended.
+
+    Its invocation says nothing of that: it is read after the state, and a start may lie between.
+    """
+    return state.exit_code is not None or state.exit_signal is not None
+
+
+async def _woken(waker: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await waker.wait()
+    except TimeoutError:
+        pass

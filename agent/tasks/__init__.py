@@ -1,0 +1,1 @@
+"""Tasks: admission, one loop per task, its unit, commands inside it, probes."""

@@ -1,0 +1,116 @@
+"""Whether a task is taken in: what it asks for, beside what this host has and has promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from agent.api import TaskSpec
+from agent.api.network import contradiction as odd_network
+from agent.api.own_init import contradictions as odd_own_init
+from agent.api.resources import contradiction as odd_resources
+from agent.api.signing import SIGN_HINT, distrust
+from agent.api.volumes import contradiction as odd_volumes
+from agent.images.core.oci import as_run
+from agent.images.roots import INITS
+from agent.machine import Hardware
+from agent.resources.core.limits import absent, cannot_be_kept, impossible
+from agent.runtime.core.records import has_own_init
+from agent.tasks.context import Capacity
+from agent.tasks.core.admission import too_big
+from agent.volumes.core.volumes import too_large
+from wire.errors import Unprocessable
+
+_LESS = "stop a task, or ask for less"
+
+
+class Admission:
+    """What is left of this host for one more task. `look` first: `check` asks nobody."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        hardware: Hardware,
+        reserve_bytes: int,
+        others: Callable[[str], dict[str, TaskSpec]],
+        is_over: Callable[[str], bool],
+    ) -> None:
+        """Keep `reserve_bytes` of memory for the host.
+
+        `others` returns the specifications of all wanted tasks but one, `is_over` whether one of
+        them has ended for good.
+        """
+        self._capacity = capacity
+        self._others, self._is_over = others, is_over
+        self._memory_bytes = hardware.memory_bytes - reserve_bytes
+        self._cpus, self._nodes = hardware.cpu.online, hardware.cpu.numa_nodes
+        self._cpuset = "cpuset" in hardware.cgroup_controllers
+        self._taken_bytes = 0
+        """As huge pages, when last looked: their number changes with the profile."""
+        self._disk_bytes = 0
+        """Size of the disk, when last looked."""
+        self._disks: dict[str, str] = {}
+        """Names of the block devices and the kernel's for each, when last looked."""
+
+    async def look(self, spec: TaskSpec) -> None:
+        """See what this host has of what a task asks for."""
+        has = self._capacity
+        self._taken_bytes = has.pages.look()
+        if spec.resources.io:
+            self._disks = await has.lanes.run("usage", has.cgroups.disks)
+        if spec.volumes:
+            self._disk_bytes = await has.lanes.run("btrfs", has.volumes.disk_bytes)
+
+    def check(self, task_id: str, spec: TaskSpec, attempt: str = "cannot run") -> None:
+        """Raise `Unprocessable` where a task cannot be what is attempted, with what to try."""
+        for why, hint in self._odds(task_id, spec):
+            if why:
+                raise Unprocessable(f"task {task_id} {attempt}: {why}", hint=hint)
+
+    def no_room(self, task_id: str, spec: TaskSpec) -> str:
+        """Return why a task does not fit beside those that are not over, empty where it does.
+
+        That is all that one that is over holds no longer: a restart asks for it anew. Volumes and
+        CPUs of its own are its until it is removed (`is_over`), so they are not looked at here.
+        """
+        here = {o: other for o, other in self._others(task_id).items() if not self._is_over(o)}
+        taken = sum(other.limits.memory_max_bytes for other in here.values())
+        return (
+            cannot_be_kept(spec, here.values(), self._usable_bytes)
+            or self._capacity.pages.refusal(spec, here)
+            or too_big(spec, self._usable_bytes, self._cpus, taken)
+        )
+
+    @property
+    def _usable_bytes(self) -> int:
+        return self._memory_bytes - self._taken_bytes
+
+    def _odds(self, task_id: str, spec: TaskSpec) -> Iterator[tuple[str, str]]:
+        """Yield for each thing that is looked at why it speaks against the task, or empty words,
+        and what to try; a later one may count on those before it.
+        """
+        has = self._capacity
+        yield distrust(spec.image, spec.image_trust), SIGN_HINT
+        if not has.roots.has_image(spec.image):
+            yield f"image {spec.image} is not on this machine", "pull or put the image first"
+        against = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
+        yield "; ".join(f"{field}: {reason}" for field, reason in against), ""
+        if has_own_init(spec):
+            yield has.no_containers(), "docs/agent.md says what own-init needs"
+            if not has.roots.has_init(spec.image):
+                why = f"no /{' and no /'.join(INITS)}"
+                yield (
+                    f"image {spec.image} has no init that own-init could start: {why}",
+                    "install systemd in the image, or leave own-init out",
+                )
+        elif not as_run(spec, has.roots.config(spec.image)).command:
+            yield f"neither it nor image {spec.image} has a command", "say which program to run"
+        yield odd_network(spec.network), ""
+        yield ": ".join(odd_volumes(spec.volumes, spec.limits.memory_max_bytes) or ()), ""
+        yield ": ".join(odd_resources(spec.resources, spec.limits.cpu_max_cores) or ()), ""
+        specs = self._others(task_id)
+        if spec.volumes:
+            yield too_large(task_id, spec, specs, self._disk_bytes), ""
+        yield absent(spec, self._nodes, self._disks), ""
+        yield impossible(spec, self._cpus, specs.values()), ""
+        yield has.cpus.refusal(task_id, spec, specs, self._cpuset), ""
+        yield self.no_room(task_id, spec), _LESS

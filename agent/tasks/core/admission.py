@@ -1,0 +1,137 @@
+"""Whether a request about a task is taken: who asked last, and does it fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from agent.api import Health, TaskSpec, TaskState
+from agent.runtime.core.records import TaskRecord, Tombstone, Wanted, key_of
+from agent.tasks.core.lifecycle import CHANGED, LINGERS
+from wire.units import about_size
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request is older than what is in force."""
+
+    reason: str
+
+
+def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> Refused | None:
+    """Return why a request must not be carried out, or None.
+
+    A sender with a newer epoch (leadership term) has the word whatever the generation; within
+    one epoch the higher generation wins (design contract 3.1).
+    """
+    if known is None:
+        return None
+    current = known.spec if isinstance(known, TaskRecord) else known
+    if epoch < current.epoch:
+        return Refused(
+            f"epoch {epoch} is older than {current.epoch}, the term of the sender now in charge"
+        )
+    if epoch > current.epoch:
+        return None
+    if generation < current.generation:
+        return Refused(f"generation {generation} is older than {current.generation}, in force")
+    if isinstance(known, Tombstone) and generation == known.generation:
+        return Refused(f"generation {generation} was already removed")
+    return None
+
+
+def contradiction(spec: TaskSpec, known: TaskRecord) -> Refused | None:
+    """Return why a generation that is in force cannot be put again, None where it can.
+
+    A generation names one specification: who sends another one under the same number has
+    made a mistake, and a success would hide that what runs is not what was asked for.
+    """
+    current = known.spec
+    if known.wanted is Wanted.GONE or (spec.generation, spec.epoch) != (
+        current.generation,
+        current.epoch,
+    ):
+        return None
+    fields = [
+        f
+        for f in TaskSpec.__struct_fields__
+        if f != "image_trust" and getattr(spec, f) != getattr(current, f)
+    ]
+    if not fields:
+        return None
+    return Refused(
+        f"generation {spec.generation} is in force with another content ({', '.join(fields)})"
+    )
+
+
+def tombstone_of(record: TaskRecord, now: float) -> Tombstone:
+    """Return what stays of a task that was removed."""
+    spec = record.spec
+    generation = 0 if record.orphan else spec.generation
+    return Tombstone(task_id=record.task_id, generation=generation, epoch=spec.epoch, at=now)
+
+
+def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord | None:
+    """Return the record for a new desired state, None where it changes nothing.
+
+    One that takes back a removal under way lets the old unit go and starts anew.
+    """
+    if known is None:
+        return TaskRecord(task_id=task_id, spec=spec)
+    if known.wanted is Wanted.RUN and known.spec == spec:
+        return None
+    told = replace(known.spec, epoch=spec.epoch, image_trust=spec.image_trust)
+    if known.wanted is Wanted.RUN and told == spec:
+        return replace(known, spec=spec)
+    changed = replace(known, spec=spec, wanted=Wanted.RUN, reason="", streak=0)
+    if known.wanted is Wanted.GONE:
+        changed = replace(changed, restart_asked=True, orphan=False)
+    if known.cut_off:
+        changed = replace(changed, restart_asked=True, cut_off=False)
+    if key_of(known.spec) != key_of(spec):
+        changed = to_be_stopped(changed, CHANGED)
+    if known.state in (TaskState.STOPPED, TaskState.FAILED, TaskState.BACKOFF):
+        changed = replace(changed, state=TaskState.ACCEPTED, next_start_at=None)
+        changed = replace(changed, next_start_boot_s=None)
+    return changed
+
+
+def to_be_stopped(task: TaskRecord, why: str) -> TaskRecord:
+    """Return the task once its owner wants what runs of it to end.
+
+    It says so at once: the observed state must not pass for that of the new generation.
+    """
+    if task.state is not TaskState.RUNNING:
+        return task
+    return replace(task, state=TaskState.STOPPING, health=Health.UNKNOWN, reason=why)
+
+
+def is_over(task: TaskRecord) -> bool:
+    """Return whether a task has ended and stays so until somebody asks for it.
+
+    It uses no memory and no huge pages, so what it was promised of both is there for others
+    meanwhile, and its restart is admitted anew. What its volumes hold is on the disk until it is
+    removed, so their limits count on; and the CPUs of its own stay its, as its record says.
+    """
+    ended = task.state in (TaskState.STOPPED, TaskState.FAILED) and not task.restart_asked
+    return ended and task.reason != LINGERS
+
+
+def too_big(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) -> str:
+    """Return why a task cannot run on this machine, empty where it can.
+
+    A guard for local use; with a control plane the allocator has already counted. `committed`
+    is the sum of the memory limits of the machine's other tasks that are not over.
+    """
+    need = spec.limits.memory_max_bytes
+    if committed_bytes + need > memory_bytes:
+        return (
+            f"memory_max_bytes {about_size(need)} does not fit: the machine has"
+            f" {about_size(memory_bytes)} for tasks, and others on it may already use"
+            f" {about_size(committed_bytes)}"
+        )
+    cores = spec.limits.cpu_max_cores
+    if cores is not None and cores > cpus:
+        return f"cpu_max_cores {cores:g} is more than the machine has ({cpus})"
+    return ""

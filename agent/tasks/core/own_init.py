@@ -1,0 +1,337 @@
+"""A task with an init of its own: systemd-nspawn starts its root as a machine (docs/adr/0106).
+
+Pure: the plain unit of a task becomes the unit that runs systemd-nspawn in its place, in the same
+slice and cgroup, with the same limits and the same network. Sources: systemd-nspawn(1) of systemd
+257, user_namespaces(7), capabilities(7).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+
+from agent.api import Relaxation, TaskSpec
+from agent.api.volumes import VolumeKind
+from agent.identity.core import INSIDE as IDENTITY
+from agent.runtime.core.unit_parts import NO_RINGS
+from agent.tasks.core.unit_properties import TASK_HARDENING
+from agent.volumes.core.volumes import OWNER, place_of
+
+NSPAWN = "/usr/bin/systemd-nspawn"
+ID_COUNT = 65_536
+"""Users and groups of a machine, as many as systemd gives each (UIDS-GIDS.md)."""
+FIRST_ID = 29_184 * ID_COUNT
+SLOTS = 3_500
+"""Ranges from 1912602624 to 2141978623: systemd gives these numbers to nobody (UIDS-GIDS.md: unused
+are 1879048192 to 2147352575), and those of files in volumes (`volumes.OWNER`) lie below."""
+CREDENTIALS = "/run/host/credentials"
+"""Where systemd-nspawn puts what was handed to the machine (Container Interface)."""
+VISIBLE = "/run/twine-nested"
+"""Where a machine with `nested` has a /proc and a /sys over which nothing is mounted: the kernel
+lets a namespace inside have its own only where it finds such (docs/adr/0113)."""
+
+_CAPABILITIES = (
+    *("AUDIT_CONTROL", "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER"),
+    *("FSETID", "IPC_OWNER", "KILL", "LEASE", "LINUX_IMMUTABLE", "MKNOD", "NET_BIND_SERVICE"),
+    *(
+        "NET_BROADCAST",
+        "NET_RAW",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_ADMIN",
+        "SYS_BOOT",
+    ),
+    *("SYS_CHROOT", "SYS_NICE", "SYS_PTRACE", "SYS_RESOURCE", "SYS_TTY_CONFIG"),
+)
+"""What systemd-nspawn leaves a machine without a network of its own (systemd-nspawn(1),
+--capability=): within the machine these are worth something for what is the machine's alone."""
+SANDBOX: Mapping[str, object] = MappingProxyType(
+    {
+        "CapabilityBoundingSet": _CAPABILITIES,
+        "DevicePolicy": "closed",
+        "DeviceAllow": ("char-pts rw",),
+        "IPAddressDeny": ("169.254.0.0/16",),
+        "KeyringMode": "private",
+        "LimitCORE": 0,
+        "PrivateMounts": True,
+        "PrivateTmp": True,
+        "ProtectHome": "yes",
+        "ProtectKernelModules": True,
+        "ProtectSystem": "strict",
+        "RestrictAddressFamilies": ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"),
+        "RestrictRealtime": True,
+        "SystemCallArchitectures": ("native",),
+        "SystemCallErrorNumber": errno.EPERM,
+        "SystemCallFilter": (
+            "~@clock",
+            "~@cpu-emulation",
+            "~@keyring",
+            "~@module",
+            "~@obsolete",
+            "~@raw-io",
+            "~@swap",
+            "~bpf",
+            "~kexec_file_load",
+            "~kexec_load",
+            "~perf_event_open",
+            *NO_RINGS,
+        ),
+        "UMask": 0o022,
+    }
+)
+"""Of systemd-nspawn, of all in the machine, and of what is run inside it from the host. The rest of
+the sandbox is the machine itself: users that are nobody's outside, its own mounts, processes, names
+and network."""
+_WITHOUT = frozenset(
+    (
+        *("BindReadOnlyPaths", "Environment", "ExecSearchPath", "ExecStartPre", "ExecStopPost"),
+        *("KillSignal", "LoadCredential", "ReadWritePaths", "RootDirectory"),
+        *("RootDirectoryStartOnly", "User", "WorkingDirectory"),
+    )
+)
+"""Properties of a plain unit that systemd-nspawn is told otherwise, or that are not its."""
+_OF_START = ("Delegate", "ExecCondition", "ExecStartPre", "ExecStopPost")
+_SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
+ROOT, BELOW, MEMORY, NESTED = ".root", ".below", ".memory", ".nested"
+"""What is mounted for the root of a machine, beside its volumes: no volume's name has a dot. What
+the machine writes to its root is in memory, over the task's root, which it cannot change. The last
+is there for containers inside."""
+_STAGE = (
+    "owner=$1; ids=$2; count=$3; at=$4; root=$5; size=$6; shift 6; "
+    'off() { while umount -l "$1" 2>/dev/null; do :; done; mkdir -p -m 0700 "$1"; }; '
+    'on() { mount --bind -o "X-mount.idmap=b:$1:$ids:$count" "$2" "$3"; }; '
+    'for name in .root .below .memory; do off "$at/$name" || exit 1; done; '
+    'on 0 "$root" "$at/.below" && '
+    'mount -t tmpfs -o "mode=0700,size=$size" tmpfs "$at/.memory" && cd "$at/.memory" && '
+    'mkdir -m 0755 upper work && chown "$ids:$ids" upper && mount -t overlay '
+    '-o "lowerdir=$at/.below,upperdir=upper,workdir=work" overlay "$at/.root" || exit 1; '
+    'while [ $# -gt 0 ]; do off "$at/$1" && has=$(stat -c %u "$2") || exit 1; '
+    '[ "$has" -ge "$owner" ] && [ "$has" -lt $((owner + count)) ] || '
+    'chown "$owner:$owner" "$2" || exit 1; on "$owner" "$2" "$at/$1" || exit 1; shift 2; done'
+)
+"""Mounts the root of a machine below a folder, and there each second path at the first. The first
+user of the root, and of files in volumes, is shown as the first user of the machine."""
+_STAGE_NESTED = (
+    'at=$1/.nested; while umount -l "$at" 2>/dev/null; do :; done; mkdir -p -m 0700 "$at" && '
+    'mount -t tmpfs -o mode=0700,size=4k tmpfs "$at" && mkdir "$at/proc" "$at/sys" && '
+    'mount -o remount,ro "$at" && mount -t sysfs -o nosuid,nodev,noexec sysfs "$at/sys" && '
+    'exec unshare --pid --fork mount -t proc -o nosuid,nodev,noexec proc "$at/proc"'
+)
+"""Mounts a /proc of no process: the only one that it could show mounts it, and has ended then. It
+is in a folder that nobody in the machine may enter, for the kernel alone to find, and so is a /sys
+of the task's network."""
+_UNSTAGE = (
+    'at=$1; shift; for name in .root .below .memory "$@"; do '
+    'while umount -l "$at/$name" 2>/dev/null; do :; done; rmdir "$at/$name"; done 2>/dev/null; '
+    'rmdir "$at" 2>/dev/null; true'
+)
+_ENTER = (sys.executable, "-I", "-m", "agent.machine.enter")
+_LOGIN = (
+    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    *("HOME=/root", "USER=root", "LOGNAME=root", "LANG=C.UTF-8"),
+)
+
+
+def missing(is_on: bool, has_program: Callable[[str], bool]) -> str:
+    """Return why a host starts no machines, in words; empty: it does."""
+    if not is_on:
+        return "own-init is off on this host: its agent's configuration has own_init = false"
+    if not has_program(NSPAWN):
+        return "own-init needs systemd-nspawn (Debian: systemd-container), and this host has none"
+    return ""
+
+
+def choose_ids(task_id: str, taken: Collection[int]) -> int:
+    """Return the first user id of a machine; `taken` are those of the others on this host.
+
+    It begins at a place of the task's own, so that two do not get the same even where one's
+    record was lost. With more machines than there are ranges some share one.
+    """
+    first = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8]) % SLOTS
+    slots = ((first + n) % SLOTS for n in range(SLOTS))
+    free = (FIRST_ID + slot * ID_COUNT for slot in slots)
+    return next((ids for ids in free if ids not in taken), FIRST_ID + first * ID_COUNT)
+
+
+def enclosed(
+    task_id: str, spec: TaskSpec, unit: Mapping[str, object], ids: int, state: str, run: str
+) -> dict[str, object]:
+    """Return the unit that runs a task as a machine, made from its plain unit.
+
+    `ids` is the first of its users, `state` and `run` are the agent's folders. What stays (slice,
+    limits, network, journal, times) is what bounds it as any task.
+    """
+    kept = {n: v for n, v in unit.items() if n not in TASK_HARDENING and n not in _WITHOUT}
+    stage = f"{run}/machines/{task_id}"
+    on_disk = {n: v for n, v in spec.volumes.items() if v.kind is not VolumeKind.TMPFS}
+    mounted = [
+        word
+        for name, volume in on_disk.items()
+        for word in (name, f"{state}/{place_of(task_id, spec.entitlement, name, volume)}")
+    ]
+    room = str(spec.limits.memory_max_bytes // 2)
+    numbers = (str(OWNER), str(ids), str(ID_COUNT))
+    is_nested = Relaxation.NESTED in spec.relaxations
+    found: dict[str, object] = {
+        **kept,
+        **SANDBOX,
+        "Delegate": True,
+        "KillMode": "mixed",
+        "Environment": ["SYSTEMD_NSPAWN_LOCK=0"],
+        "TemporaryFileSystem": ["/run/systemd/nspawn"],
+        "ReadWritePaths": [f"-{stage}"],
+        "ExecStart": [
+            [
+                *_machine(task_id, f"{stage}/{ROOT}", ids),
+                *_rlimits(unit),
+                *_mounts(spec, stage),
+                *_handed(spec, unit),
+                *([f"--bind={stage}/{NESTED}:{VISIBLE}"] if is_nested else []),
+                "--boot",
+                "--",
+                *_told(unit),
+            ]
+        ],
+        "ExecStartPre": [
+            [*_SHELL, _STAGE, "sh", *numbers, stage, str(unit["RootDirectory"]), room, *mounted],
+            *([[*_SHELL, _STAGE_NESTED, "sh", stage]] if is_nested else []),
+        ],
+        "ExecStopPost": [
+            [*_SHELL, _UNSTAGE, "sh", stage, *on_disk, *([NESTED] if is_nested else [])]
+        ],
+    }
+    if spec.credentials:
+        found["LoadCredential"] = unit["LoadCredential"]
+    if is_nested:  # a container that is killed at a limit of its own is an affair of the machine's
+        found["OOMPolicy"] = "continue"
+    return found
+
+
+def _machine(task_id: str, root: str, ids: int) -> list[str]:
+    """Return the words that make a machine of a root, whatever runs in it.
+
+    Nothing of it is registered or kept by systemd-machined; its id is the same with each start.
+    """
+    return [
+        NSPAWN,
+        "--quiet",
+        "--settings=no",
+        "--keep-unit",
+        "--register=no",
+        f"--machine={task_id}",
+        f"--uuid={hashlib.sha256(f'twine machine {task_id}'.encode()).hexdigest()[:32]}",
+        f"--directory={root}",
+        f"--private-users={ids}:{ID_COUNT}",
+        "--private-users-ownership=off",
+        "--link-journal=no",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--console=read-only",
+    ]
+
+
+def _rlimits(unit: Mapping[str, object]) -> list[str]:
+    """Return the words for limits of each process: systemd-nspawn resets those it inherits."""
+    limits = {"LimitCORE": 0} | {n: v for n, v in unit.items() if n.startswith("Limit")}
+    return [f"--rlimit={name.removeprefix('Limit')}={value}" for name, value in limits.items()]
+
+
+def _mounts(spec: TaskSpec, stage: str) -> list[str]:
+    """Return the words for volumes; those on disk are mounted at `stage` before."""
+    found = []
+    for name, volume in spec.volumes.items():
+        if volume.kind is VolumeKind.TMPFS:
+            size = f"size={volume.max_bytes}"
+            found.append(f"--tmpfs={volume.path}:mode=1777,nosuid,nodev,{size}")
+        else:
+            word = "--bind-ro" if volume.kind is VolumeKind.SHARED else "--bind"
+            found.append(f"{word}={stage}/{name}:{volume.path}")
+    return found
+
+
+def _handed(spec: TaskSpec, unit: Mapping[str, object]) -> list[str]:
+    """Return the words for credentials and for the identity of a task."""
+    binds = _texts(unit.get("BindReadOnlyPaths")) if spec.identity else []
+    return [
+        *(f"--load-credential={name}:{name}" for name in sorted(spec.credentials)),
+        *(f"--bind-ro={bind}" for bind in binds if bind.endswith(f":{IDENTITY}")),
+    ]
+
+
+def _told(unit: Mapping[str, object]) -> list[str]:
+    """Return the arguments of the machine's init: its log goes to the task's, its services get
+    the task's variables (systemd(1), kernel command line: in a container these are arguments).
+    """
+    return [
+        "systemd.show_status=no",
+        "systemd.journald.forward_to_console=1",
+        *(f"systemd.setenv={pair}" for pair in _texts(unit.get("Environment"))),
+    ]
+
+
+def is_enclosed(whole: Mapping[str, object]) -> bool:
+    """Return whether the unit of a task is one of systemd-nspawn."""
+    commands = whole.get("ExecStart")
+    return isinstance(commands, list) and bool(commands) and commands[0][0] == NSPAWN
+
+
+def unstaging(whole: Mapping[str, object], task_id: str) -> dict[str, object]:
+    """Return the unit that takes away what a machine had mounted, if its own could not.
+
+    That one does it as it ends, within the task's memory: where that is still full of what is being
+    killed, the command is killed with it. This one is outside of the task.
+    """
+    commands = whole["ExecStopPost"]
+    assert isinstance(commands, list)
+    return {
+        "Description": f"Twine task {task_id}: what it had mounted",
+        "Type": "exec",
+        "ExecStart": [[*_SHELL[-2:], *commands[0][len(_SHELL) :]]],
+        "RemainAfterExit": True,
+        "CollectMode": "inactive",
+        "Slice": "system.slice",
+        "CapabilityBoundingSet": ("CAP_SYS_ADMIN",),
+        "NoNewPrivileges": True,
+    }
+
+
+def step_command(whole: Mapping[str, object], command: Sequence[str]) -> list[str]:
+    """Return what runs a command as the only program of the machine, before its init is started."""
+    words = _command(whole)
+    return [*words[: words.index("--boot")], "--as-pid2", "--", *command]
+
+
+def entered(
+    whole: Mapping[str, object], cgroup: str, unit: str, command: Sequence[str], more: Sequence[str]
+) -> dict[str, object]:
+    """Return what of a unit makes it run a command inside the machine of a task.
+
+    It has the sandbox of the machine and is its root. `more` are variables beside the task's.
+    """
+    words = _command(whole)
+    given = [*_LOGIN, *(w.partition("=")[2] for w in words if w.startswith("systemd.setenv="))]
+    if any(w.startswith("--load-credential=") for w in words):
+        given.append(f"CREDENTIALS_DIRECTORY={CREDENTIALS}")
+    left = ("LoadCredential", "NetworkNamespacePath", "TemporaryFileSystem", *_OF_START)
+    own = unit.removesuffix(".service")
+    return {
+        **{name: value for name, value in whole.items() if name not in left},
+        "Environment": [],
+        "KillMode": "control-group",
+        "ExecStart": [[*_ENTER, cgroup, own, *given, *more, "--", *command]],
+    }
+
+
+def _command(whole: Mapping[str, object]) -> list[str]:
+    commands = whole["ExecStart"]
+    assert isinstance(commands, list)
+    return list(commands[0])
+
+
+def _texts(value: object) -> list[str]:
+    return [str(v) for v in value] if isinstance(value, list | tuple) else []

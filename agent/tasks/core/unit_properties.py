@@ -1,0 +1,184 @@
+"""A task's specification → properties of its transient unit.
+
+Names and units are those of systemd's D-Bus interface (org.freedesktop.systemd1(5)), where
+times are in microseconds. The hardening is the default of every task; what each property
+costs and blocks is in docs/adr/0011.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from agent.api import UMASK, OomPolicy, TaskSpec
+from agent.identity.core import INSIDE
+from agent.network.core.network import network_properties, port_variables
+from agent.resources.core.limits import limit_properties
+from agent.runtime.core.records import key_of, user_of
+from agent.runtime.core.slices import slice_for
+from agent.runtime.core.unit_parts import NO_RINGS, in_memory
+from agent.tasks.core.exits import START_TIMEOUT_S
+from agent.tasks.core.relaxations import relaxed
+
+_S = 1_000_000
+
+TASK_HARDENING: Mapping[str, object] = MappingProxyType(
+    {
+        "DynamicUser": True,
+        "PrivateUsers": True,
+        "MountAPIVFS": True,
+        "PrivateDevices": True,
+        "PrivateIPC": True,
+        "PrivateMounts": True,
+        "DevicePolicy": "closed",
+        "ProtectSystem": "strict",
+        "ProtectKernelModules": True,
+        "ReadOnlyPaths": ("-+/sys",),
+        "ProtectKernelLogs": True,
+        "ProtectControlGroups": True,
+        "ProtectClock": True,
+        "ProtectHostname": True,
+        "ProtectProc": "invisible",
+        "ProcSubset": "pid",
+        "NoNewPrivileges": True,
+        "CapabilityBoundingSet": (),
+        "AmbientCapabilities": (),
+        "RestrictNamespaces": True,
+        "RestrictRealtime": True,
+        "RestrictSUIDSGID": True,
+        "LockPersonality": True,
+        "RestrictAddressFamilies": ("AF_INET", "AF_INET6", "AF_UNIX"),
+        "SystemCallArchitectures": ("native",),
+        "SystemCallFilter": (
+            "~@clock",
+            "~@cpu-emulation",
+            "~@debug",
+            "~@module",
+            "~@mount",
+            "~@obsolete",
+            "~@privileged",
+            "~@raw-io",
+            "~@reboot",
+            "~@resources",
+            "~@swap",
+            *NO_RINGS,
+            "@setuid",
+            "@chown",
+        ),
+        "SystemCallErrorNumber": errno.EPERM,
+        "KeyringMode": "private",
+        "UMask": int(UMASK, 8),
+        "LimitCORE": 0,
+        "NotifyAccess": "none",
+        "IPAddressDeny": ("169.254.0.0/16",),
+    }
+)
+"""What a task may not do (trust promise: a task sees neither host nor neighbours).
+
+`DynamicUser` implies PrivateTmp, `ProtectHome=read-only` and RemoveIPC (systemd.exec(5)). /home and
+/root of a task's root are its image's own, so they are read, like all of it (docs/adr/0126).
+`ReadOnlyPaths` with `ProcSubset=pid` is what `ProtectKernelTunables` comes to, for a tenth of its
+mounts; a task that may read all of /proc has that instead (core/relaxations.py, docs/adr/0115).
+
+A refused system call answers EPERM instead of killing the task, and the calls that change
+owner or user stay: daemons make them out of habit, and without capabilities the kernel
+refuses all that matter.
+"""
+
+
+def journal_of(entitlement: str) -> str:
+    """Return the journal namespace of an entitlement's tasks (docs/adr/0081).
+
+    Each has files and limits of its own, so a noisy task rotates out only its own kind's logs.
+    """
+    return f"twine-{entitlement}"
+
+
+def describe_unit(task_id: str, spec: TaskSpec) -> str:
+    """Return the unit's description: what it is, and the key it was started from."""
+    return f"Twine task {task_id} [key {key_of(spec)}]"
+
+
+def key_in(description: str) -> str:
+    """Return the key in a unit's description, empty where there is none."""
+    _, _, rest = description.partition("[key ")
+    return rest.rstrip("]")
+
+
+_NOT_AFTER = 'read up rest </proc/uptime && [ "${up%.*}" -lt "$1" ]'
+"""Succeeds before a second since boot; the first number there counts suspend (proc(5))."""
+
+
+def not_after(boot_s: float) -> dict[str, object]:
+    """Return the properties of a unit that must not be started from this second since boot on.
+
+    systemd asks just before the start. So a request that an agent or a bus held back for long
+    starts nothing, even if the agent thought before that it may (docs/adr/0024).
+    """
+    command = ["/bin/sh", "-c", _NOT_AFTER, "sh", str(int(boot_s))]
+    return {"ExecCondition": [command], "RootDirectoryStartOnly": True}
+
+
+def unit_properties(
+    task_id: str, spec: TaskSpec, root: str, hardening: Mapping[str, object] = TASK_HARDENING
+) -> dict[str, object]:
+    """Return all properties of a task's unit, whose root file system is at `root`.
+
+    `RemainAfterExit` and `CollectMode=inactive` keep an ended unit, with its exit code,
+    until the agent has seen it, even if the agent is down at that moment (F-03).
+    """
+    environment = {
+        "LANG": "C",  # the host's own locale need not be in the image (BUG-UX9)
+        "TWINE_TASK": task_id,
+        "TWINE_JOB": spec.job,
+        "TWINE_ENTITLEMENT": spec.entitlement,
+        **port_variables(spec),
+        **({"TWINE_IDENTITY": INSIDE} if spec.identity else {}),
+        **spec.environment,
+    }
+    properties: dict[str, object] = {
+        "Description": describe_unit(task_id, spec),
+        "Type": "exec",
+        "ExecStart": [list(spec.command)],
+        "RootDirectory": root,
+        "User": user_of(task_id),
+        "Slice": slice_for(spec),
+        "Environment": [f"{k}={v}" for k, v in environment.items()],
+        "SyslogIdentifier": task_id,
+        "SyslogLevelPrefix": False,
+        "LogNamespace": journal_of(spec.entitlement),
+        "RemainAfterExit": True,
+        "CollectMode": "inactive",
+        "KillMode": "control-group",
+        "TimeoutStartUSec": START_TIMEOUT_S * _S,
+        "TimeoutStopUSec": round(spec.stop_timeout_s * _S),
+        "OOMPolicy": "kill" if spec.oom is OomPolicy.TASK else "continue",
+        "LogRateLimitIntervalUSec": 10 * _S,
+        "LogRateLimitBurst": 10_000,
+        "TemporaryFileSystem": [in_memory("/dev/shm", spec.limits.memory_max_bytes)],
+        **_run_time(spec.life.max_run_s),
+        **limit_properties(spec),
+        **hardening,
+        **network_properties(task_id, spec),
+    }
+    return {**relaxed(properties, hardening, spec.relaxations), **_of_processes(spec)}
+
+
+def _of_processes(spec: TaskSpec) -> dict[str, object]:
+    """Return what a specification says of each process; the hardening has the defaults."""
+    more = spec.ulimits
+    named = {
+        "LimitNOFILE": more.nofile,
+        "LimitNPROC": more.nproc,
+        "LimitMEMLOCK": more.memlock_bytes,
+        "LimitSTACK": more.stack_bytes,
+        "LimitCORE": more.core_bytes,
+    }
+    found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+    umask = int(spec.umask, 8)
+    return found | ({} if umask == int(UMASK, 8) else {"UMask": umask})
+
+
+def _run_time(seconds: float | None) -> dict[str, object]:
+    return {} if seconds is None else {"RuntimeMaxUSec": max(1, round(seconds * _S))}

@@ -1,0 +1,110 @@
+"""Runs commands for a task: the steps before it, hooks and probes inside it."""
+
+from __future__ import annotations
+
+import contextlib
+
+from agent.api import Exit
+from agent.machine import UnitState
+from agent.runtime.core.records import TaskRecord, has_own_init
+from agent.runtime.core.slices import cgroup_of
+from agent.runtime.units import Units
+from agent.tasks.core.exits import START_TIMEOUT_S, describe
+from agent.tasks.core.inside import (
+    Command,
+    inside_properties,
+    inside_unit,
+    step_properties,
+    step_unit,
+)
+from agent.tasks.core.own_init import unstaging
+from agent.tasks.unit import UnitOfTask
+from wire.errors import StepFailed, SystemdError, TwineError
+
+_GRACE_S = 30.0
+"""systemd ends the command after its time; so long after that nobody answered at all."""
+_UNSTAGED_S = 300.0
+"""Mounts go in moments; a host that is so busy is waited for."""
+
+
+class Inside:
+    """Units that belong to a task beside its main one."""
+
+    def __init__(self, units: Units, whole: UnitOfTask) -> None:
+        """Make the units from what `whole` returns."""
+        self._units = units
+        self._whole = whole
+
+    async def init(self, task: TaskRecord, guard: dict[str, object]) -> None:
+        """Run the init steps of a task in their order; raises `StepFailed` for the first that
+        does not end well. `guard` are properties that say whether it may be started at all.
+        """
+        unit = step_unit(task.task_id)
+        for number, step in enumerate(task.spec.life.init, start=1):
+            properties = step_properties(self._whole(task) | guard, task.task_id, step)
+            longest_s = START_TIMEOUT_S + step.timeout_s + _GRACE_S
+            end = await self._units.run(unit, properties, timeout_s=longest_s)
+            # What it takes back as it ends (mounts) must not be what the next one has just made.
+            await self._units.clear(unit, timeout_s=_GRACE_S)
+            if problem := _problem(end, step.timeout_s):
+                of = f"{number} of {len(task.spec.life.init)}"
+                raise StepFailed(f"init step {step.name} ({of}) failed: {problem}")
+
+    async def end_steps(self, task_id: str) -> None:
+        """Stop an init step that still runs; none is no error."""
+        await self._units.clear(step_unit(task_id), timeout_s=_GRACE_S)
+
+    async def forget(self, task_id: str) -> None:
+        """Remove what commands inside a task left when it ended beside them.
+
+        They are ordered after its unit, so systemd keeps that one loaded for as long as one that
+        failed is: no other unit of its name can be started, and it would outlive a deleted task.
+        """
+        for left in await self._units.all(inside_unit(task_id, "*")):
+            purpose = left.unit.removeprefix(f"twine-in-{task_id}.").removesuffix(".service")
+            if "." not in purpose:  # else it is another task's, whose name begins alike
+                await self._units.clear(left.unit, timeout_s=_GRACE_S)
+
+    async def unstage(self, task: TaskRecord) -> None:
+        """Take away what a machine mounted for itself, where its own unit could not; else nothing.
+
+        Raises `SystemdError`.
+        """
+        if has_own_init(task.spec):
+            whole, unit = self._whole(task), step_unit(task.task_id)
+            await self._units.run(unit, unstaging(whole, task.task_id), timeout_s=_UNSTAGED_S)
+
+    async def run(self, task: TaskRecord, purpose: str, command: Command) -> str:
+        """Run a command inside a running task; return what is wrong, empty if it ended well."""
+        unit = inside_unit(task.task_id, purpose)
+        properties = self.properties(task, unit, command)
+        try:
+            end = await self._units.run(unit, properties, timeout_s=command.timeout_s + _GRACE_S)
+        except SystemdError as e:
+            return str(e)
+        return _problem(end, command.timeout_s)
+
+    def properties(self, task: TaskRecord, unit: str, command: Command) -> dict[str, object]:
+        """Return the unit of a command inside a task."""
+        cgroup = cgroup_of(task.task_id, task.spec)
+        return inside_properties(self._whole(task), task.task_id, cgroup, unit, command)
+
+    async def before_stop(self, task: TaskRecord) -> str:
+        """Run the pre-stop hook of a task, if it has one; return what was wrong with it."""
+        hook = task.spec.life.pre_stop
+        if hook is None:
+            return ""
+        command = Command(tuple(hook.command), hook.timeout_s)
+        with contextlib.suppress(TwineError):
+            return await self.run(task, "pre-stop", command)
+        return "it could not be run"
+
+
+def _problem(end: UnitState, timeout_s: float) -> str:
+    if end.result == "success" and not end.exit_code:
+        return ""
+    if end.result == "timeout":
+        return f"it did not end within {timeout_s:g} s"
+    return describe(
+        Exit(result=end.result, code=end.exit_code, signal=end.exit_signal, at=end.exited_at or 0)
+    )

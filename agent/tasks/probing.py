@@ -1,0 +1,89 @@
+"""The probes of one task while it runs: first its startup probe, then the other two."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from agent.api import Health, Probe, TaskState
+from agent.runtime.core.records import TaskRecord, is_up
+from agent.tasks.core.health import Verdict
+from agent.tasks.prober import LOOPBACK, Prober
+
+log = logging.getLogger(__name__)
+
+Run = Callable[[str, list[str], float], Awaitable[str]]
+"""Runs a command of a probe (its name) inside the task, for so many seconds."""
+Take = Callable[[Verdict], Awaitable[None]]
+"""Keeps what a probe found out."""
+
+
+class Probing:
+    """Asks what is to be asked of one task, and has each verdict taken before it asks on."""
+
+    def __init__(self, prober: Prober, group: asyncio.TaskGroup, take: Take) -> None:
+        """Ask nothing yet; `take` is awaited with each verdict."""
+        self._prober, self._group, self._take = prober, group, take
+        self._asking: list[asyncio.Task[None]] = []
+        self._about: object = None
+
+    def stop(self) -> None:
+        """Ask no more, and forget what about."""
+        for task in self._asking:
+            task.cancel()
+        self._asking, self._about = [], None
+
+    def follow(self, task: TaskRecord, now_s: float, run: Run) -> None:
+        """Ask what a task needs now; what is asked already goes on."""
+        wanted = _wanted(task)
+        about = (wanted, task.invocation_id)
+        if about == self._about:
+            return
+        self.stop()
+        self._about = about
+        for name, probe in wanted:
+            left_s = _starting_s(probe, task, now_s)
+            watch = self._watch(name, probe, task, left_s, run)
+            self._asking.append(self._group.create_task(watch))
+
+    async def _watch(
+        self, name: str, probe: Probe, task: TaskRecord, starting_s: float, run: Run
+    ) -> None:
+        async def heard(health: Health, reason: str) -> None:
+            await self._take(Verdict(task.invocation_id, name, health, reason))
+
+        async def inside(command: list[str], timeout_s: float) -> str:
+            problem = await run(name, command, timeout_s)
+            return f"probe command {command[0]}: {problem}" if problem else ""
+
+        known = task.health if name == "ready" else Health.UNKNOWN
+        while True:
+            try:
+                await self._prober.watch(
+                    probe, known, heard, inside, starting_s=starting_s, at=_address(task)
+                )
+            except Exception:
+                log.exception("a probe failed; this is a bug", extra={"task": task.task_id})
+                await asyncio.sleep(probe.interval_s)
+
+
+def _address(task: TaskRecord) -> str:
+    """Return where a task answers: IPv4, which any of its programs listens on."""
+    return task.addresses[-1] if task.addresses else LOOPBACK
+
+
+def _wanted(task: TaskRecord) -> list[tuple[str, Probe]]:
+    if task.state is not TaskState.RUNNING:
+        return []
+    life = task.spec.life
+    if not is_up(task):
+        return [("startup", life.startup)] if life.startup else []
+    named = (("ready", task.spec.probe), ("liveness", life.liveness))
+    return [(name, probe) for name, probe in named if probe is not None]
+
+
+def _starting_s(probe: Probe, task: TaskRecord, now_s: float) -> float:
+    """Return what is left of the start period of the task, which may run for long already."""
+    started_s = task.started_boot_s
+    return probe.start_period_s - (0.0 if started_s is None else now_s - started_s)

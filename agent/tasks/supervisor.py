@@ -1,0 +1,422 @@
+"""One loop per task: look at the host, decide (`tasks.core.lifecycle`), save, act, look again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from msgspec.structs import replace
+
+from agent.api import Health, RestartWhen, TaskState
+from agent.lease.core.lease import is_bound, is_cut_off
+from agent.runtime.core.records import (
+    TaskRecord,
+    must_last,
+    only_came_up,
+    status_of,
+    tell_change,
+    unit_of,
+    words_on_cpus,
+)
+from agent.runtime.crashpoints import passed
+from agent.runtime.stage import Stage
+from agent.tasks.context import TaskContext
+from agent.tasks.core.health import Verdict, after_verdict
+from agent.tasks.core.inside import Command
+from agent.tasks.core.lifecycle import (
+    Action,
+    Decision,
+    Seen,
+    SeenUnit,
+    after_failure,
+    decide,
+    evicted,
+)
+from agent.tasks.core.unit_properties import not_after
+from agent.tasks.probing import Probing
+from agent.tasks.unit import seen_unit
+from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
+
+log = logging.getLogger(__name__)
+
+_IN_PASSING = (TaskState.PREPARING, TaskState.STARTING)
+"""States that last for moments: read, but not sent to followers of events."""
+STEADY_S = 600.0
+"""How often the loop of a task that runs looks at all of its unit; `Units.watch` sees states."""
+RESYNC_S = 30.0
+"""How often a loop looks although nothing woke it; signals normally do."""
+RETRY_S = 1.0
+"""Pause after something failed that nobody can be told about."""
+_CHOSEN = ("own_cpus", "addresses")
+"""Fields of a record that stages fill in."""
+PLACE_S = 120.0
+"""How long a start keeps its place at most: one that hangs holds up nobody for long."""
+CONFLICT_S = 0.2
+"""Pause after a start that found the unit's name taken: systemd is still about to let it go."""
+
+
+class TaskLoop:
+    """Brings one task to what is wanted of it, and keeps it there.
+
+    `record` is replaced under `_lock` only, so what is on disk is never older than what the
+    loop acts on.
+    """
+
+    def __init__(
+        self,
+        host: TaskContext,
+        record: TaskRecord,
+        bury: Callable[[TaskRecord], Awaitable[None]],
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Take a record that is already saved; `bury` is awaited when nothing is left of it.
+
+        With `fresh` nothing of the task can be on the host yet, so the first look is spared.
+        """
+        self._host = host
+        self.record = record
+        self.settled = asyncio.Event()
+        """Set once the loop has looked and decided for the first time, or could not."""
+        self._bury = bury
+        self._unit = unit_of(record.task_id)
+        self._waker = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._told = status_of(record)
+        self._over = False
+        self._on_disk = must_last(record)
+        self._fresh = fresh
+        self._known: Seen | None = None
+        self._hooked = ""
+        self._group = asyncio.TaskGroup()
+        self._probing = Probing(host.prober, self._group, self._judge)
+
+    async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
+        """Take a new intent, made from the record as it is; returns once it is on disk.
+
+        The loop cannot act on it before, nor save an older one after it: both need the same lock.
+        Raises `NotFound` where the task has just gone, `HostError` where it cannot be saved.
+        """
+        async with self._lock:
+            if self._over:
+                raise NotFound(f"task {self.record.task_id} was just removed")
+            before = self.record
+            record = make(before)
+            if record is before:
+                return record
+            anew = before.cut_off and not record.cut_off
+            self._host.contact.bind(record, anew=anew)
+            self.record = record
+            try:
+                await self._save(record)
+            except HostError:
+                self.record = before
+                self._host.contact.bind(before)
+                raise
+            self._fresh = False
+            self._known = None
+            self._probing.stop()
+        self._waker.set()
+        self._tell(record)
+        return record
+
+    async def run(self) -> None:
+        """Run until the task is gone; cancelling leaves the host as it is, adoptable."""
+        with self._host.units.changes(self._unit, self._waker):
+            async with self._group:
+                try:
+                    while await self._attempt():
+                        pass
+                finally:
+                    self._probing.stop()
+
+    async def _attempt(self) -> bool:
+        """Take one step; whatever goes wrong with it costs a pause, not the agent."""
+        task_id = self.record.task_id
+        try:
+            return await self._step()
+        except TwineError as e:
+            log.warning("cannot look after a task", extra={"task": task_id, "why": str(e)})
+        except Exception:
+            log.exception("the loop of a task failed; this is a bug", extra={"task": task_id})
+        self.settled.set()
+        await asyncio.sleep(RETRY_S)
+        return True
+
+    async def _step(self) -> bool:
+        if self._waker.is_set():
+            self._known = None  # what was seen then may be no longer so
+        self._waker.clear()
+        before = self.record
+        seen = await self._look()
+        moment = self._host.contact.moment(before.task_id)
+        leaving, barred = self._host.leaving.now(), self._host.uniqueness.bars()
+        decision = decide(before, seen, moment, leaving=leaving, barred=barred)
+        if not await self._keep(before, decision.task):
+            return True
+        passed(f"{decision.action}.decided")
+        self.settled.set()
+        self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
+        if seen.unit is None and decision.task.state in (TaskState.STOPPED, TaskState.FAILED):
+            for stage in self._host.stages:
+                await stage.ended(before.task_id)
+        if decision.action is Action.FORGET:
+            return not await self._forget(decision.task)
+        await self._act(decision, seen)
+        return True
+
+    async def _look(self) -> Seen:
+        known, self._known = self._known, None
+        if known is not None:
+            return known
+        host, task = self._host, self.record
+        if self._fresh:
+            self._fresh = False
+            return Seen(None, root=False, leftover=True, boot_id=host.boot_id)
+        unit = await host.units.find(self._unit)
+        if unit is not None and unit.active == "inactive" and not unit.control_group:
+            unit = None  # over and done with; systemd only has not forgotten it yet
+        if unit is not None and unit.active == "active":
+            return Seen(seen_unit(unit), root=True, leftover=True, boot_id=host.boot_id)
+        root, leftover = await host.lanes.run(
+            "btrfs", host.roots.look, task.task_id, task.spec.image
+        )
+        seen = await host.oomd.seen(unit, task.ended_invocation) if unit is not None else None
+        return Seen(seen, root=root, leftover=leftover, boot_id=host.boot_id)
+
+    async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:
+        """Remember a decision; False where an owner was faster and it must be made anew.
+
+        On disk goes what cannot be seen again on the host.
+        """
+        async with self._lock:
+            if self.record is not before:
+                return False
+            if task.spec is not before.spec:
+                self._host.contact.bind(task)  # back behind a health gate
+            self.record = task
+            if status_of(task) != status_of(before) and task.state not in _IN_PASSING:
+                self._tell(task)
+            if must_last(task) != self._on_disk:
+                await self._save(task, durable=not only_came_up(before, task))
+        return True
+
+    async def _save(self, task: TaskRecord, *, durable: bool = True) -> None:
+        await self._host.lanes.run("journal", self._host.journal.save, task, durable=durable)
+        self._on_disk = must_last(task)
+
+    async def _forget(self, task: TaskRecord) -> bool:
+        """End the task for good; False where its owner wants it back meanwhile."""
+        async with self._lock:
+            if self.record is not task:
+                return False
+            await self._bury(task)
+            passed("forget.done")
+            self._host.contact.release(task.task_id)
+            self._over = True
+        return True
+
+    def _tell(self, task: TaskRecord) -> None:
+        status = status_of(task)
+        known = (status.state is TaskState.RUNNING) and status.health is not Health.UNKNOWN
+        message = str(status.state) + (f", {status.health}" if known else "")
+        message += f": {status.reason}" if status.reason else ""
+        message += f": {words_on_cpus(status.cpus)}" if status.cpus else ""
+        self._host.events.add("task", task.task_id, message, status)
+        extra = {"task": task.task_id, "state": str(task.state)}
+        extra |= {"why": task.reason} if task.reason else {}
+        log.info(tell_change(self._told, status), extra=extra)
+        self._told = status
+        self._host.told(task)
+
+    async def _act(self, decision: Decision, seen: Seen) -> None:
+        task = decision.task
+        try:
+            await self._do(decision, seen)
+            passed(f"{decision.action}.done")
+        except Conflict:  # perhaps what was run inside an earlier one keeps the name
+            await self._host.inside.forget(task.task_id)
+            await self._woken(CONFLICT_S)
+        except TwineError as e:
+            log.warning(
+                "a step of a task failed",
+                extra={"task": task.task_id, "step": str(decision.action), "why": str(e)},
+            )
+            if decision.action in (Action.PREPARE, Action.START):
+                once = isinstance(e, StepFailed) and task.spec.restart.when is RestartWhen.NEVER
+                retry = isinstance(e, HostError) and not once
+                now = self._host.contact.moment(task.task_id)
+                await self._keep(task, after_failure(task, str(e), now, retry=retry))
+            else:
+                await asyncio.sleep(RETRY_S)
+
+    async def _do(self, decision: Decision, seen: Seen) -> None:
+        host, task = self._host, decision.task
+        match decision.action:
+            case Action.PREPARE:
+                await host.lanes.run("btrfs", host.roots.prepare, task.task_id, task.spec.image)
+                if self.record == task:
+                    self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
+            case Action.START:
+                for stage in host.stages:
+                    stage.check(task)
+                guard: dict[str, object] = {}
+                if is_bound(task.spec):
+                    guard = not_after(host.contact.may_start(task.task_id))
+                task = await self._through(task, lambda stage, task: stage.ensure(task))
+                if await self._initialised(task, guard):
+                    await self._start(task, guard)
+            case Action.LIMIT:
+                await self._limit(task)
+            case Action.STOP:
+                if task.state is TaskState.STOPPING and seen.unit and not task.cut_off:
+                    await self._before_stop(task, seen.unit)
+                await host.units.stop(self._unit)
+                await self._woken(1.0)
+            case Action.REMOVE_ROOT:
+                if task.spec.life.init:
+                    await host.inside.end_steps(task.task_id)
+                await host.inside.forget(task.task_id)
+                await host.inside.unstage(task)
+                for stage in host.stages:
+                    await stage.release(task.task_id)
+                # Last: by its root a loop sees that something of the task is left.
+                await host.lanes.run("btrfs", host.roots.remove, task.task_id)
+            case _:
+                until = decision.until
+                resync_s = STEADY_S if task.state is TaskState.RUNNING else RESYNC_S
+                pause = resync_s if until is None else max(0.0, until - host.contact.now_s())
+                await self._woken(pause)
+
+    async def _start(self, task: TaskRecord, guard: dict[str, object]) -> None:
+        """Start the unit once there is a place, if the task is still wanted as it is."""
+        async with (host := self._host).starts.turn():
+            if not self._is_to_start(task):
+                return
+            if task.invocation_id:
+                await host.inside.forget(task.task_id)
+            await host.units.start(self._unit, host.unit(task) | guard)
+            await self._until_up(task)
+
+    def _is_to_start(self, task: TaskRecord) -> bool:
+        """Return whether nobody wanted it otherwise since, and its host may still run it."""
+        host, now = self._host, self.record
+        if now.spec is not task.spec or now.wanted is not task.wanted or host.leaving.now():
+            return False
+        cut_off = is_cut_off(task.spec, host.contact.moment(task.task_id))
+        return not cut_off and not host.uniqueness.bars()
+
+    async def _until_up(self, task: TaskRecord) -> None:
+        """Keep the place until the unit is up, or ended: a start costs most before it is."""
+        late_s = self._host.contact.now_s() + PLACE_S
+        while self._is_to_start(task) and self._host.contact.now_s() < late_s:
+            await self._woken(2.0)
+            self._waker.clear()
+            unit = await self._host.units.find(self._unit)
+            if unit is not None and unit.active == "active":
+                known = seen_unit(unit)
+                self._known = Seen(known, root=True, leftover=True, boot_id=self._host.boot_id)
+                return
+            if unit is None or unit.active != "activating":
+                break
+        self._waker.set()
+
+    async def evict(self, why: str) -> bool:
+        """End the task for the sake of others; False where it does not run."""
+        async with self._lock:
+            before = self.record
+            task = evicted(before, why, self._host.contact.moment(before.task_id))
+            if task is before:
+                return False
+            try:
+                await self._save(task)
+            finally:  # a full disk is no reason to let it have the memory
+                self.record = task
+                self._tell(task)
+                self._waker.set()
+        return True
+
+    async def _limit(self, task: TaskRecord) -> None:
+        """Bring the running unit to its limits; they count once the kernel says so."""
+        await self._through(task, lambda stage, task: stage.resize(task))
+        spec = task.spec
+        kept = replace(self.record, limits=spec.limits, volumes=spec.volumes)
+        kept = replace(kept, resources=spec.resources)
+        if self.record.spec == spec:
+            await self._keep(self.record, kept)
+
+    async def _through(
+        self, task: TaskRecord, step: Callable[[Stage, TaskRecord], Awaitable[TaskRecord]]
+    ) -> TaskRecord:
+        """Take a task through all stages; what the host chose for it is kept at once."""
+        for stage in self._host.stages:
+            made = await step(stage, task)
+            chosen = {f: getattr(made, f) for f in _CHOSEN if getattr(made, f) != getattr(task, f)}
+            if chosen:
+                await self._keep(self.record, replace(self.record, **chosen))
+            task = made
+        return task
+
+    async def _woken(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._waker.wait()
+
+    async def _initialised(self, task: TaskRecord, guard: dict[str, object]) -> bool:
+        """Run the init steps; False where the task is wanted otherwise before they are done."""
+        if not task.spec.life.init:
+            return True
+        host, wanted = self._host, self.record
+        steps = asyncio.ensure_future(host.inside.init(task, guard))
+        try:
+            while not steps.done() and self.record is wanted:
+                if is_cut_off(task.spec, host.contact.moment(task.task_id)):
+                    break
+                waiting = asyncio.ensure_future(self._woken(RETRY_S))
+                await asyncio.wait({steps, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                self._waker.clear()
+            if steps.done() and self.record is wanted:
+                await steps
+                return True
+        finally:
+            steps.cancel()
+        await host.inside.end_steps(task.task_id)
+        return False
+
+    async def _before_stop(self, task: TaskRecord, unit: SeenUnit) -> None:
+        """Run the pre-stop hook inside what runs, once; whatever comes of it, the stop follows."""
+        if unit.active != "active" or unit.ended or unit.invocation_id == self._hooked:
+            return
+        problem = await self._host.inside.before_stop(task)
+        self._hooked = unit.invocation_id
+        if problem:
+            log.warning("task %s: its pre-stop hook failed: %s", task.task_id, problem)
+            message = f"its pre-stop hook failed: {problem}"
+            self._host.events.add("task", task.task_id, message, status_of(task))
+
+    async def _probe(self, name: str, command: list[str], timeout_s: float) -> str:
+        """Run a command of a probe inside the task."""
+        asked = Command(tuple(command), timeout_s, quiet=True)
+        return await self._host.inside.run(self.record, name, asked)
+
+    async def _judge(self, verdict: Verdict) -> None:
+        """Take what a probe found; it is kept on disk so that it survives a restart.
+
+        It waits for no look at the host, so a service manager that hangs hides no verdict.
+        """
+        async with self._lock:
+            now = self._host.contact.moment(self.record.task_id)
+            task = after_verdict(self.record, verdict, now)
+            if task is self.record:
+                return
+            try:
+                await self._save(task, durable=verdict.probe != "ready")
+            except HostError as e:
+                log.warning("cannot save a verdict", extra={"task": task.task_id, "why": str(e)})
+            finally:  # a full disk is no reason to hide how a task is
+                self.record = task
+                self._tell(task)
+                self._waker.set()

@@ -1,0 +1,454 @@
+"""All tasks of this machine: what the API and the daemon ask about them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from agent.api import COUNT_MAX, Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
+from agent.machine import Hardware
+from agent.network.core.network import gate_for
+from agent.resources.core.limits import lifts_nothing, resized
+from agent.runtime.core.records import (
+    TASK_UNITS,
+    TaskRecord,
+    Tombstone,
+    Wanted,
+    has_own_init,
+    key_of,
+    status_of,
+    unit_of,
+)
+from agent.runtime.crashpoints import passed
+from agent.runtime.journal import Replay
+from agent.tasks.admission import Admission
+from agent.tasks.context import Capacity, TaskContext
+from agent.tasks.core.admission import (
+    accept,
+    contradiction,
+    is_over,
+    stale,
+    to_be_stopped,
+    tombstone_of,
+)
+from agent.tasks.core.gate import with_gate
+from agent.tasks.core.lifecycle import ASKED_AGAIN
+from agent.tasks.core.own_init import choose_ids
+from agent.tasks.core.reconcile import KnownTask, leftovers
+from agent.tasks.supervisor import TaskLoop
+from agent.volumes.core.volumes import KEPT, places
+from wire.errors import Conflict, HostError, NotFound, Unprocessable
+
+log = logging.getLogger(__name__)
+
+STOP_ASKED = "stop was asked for"
+_UNKNOWN_IMAGE = Digest("sha256:" + "0" * 64)
+
+
+class Tasks:
+    """The tasks, each with its loop; loops run in the daemon's task group."""
+
+    def __init__(
+        self,
+        host: TaskContext,
+        capacity: Capacity,
+        hardware: Hardware,
+        group: asyncio.TaskGroup,
+        *,
+        reserve_bytes: int,
+    ) -> None:
+        """Know no task yet; see `adopt`. `reserve_bytes` of memory are kept for the host, and
+        huge pages are taken, whose number changes with the profile.
+        """
+        self._host = host
+        self._capacity = capacity
+        self._group = group
+        self._admission = Admission(capacity, hardware, reserve_bytes, self._others, self._is_over)
+        self._loops: dict[str, TaskLoop] = {}
+        self._tombstones: dict[str, Tombstone] = {}
+        self._spared: dict[str, str] = {}
+        self._coming: dict[str, TaskSpec] = {}
+        """Tasks whose record is being written: they count already."""
+        self._door = asyncio.Lock()
+        """Tasks come into being one after the other."""
+        capacity.cpus.follow(self.wanted)
+        capacity.pages.follow(self.wanted, self._is_over)
+        capacity.memory.follow(self._promised)
+
+    async def adopt(self, replay: Replay) -> None:
+        """Take over what is on the host: tasks run on, what belongs to none is removed."""
+        host = self._host
+        self._tombstones = dict(replay.tombstones)
+        self._spared = dict(replay.unreadable)
+        units = [u.unit for u in await host.units.all(TASK_UNITS)]
+        try:
+            roots = await host.lanes.run("btrfs", host.roots.all)
+        except HostError as e:  # what is left over stays until the disk answers
+            log.error("what is left of tasks cannot be looked for", extra={"why": str(e)})
+            roots = []
+        host.contact.adopt(replay)
+        self._capacity.cpus.adopt(replay.tasks.values())
+        for record in replay.tasks.values():
+            self._start(record)
+        for task_id in leftovers(replay.tasks, replay.unreadable, units, roots):
+            log.warning("removing a task that nobody asked for", extra={"task": task_id})
+            self._start(_condemned(task_id))
+        for task_id, why in replay.unreadable.items():
+            message = f"the record cannot be read ({why}); what runs is left running"
+            log.error("a task record is unreadable", extra={"task": task_id, "why": why})
+            host.events.add("agent", task_id, message)
+        for loop in list(self._loops.values()):
+            await loop.settled.wait()
+
+    def _start(self, record: TaskRecord, *, fresh: bool = False) -> None:
+        loop = TaskLoop(self._host, record, self._bury, fresh=fresh)
+        self._loops[record.task_id] = loop
+        self._group.create_task(loop.run(), name=f"task-{record.task_id}")
+
+    async def _bury(self, record: TaskRecord) -> None:
+        stone = tombstone_of(record, time.time())
+        await self._host.lanes.run("journal", self._host.journal.save, stone)
+        self._tombstones[record.task_id] = stone
+        self._capacity.cpus.forget(record.task_id)
+        del self._loops[record.task_id]
+        await self._capacity.memory.ended(record.task_id)
+        self._host.events.add("task-removed", record.task_id, "stopped and torn down")
+        extra = {"task": record.task_id}
+        log.info("task %s: stopped and torn down", record.task_id, extra=extra)
+
+    def _check(self, task_id: str, spec: TaskSpec, known: TaskRecord | Tombstone | None) -> None:
+        if refused := stale(spec.generation, spec.epoch, known):
+            raise Conflict(
+                f"task {task_id} is not changed: {refused.reason}",
+                hint="read the task, then ask with a higher generation",
+            )
+
+    async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
+        """Take a desired state; when this returns it survives any crash."""
+        self._host.uniqueness.check(f"task {task_id} is not changed")
+        await self._capacity.cpus.look_for(spec)
+        if spec.volumes:
+            await self._host.lanes.run("btrfs", self._capacity.volumes.admit, task_id, spec)
+        await self._admission.look(spec)
+        loop = self._loops.get(task_id)
+        if loop is None:
+            async with self._door:
+                if task_id not in self._loops:
+                    self._check(task_id, spec, self._tombstones.get(task_id))
+                    self._admission.check(task_id, spec)
+                    record = TaskRecord(task_id=task_id, spec=spec, boot_id=self._host.boot_id)
+                    record = self._with_cpus(record)
+                    return await self._create(record, fresh=task_id not in self._spared)
+            return await self.put(task_id, spec)
+
+        def changed(record: TaskRecord) -> TaskRecord:
+            leaving = record.wanted is Wanted.GONE
+            self._check(task_id, spec, tombstone_of(record, 0.0) if leaving else record)
+            if refused := contradiction(spec, record):
+                raise Conflict(
+                    f"task {task_id} is not changed: {refused.reason}",
+                    hint="ask for a change with a higher generation",
+                )
+            new = accept(task_id, spec, record)
+            if new is None:
+                return record
+            self._admission.check(task_id, spec)
+            new = with_gate(new, record)
+            return self._with_cpus(replace(new, boot_id=self._host.boot_id))
+
+        try:
+            return status_of(await self._changed(loop, changed))
+        except NotFound:
+            return await self.put(task_id, spec)
+
+    def _with_cpus(self, record: TaskRecord) -> TaskRecord:
+        """Return the record with the CPUs that its task gets for its own, as it was admitted.
+
+        And with the users of its machine, if it is to be one.
+        """
+        task_id = record.task_id
+        others = self._others(task_id) if record.spec.resources.exclusive_cpus else {}
+        own = self._capacity.cpus.choose(task_id, record.spec, others)
+        record = record if own == record.own_cpus else replace(record, own_cpus=own)
+        if record.ids is not None or not has_own_init(record.spec):
+            return record
+        known = (loop.record.ids for loop in self._loops.values())
+        return replace(record, ids=choose_ids(task_id, {ids for ids in known if ids is not None}))
+
+    async def _changed(
+        self, loop: TaskLoop, make: Callable[[TaskRecord], TaskRecord]
+    ) -> TaskRecord:
+        """Change a task; where that cannot be saved, it has the CPUs that it had."""
+        try:
+            return await loop.change(make)
+        except HostError:
+            self._capacity.cpus.restore(loop.record.task_id, loop.record.own_cpus)
+            raise
+
+    async def _create(self, record: TaskRecord, *, fresh: bool = False) -> TaskStatus:
+        """Start the loop of a new task; it waits for the record to be on disk."""
+        task_id, host = record.task_id, self._host
+        self._coming[task_id] = record.spec
+        try:
+            host.contact.bind(record, anew=True)
+            if task_id in self._spared:
+                await host.lanes.run("journal", host.journal.set_aside, task_id)
+            await host.lanes.run("journal", host.journal.save, record)
+            passed("task.recorded")
+            self._tombstones.pop(task_id, None)
+            self._spared.pop(task_id, None)
+            host.events.add("task", task_id, str(record.state), status_of(record))
+            self._start(record, fresh=fresh)
+        except HostError:
+            host.contact.release(task_id)
+            self._capacity.cpus.forget(task_id)
+            raise
+        finally:
+            del self._coming[task_id]
+        return status_of(record)
+
+    def wanted(self) -> dict[str, TaskSpec]:
+        """Return the specifications of all tasks that are wanted, and of those about to be."""
+        found = dict(self._coming)
+        for task_id, loop in self._loops.items():
+            record = loop.record
+            if record.wanted is Wanted.RUN:
+                found[task_id] = record.spec
+        return found
+
+    def _others(self, task_id: str) -> dict[str, TaskSpec]:
+        others = self.wanted()
+        others.pop(task_id, None)
+        return others
+
+    def _promised(self) -> dict[str, TaskSpec]:
+        """Return the specifications of all tasks that are here and not over."""
+        return {t: spec for t, spec in self.specs().items() if not self._is_over(t)}
+
+    def _is_over(self, task_id: str) -> bool:
+        return task_id in self._loops and is_over(self._loops[task_id].record)
+
+    async def delete(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
+        """Ask for a task to be stopped and torn down; it is gone when `get` says so."""
+        loop = self._loops.get(task_id)
+        if loop is None and task_id in self._spared:
+            async with self._door:
+                if task_id in self._spared:
+                    return await self._create(_condemned(task_id, generation, epoch))
+            return await self.delete(task_id, generation, epoch)
+        if loop is None:
+            await self._remember_absence(task_id, generation, epoch)
+            raise self._unknown(task_id)
+
+        def gone(record: TaskRecord) -> TaskRecord:
+            spec = self._current(record, generation, epoch)
+            leaving = replace(record, spec=spec, wanted=Wanted.GONE, reason=STOP_ASKED)
+            return to_be_stopped(leaving, STOP_ASKED)
+
+        return status_of(await loop.change(gone))
+
+    async def _remember_absence(
+        self, task_id: str, generation: int | None, epoch: int | None
+    ) -> None:
+        """A delete that overtook its put must still win over it (F-48)."""
+        known = self._tombstones.get(task_id)
+        if generation is None or stale(generation, epoch or 0, known):
+            return
+        stone = Tombstone(task_id=task_id, generation=generation, epoch=epoch or 0, at=time.time())
+        async with self._door:
+            if task_id not in self._loops:
+                self._tombstones[task_id] = stone
+                await self._host.lanes.run("journal", self._host.journal.save, stone)
+
+    async def restart(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
+        """Stop a task and start it again, without back-off."""
+        self._host.uniqueness.check(f"task {task_id} is not restarted")
+        loop = self._loops.get(task_id)
+        if loop is None:
+            raise self._unknown(task_id)
+
+        if is_over(loop.record):
+            await self._admission.look(loop.record.spec)
+
+        def again(record: TaskRecord) -> TaskRecord:
+            self._current(record, generation, epoch)
+            if record.wanted is Wanted.GONE:
+                raise Conflict(f"task {task_id} is not restarted: it is being removed")
+            if is_over(record) and (why := self._admission.no_room(task_id, record.spec)):
+                hint = "stop a task, or ask for less"
+                raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
+            asked = replace(record, restart_asked=True, cut_off=False, streak=0)
+            asked = replace(asked, boot_id=self._host.boot_id)
+            return to_be_stopped(asked, ASKED_AGAIN)
+
+        return status_of(await loop.change(again))
+
+    async def evict(self, task_id: str, why: str) -> bool:
+        """End a task for the sake of others; False where there is none that runs."""
+        loop = self._loops.get(task_id)
+        return loop is not None and await loop.evict(why)
+
+    async def resize(self, task_id: str, resize: Resize) -> TaskStatus:
+        """Change what a task may use, without a restart."""
+        loop = self._loops.get(task_id)
+        if loop is None:
+            raise self._unknown(task_id)
+        await self._capacity.cpus.look()
+        await self._admission.look(resized(loop.record.spec, resize))
+
+        def changed(record: TaskRecord) -> TaskRecord:
+            spec = resized(record.spec, resize)
+            if spec.generation > COUNT_MAX:
+                raise Conflict(
+                    f"task {task_id} is not resized: no generation is above its own",
+                    hint="remove it and put it again",
+                )
+            self._check(task_id, spec, record)
+            if record.wanted is Wanted.GONE:
+                raise Conflict(f"task {task_id} is not resized: it is being removed")
+            if refused := contradiction(spec, record):
+                raise Conflict(f"task {task_id} is not resized: {refused.reason}")
+            if why := lifts_nothing(record.spec, resize):
+                raise Unprocessable(f"task {task_id} is not resized: {why}")
+            if key_of(spec) != key_of(record.spec):
+                raise Unprocessable(
+                    f"task {task_id} is not resized: its first CPUs or huge pages of its own, or"
+                    " none any more, need a restart",
+                    hint="put it with other resources",
+                )
+            self._admission.check(task_id, spec, "is not resized")
+            return self._with_cpus(replace(record, spec=spec))
+
+        return status_of(await self._changed(loop, changed))
+
+    def _current(self, record: TaskRecord, generation: int | None, epoch: int | None) -> TaskSpec:
+        """Return the specification as of the request, or raise `Conflict` for a stale one."""
+        spec = replace(
+            record.spec,
+            generation=record.spec.generation if generation is None else generation,
+            epoch=record.spec.epoch if epoch is None else epoch,
+        )
+        self._check(record.task_id, spec, record)
+        return spec
+
+    def get(self, task_id: str) -> TaskStatus:
+        """Return the state of a task, or raise `NotFound`."""
+        loop = self._loops.get(task_id)
+        if loop is not None:
+            return status_of(loop.record)
+        if task_id in self._spared:
+            return _spared_status(task_id, self._spared[task_id])
+        raise self._unknown(task_id)
+
+    def ended_run(self, task_id: str) -> str:
+        """Return the invocation of a task that ended last, or raise `NotFound`."""
+        if not self.knows(task_id):
+            raise NotFound(
+                f"there is no task {task_id} on this machine, and which run of it was the last"
+                " went with it",
+                hint="logs without --previous has what the journal keeps of it",
+            )
+        ended = self.record(task_id).ended_invocation
+        if not ended:
+            raise NotFound(
+                f"task {task_id} has no earlier run on this machine", hint="logs without --previous"
+            )
+        return ended
+
+    def knows(self, task_id: str) -> bool:
+        """Return whether there is such a task."""
+        return task_id in self._loops or task_id in self._spared
+
+    def running(self, task_id: str) -> TaskRecord:
+        """Return the record of a task that runs; raise `NotFound` or `Conflict`."""
+        record = self.record(task_id)
+        if record.state is not TaskState.RUNNING:
+            raise Conflict(f"task {task_id} is {record.state}: nothing can be run inside it")
+        return record
+
+    def record(self, task_id: str) -> TaskRecord:
+        """Return what is known of a task, or raise `NotFound`."""
+        if task_id not in self._loops:
+            raise self._unknown(task_id)
+        return self._loops[task_id].record
+
+    def find_spec(self, task_id: str) -> TaskSpec | None:
+        """Return the specification in force of a task, None where nothing is known of it."""
+        loop = self._loops.get(task_id)
+        return None if loop is None else loop.record.spec
+
+    def to_run(self) -> dict[str, TaskSpec]:
+        """Return the specification of every task that runs or is to."""
+        records = [loop.record for loop in self._loops.values()]
+        over = (TaskState.STOPPED, TaskState.FAILED)
+        wanted = {r.task_id: r for r in records if r.wanted is Wanted.RUN}
+        return dict(self._coming) | {t: r.spec for t, r in wanted.items() if r.state not in over}
+
+    def specs(self) -> dict[str, TaskSpec]:
+        """Return the specification of every task, and of those that are about to be one."""
+        loops = list(self._loops.items())  # at once: this is also asked from other threads
+        return dict(self._coming) | {t: loop.record.spec for t, loop in loops}
+
+    def known(self) -> tuple[dict[str, KnownTask], list[str]]:
+        """Return what is known of each task, and those whose record cannot be read."""
+        tasks = {
+            task_id: KnownTask(
+                loop.record.state,
+                loop.record.wanted is Wanted.GONE,
+                loop.record.spec.image,
+                tuple(places(task_id, loop.record.spec, *KEPT)),
+                gate_for(loop.record.spec),
+            )
+            for task_id, loop in self._loops.items()
+        }
+        return tasks, sorted(self._spared)
+
+    def all(self) -> list[TaskStatus]:
+        """Return the state of all tasks, sorted by id."""
+        known = [status_of(loop.record) for loop in self._loops.values()]
+        spared = [_spared_status(t, why) for t, why in self._spared.items()]
+        return sorted([*known, *spared], key=lambda s: s.task_id)
+
+    def using(self, digest: str) -> list[str]:
+        """Return the ids of the tasks that run from an image, sorted."""
+        specs = [(t, spec.image) for t, spec in self._coming.items()]
+        for task_id, loop in self._loops.items():
+            old = loop.record.previous
+            specs += [(task_id, loop.record.spec.image)]
+            specs += [(task_id, old.image)] if old is not None else []
+        return sorted({t for t, image in specs if image == digest})
+
+    @staticmethod
+    def _unknown(task_id: str) -> NotFound:
+        return NotFound(f"there is no task {task_id} on this machine", hint="twine-agent ps")
+
+
+def _condemned(task_id: str, generation: int | None = None, epoch: int | None = None) -> TaskRecord:
+    """Return the record of a task of which only the id is known, to have it removed."""
+    spec = TaskSpec(
+        generation=generation or 1, epoch=epoch or 0, image=_UNKNOWN_IMAGE, command=["unknown"]
+    )
+    return TaskRecord(
+        task_id=task_id,
+        spec=spec,
+        wanted=Wanted.GONE,
+        state=TaskState.STOPPING,
+        orphan=generation is None,
+    )
+
+
+def _spared_status(task_id: str, why: str) -> TaskStatus:
+    return TaskStatus(
+        task_id=task_id,
+        generation=0,
+        epoch=0,
+        state=TaskState.RUNNING,
+        health=Health.UNKNOWN,
+        reason=f"its record cannot be read ({why}); put or delete the task",
+        image="",
+        unit=unit_of(task_id),
+    )

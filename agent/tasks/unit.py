@@ -1,0 +1,87 @@
+"""The unit of a task: what it is made of, and what is seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from agent.images.core.image_user import login
+from agent.images.core.oci import as_run, image_properties
+from agent.images.core.standard_output import is_piped, piped
+from agent.images.core.writable_root import opened
+from agent.images.roots import Roots
+from agent.machine import UnitState
+from agent.resources.core.exclusive_cpus import own_properties
+from agent.runtime.core.records import TaskRecord, has_own_init
+from agent.runtime.stage import Stage
+from agent.tasks.core.lifecycle import SeenUnit
+from agent.tasks.core.own_init import enclosed
+from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
+from agent.volumes.core.mounts import mount_properties
+
+
+def seen_unit(unit: UnitState) -> SeenUnit:
+    """Return what a decision needs of a unit's state."""
+    return SeenUnit(
+        active=unit.active,
+        sub=unit.sub,
+        result=unit.result,
+        invocation_id=unit.invocation_id,
+        key=key_in(unit.description),
+        exit_code=unit.exit_code,
+        exit_signal=unit.exit_signal,
+        exited_at=unit.exited_at,
+        started_at=unit.started_at,
+    )
+
+
+class SystemContainer(Stage):
+    """Makes the unit of a task with an init of its own the one that starts its container."""
+
+    def __init__(self, state_dir: str, run_dir: str) -> None:
+        """Mount below the folder of what lasts until the next boot."""
+        self._folders = state_dir, run_dir
+
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit that starts the container, or `unit` itself for all other tasks."""
+        if not has_own_init(task.spec):
+            return unit
+        assert task.ids is not None, "given to it when it was admitted"
+        return enclosed(task.task_id, task.spec, unit, task.ids, *self._folders)
+
+
+class UnitOfTask:
+    """Makes the unit of a task: its own properties, then those of each stage, in their order."""
+
+    def __init__(self, roots: Roots, stages: Sequence[Stage]) -> None:
+        """Ask `roots` what the image wants, and `stages` what they add."""
+        self._roots, self._stages = roots, stages
+
+    def __call__(self, task: TaskRecord) -> dict[str, object]:
+        """Return all properties of a task's unit."""
+        unit = task_unit(self._roots, task)
+        for stage in self._stages:
+            unit = stage.properties(task, unit)
+        return unit
+
+
+def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
+    """Return the properties of a task's unit that no stage adds."""
+    config, root = roots.config(task.spec.image), str(roots.path(task.task_id))
+    user = None if config is None or has_own_init(task.spec) else config.runs_as
+    writes = roots.is_writable(task.spec)
+    if writes and user is None:
+        user = roots.owner(task.spec.image)
+    spec = as_run(task.spec, config)
+    spec = replace(spec, environment={**login(user), **spec.environment})
+    unit = {
+        **unit_properties(task.task_id, spec, root),
+        **image_properties(spec, config),
+        **mount_properties(task.task_id, spec, str(roots.state), root, user),
+        **own_properties(task.own_cpus),
+        "Description": describe_unit(task.task_id, task.spec),
+    }
+    if is_piped(task.spec, config, has_shell=roots.has_shell(task.spec.image)):
+        unit["ExecStart"] = [piped(spec.command)]
+    return unit | (opened(unit, spec, roots.tops(task.spec.image)) if writes else {})

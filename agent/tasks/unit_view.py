@@ -1,0 +1,44 @@
+"""Shows a task's unit: what is asked of systemd, beside what systemd says of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.api.unit import UnitProperty, UnitShown
+from agent.machine import Processes
+from agent.runtime.core.records import TaskRecord, unit_of
+from agent.runtime.offload import Lanes
+from agent.tasks.unit import UnitOfTask
+
+_MOST = 60_000
+"""Characters of a value that are shown, within what a field of the wire may have."""
+
+
+class UnitView:
+    """Reads units through `systemctl show`, in the lane of those who look."""
+
+    def __init__(self, processes: Processes, lanes: Lanes, whole: UnitOfTask) -> None:
+        """`whole` returns all properties of a task's unit."""
+        self._processes, self._lanes, self._whole = processes, lanes, whole
+
+    async def show(self, task: TaskRecord) -> UnitShown:
+        """Return all properties of a task's unit, sorted by name."""
+        unit, wanted = unit_of(task.task_id), self._whole(task)
+        found = await self._lanes.run("usage", self._read, unit, sorted(wanted))
+        return UnitShown(
+            unit=unit,
+            properties=[
+                UnitProperty(
+                    name=name,
+                    wanted=msgspec.json.encode(wanted[name]).decode()[:_MOST],
+                    in_force=found.get(name, "")[:_MOST],
+                )
+                for name in sorted(wanted)
+            ],
+        )
+
+    def _read(self, unit: str, names: list[str]) -> dict[str, str]:
+        command = ["systemctl", "show", f"--property=LoadState,{','.join(names)}", unit]
+        lines = self._processes.run(command, timeout_s=10).stdout.splitlines()
+        found = dict(line.split("=", 1) for line in lines if "=" in line)
+        return found if found.get("LoadState") == "loaded" else {}

@@ -1,0 +1,1 @@
+"""Volumes of tasks, and what is mounted for a task before it starts."""

@@ -1,0 +1,55 @@
+"""What the API asks about volumes, answered in the lane of btrfs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from agent.api import TaskSpec
+from agent.api.volumes import VolumeInfo, VolumeInfos
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.offload import Lanes
+from agent.runtime.stage import Stage
+from agent.volumes.volumes import Volumes, with_volumes
+
+_LANE = "btrfs"
+
+
+class VolumeService(Stage):
+    """Lists, keeps and removes volumes of this host, and brings tasks to theirs."""
+
+    def __init__(
+        self, volumes: Volumes, specs: Callable[[], Mapping[str, TaskSpec]], lanes: Lanes
+    ) -> None:
+        """`specs` returns the specifications of all tasks here."""
+        self._volumes, self._specs, self._lanes = volumes, specs, lanes
+
+    def _users(self) -> dict[str, list[str]]:
+        return with_volumes(self._specs())
+
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Make the volumes of a task, with their limits."""
+        if task.spec.volumes or task.volumes:
+            await self._lanes.run(_LANE, self._volumes.ensure, task.task_id, task.spec)
+        return task
+
+    async def resize(self, task: TaskRecord) -> TaskRecord:
+        """As `ensure`: limits change while a task runs."""
+        return await self.ensure(task)
+
+    async def release(self, task_id: str) -> None:
+        """Delete the volumes that go with a task."""
+        await self._lanes.run(_LANE, self._volumes.drop_scratch, task_id)
+
+    async def all(self) -> VolumeInfos:
+        """Return all volumes and snapshots."""
+        return await self._lanes.run(_LANE, self._volumes.all, self._users)
+
+    async def snapshot(self, entitlement: str, name: str, label: str) -> VolumeInfo:
+        """Keep what a persistent volume holds now."""
+        return await self._lanes.run(
+            _LANE, self._volumes.snapshot, entitlement, name, label, self._users
+        )
+
+    async def remove(self, entitlement: str, name: str) -> None:
+        """Remove a volume or snapshot; who has it is looked at right before."""
+        await self._lanes.run(_LANE, self._volumes.remove, entitlement, name, self._users)

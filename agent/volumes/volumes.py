@@ -1,0 +1,178 @@
+"""The volumes of this host: subvolumes that tasks keep things in (docs/volumes.md).
+
+Every step can be repeated, so a volume that was only half made when the agent died is whole with
+the task's next start. Names say whose each one is: there is no other record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from agent.api import TaskSpec
+from agent.api.volumes import VolumeInfo, VolumeInfos, VolumeKind
+from agent.machine import Btrfs, Quota
+from agent.runtime.crashpoints import passed
+from agent.volumes.core.volumes import (
+    FOLDERS,
+    KEPT,
+    Named,
+    name_of,
+    places,
+    read_name,
+    stray_scratch,
+)
+from wire.errors import BtrfsError, Conflict, HostError, NotFound, Unprocessable
+
+Users = Callable[[], dict[str, list[str]]]
+"""Returns the tasks that have a volume, by where it is below the state folder."""
+
+
+class Volumes:
+    """Subvolumes below `scratch` and `volumes`. Blocking: call it through the lane of btrfs."""
+
+    def __init__(self, btrfs: Btrfs, state: Path) -> None:
+        """Keep volumes below the state folder."""
+        self._btrfs = btrfs
+        self.state = state
+        for folder in FOLDERS:
+            (state / folder).mkdir(parents=True, exist_ok=True)
+
+    def admit(self, task_id: str, spec: TaskSpec) -> None:
+        """See to it that limits can hold; raises `Unprocessable` where nobody counts."""
+        limited = [n for n, v in spec.volumes.items() if v.max_bytes and v.kind != "tmpfs"]
+        if not limited:
+            return
+        try:
+            if self._btrfs.enable_quota(self.state) is not Quota.OFF:
+                return
+            why = "they are still off"
+        except BtrfsError as e:
+            why = str(e)
+        raise Unprocessable(
+            f"task {task_id} cannot run: volumes.{limited[0]}.max_bytes needs quotas of the file"
+            f" system at {self.state}, and it has none: {why}",
+            hint="leave the limit out, or put the state folder on btrfs with quotas",
+        )
+
+    def disk_bytes(self) -> int:
+        """Return the size of the disk that volumes are on."""
+        return self._btrfs.free_bytes(self.state)[0]
+
+    def ensure(self, task_id: str, spec: TaskSpec) -> None:
+        """Bring a task's volumes to its specification; what it no longer has goes if it is scratch.
+
+        Raises `HostError` where a shared one is not there.
+        """
+        self.drop_scratch(task_id, spec)
+        for place in places(task_id, spec, VolumeKind.SHARED):
+            if self._btrfs.find(self.state / place) is None:
+                raise HostError(
+                    f"task {task_id} cannot start: there is no volume {place.partition('/')[2]}"
+                    " on this machine",
+                    hint="start the task that has it; `twine-agent volume list` shows all",
+                )
+        kept = places(task_id, spec, *KEPT)
+        for place, volume in kept.items():
+            path = self.state / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if self._btrfs.find(path) is None:
+                self._btrfs.create(path)
+                passed("volume.made")
+            self._limit(path, volume.max_bytes)
+            passed("volume.limited")
+
+    def _limit(self, path: Path, max_bytes: int | None) -> None:
+        """Set a limit and read it back: it counts once the kernel says so."""
+        if max_bytes is not None:
+            self._btrfs.enable_quota(self.state)
+        room = self._btrfs.room(path)
+        if max_bytes == (room.max_bytes if room else None):
+            return
+        self._btrfs.limit(path, max_bytes)
+        room = self._btrfs.room(path)
+        if room is None or room.max_bytes != max_bytes:
+            found = None if room is None else room.max_bytes
+            raise HostError(f"the limit of {path} is {found} and not {max_bytes} bytes")
+
+    def drop_scratch(self, task_id: str, spec: TaskSpec | None = None) -> None:
+        """Remove scratch volumes of a task that its specification does not name; None: all."""
+        folder = self.state / "scratch"
+        for name in stray_scratch(self._btrfs.children(folder), task_id, spec):
+            self._btrfs.delete(folder / name)
+            passed("scratch.removed")
+
+    def all(self, users: Users) -> VolumeInfos:
+        """Return all volumes and snapshots, sorted by name."""
+        used = users()
+        found = [self._info(*one, used) for one in self._each()]
+        return VolumeInfos(
+            volumes=sorted(found, key=lambda v: (v.entitlement, v.name)),
+            quota=self._btrfs.quota(self.state).value,
+        )
+
+    def _each(self) -> Iterator[tuple[str, str, Named]]:
+        """Yield folder, name and meaning of each; the folder is below the state folder."""
+        for folder in self.folders():
+            for name in self._btrfs.children(self.state / folder):
+                if (named := read_name(name)) is not None:
+                    yield folder, name, named
+
+    def folders(self) -> list[str]:
+        """Return the folders that hold volumes, below the state folder."""
+        top = self.state / "volumes"
+        return ["scratch", *sorted(f"volumes/{p.name}" for p in top.iterdir() if p.is_dir())]
+
+    def _info(self, folder: str, name: str, named: Named, used: dict[str, list[str]]) -> VolumeInfo:
+        room = self._btrfs.room(self.state / folder / name)
+        kind = "scratch" if folder == "scratch" else "snapshot" if named.label else "persistent"
+        return VolumeInfo(
+            entitlement=folder.partition("/")[2],
+            name=name,
+            kind=kind,
+            used_bytes=None if room is None else room.used_bytes,
+            max_bytes=None if room is None else room.max_bytes,
+            tasks=used.get(f"{folder}/{name}", []),
+        )
+
+    def snapshot(self, entitlement: str, name: str, label: str, users: Users) -> VolumeInfo:
+        """Keep what a persistent volume holds at this moment, to be read only."""
+        named = self._named(entitlement, name)
+        if named.label:
+            raise Conflict(f"{name} is a snapshot already")
+        folder, target = f"volumes/{entitlement}", name_of(named.task_id, named.volume, label)
+        source = self.state / folder / name
+        self._btrfs.snapshot(source, self.state / folder / target, read_only=True)
+        passed("volume.snapshot-made")
+        self._btrfs.sync(self.state / folder)
+        return self._info(folder, target, Named(named.task_id, named.volume, label), users())
+
+    def remove(self, entitlement: str, name: str, users: Users) -> None:
+        """Remove a persistent volume or a snapshot; raises `Conflict` while a task has it."""
+        self._named(entitlement, name)
+        place = f"volumes/{entitlement}/{name}"
+        if tasks := users().get(place):
+            raise Conflict(
+                f"volume {name} is not removed: task {', '.join(tasks)} has it",
+                hint="stop the task first",
+            )
+        self._btrfs.delete(self.state / place)
+        passed("volume.removed")
+
+    def _named(self, entitlement: str, name: str) -> Named:
+        named = read_name(name)
+        if named is None or self._btrfs.find(self.state / "volumes" / entitlement / name) is None:
+            raise NotFound(
+                f"entitlement {entitlement} has no volume {name} on this machine",
+                hint="twine-agent volume list",
+            )
+        return named
+
+
+def with_volumes(specs: Mapping[str, TaskSpec]) -> dict[str, list[str]]:
+    """Return the tasks that have a volume on disk, by where it is."""
+    found: dict[str, list[str]] = {}
+    for task_id, spec in sorted(specs.items()):
+        for place in places(task_id, spec, *KEPT, VolumeKind.SHARED):
+            found.setdefault(place, []).append(task_id)
+    return found

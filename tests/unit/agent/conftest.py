@@ -1,0 +1,20 @@
+"""A machine in memory for an agent, whose pauses after failures are short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders import FakeHost
+
+from agent.tasks import supervisor
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
+    """Yield a machine that has one image."""
+    monkeypatch.setattr(supervisor, "RETRY_S", 0.01)
+    monkeypatch.setattr(supervisor, "CONFLICT_S", 0.01)
+    host = FakeHost(tmp_path)
+    host.give_image()
+    return host

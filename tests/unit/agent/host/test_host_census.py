@@ -1,0 +1,155 @@
+"""What is found on a host against what is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.api import TaskState
+from agent.host.core.census import Found, Store, judge, lasting
+from agent.tasks.core.reconcile import KnownTask
+
+IMAGE = "1" * 64
+RUNNING = KnownTask(TaskState.RUNNING, image=f"sha256:{IMAGE}", ports="80-8080")
+WELL = Found(
+    tasks={"web": RUNNING},
+    records=("web.json", "gone.json"),
+    units={"twine-task-web.service": "active", "twine-agent.service": "active"},
+    cgroups=("/workload.slice/workload-x.slice/twine-task-web.service",),
+    roots=("web",),
+    images=Store((IMAGE,), (IMAGE,)),
+    namespaces=("web",),
+    veths={"tw01234567890": "web"},
+    ports=("80-8080", "none"),
+    mounts=(
+        "/run/twine/netns/web",
+        "/run/twine/machines/web/.root",
+        "/run/twine/machines/web/.nested/proc",
+        "/var/lib/twine/tasks/web",
+        "/var/lib/twine/tasks/web/data",
+    ),
+    files=("images", "journal", "tasks"),
+)
+
+
+def wrong(found: Found) -> list[tuple[str, str]]:
+    return [(a.kind, a.name) for a in judge(found) if a.wrong]
+
+
+def test_on_a_host_that_is_well_everything_has_an_owner_and_a_reason() -> None:
+    accounts = judge(WELL)
+    assert wrong(WELL) == []
+    assert all(a.owner and a.why and a.stays for a in accounts)
+    assert {a.kind for a in accounts} == {
+        "unit",
+        "cgroup",
+        "root",
+        "image",
+        "record",
+        "namespace",
+        "veth",
+        "ports",
+        "mount",
+        "file",
+    }
+
+
+def test_a_volume_in_the_root_of_a_task_is_the_tasks_mount_and_nobodys_once_it_is_gone() -> None:
+    at = "/var/lib/twine/tasks/web/srv/tasks/x"
+    found = replace(WELL, mounts=(at,))
+    (mount,) = [a for a in judge(found) if a.kind == "mount"]
+
+    assert (mount.owner, mount.why, mount.stays) == ("task web", "a volume of the task", True)
+    gone = replace(found, tasks={}, spared=())
+    assert ("mount", at) in wrong(gone)
+    assert ("mount", at) not in wrong(replace(gone, spared=("web",)))
+
+
+def test_a_program_for_ports_is_of_all_tasks_that_may_bind_them_and_goes_with_the_last() -> None:
+    """It is no mistake that one is left: it goes with the next request for others."""
+    both = replace(WELL, tasks={"web": RUNNING, "also": RUNNING}, ports=("80-8080", "9"))
+    shared, left = [a for a in judge(both) if a.kind == "ports"]
+
+    assert (shared.owner, shared.stays) == ("agent", True)
+    assert "also and 1 more" in shared.why
+    assert (left.stays, left.wrong) == (False, False)
+
+
+STRAYS = {
+    "unit": {"units": {**WELL.units, "twine-task-lost.service": "active"}},
+    "unit of a step": {"units": {**WELL.units, "twine-step-lost.service": "active"}},
+    "unit inside": {"units": {**WELL.units, "twine-in-lost.probe.service": "active"}},
+    "intake": {"units": {**WELL.units, "twine-unpack-0123.service": "active"}},
+    "cgroup": {"cgroups": (*WELL.cgroups, "/workload.slice/x.slice/twine-task-lost.service")},
+    "root": {"roots": ("web", "lost")},
+    "namespace": {"namespaces": ("web", "lost")},
+    "veth": {"veths": {**WELL.veths, "tw1": "lost"}},
+    "veth without a name": {"veths": {**WELL.veths, "tw1": ""}},
+    "mount": {"mounts": ("/var/lib/twine/tasks/x",)},
+    "mount of a machine": {"mounts": ("/run/twine/machines/lost/.root",)},
+    "mount below one of a machine": {"mounts": ("/run/twine/machines/lost/.nested/proc",)},
+    "staging": {"staging": ("x.stream",)},
+    "image without a description": {"images": Store((IMAGE, "2"), (IMAGE,))},
+    "description without an image": {"images": Store((IMAGE,), (IMAGE, "2"))},
+    "image that is open": {"images": Store((IMAGE,), (IMAGE,), (IMAGE,))},
+    "layer": {"layers": Store(("3",), ())},
+    "half a record": {"records": (*WELL.records, ".web.new")},
+    "file": {"files": (*WELL.files, "core")},
+    "file among roots": {"files": (*WELL.files, "tasks/x")},
+    "no unit": {"units": {}},
+    "unit that ended": {"units": {"twine-task-web.service": "failed"}},
+    "no root": {"roots": ()},
+    "no image": {"images": Store()},
+    "no record": {"records": ()},
+}
+
+
+@pytest.mark.parametrize("kind", STRAYS)
+def test_every_stray_and_every_gap_is_found_and_nothing_else(kind: str) -> None:
+    """P9: what belongs to nobody, and what is missing."""
+    found = replace(WELL, **STRAYS[kind])
+    assert len(wrong(found)) == 1
+    assert all(a.why for a in judge(found))
+
+
+def test_what_is_under_way_is_not_wrong() -> None:
+    busy = replace(
+        WELL,
+        taking_in=True,
+        staging=("x.stream",),
+        images=Store((IMAGE, "2"), (IMAGE,)),
+        units={**WELL.units, "twine-fetch-0123.service": "active"},
+    )
+    leaving = {"web": KnownTask(TaskState.STOPPING, leaving=True)}
+    assert wrong(busy) == []
+    assert wrong(replace(WELL, tasks=leaving, units={}, roots=())) == []
+    for state in (TaskState.STARTING, TaskState.BACKOFF, TaskState.FAILED):
+        tasks = {"web": KnownTask(state)}
+        assert wrong(replace(WELL, tasks=tasks, units={}, roots=())) == []
+
+
+def test_a_task_whose_record_cannot_be_read_keeps_all_it_has_and_is_told() -> None:  # F-06
+    spared = replace(WELL, tasks={}, spared=("web",), mounts=())
+    assert wrong(spared) == [("record", "web.json")]
+
+
+def test_mounts_in_a_root_are_of_its_task_whether_or_not_its_record_can_be_read() -> None:
+    """F-06: a root that is shown to its image's user, and volumes in it."""
+    at = ("/tasks/state/tasks/web", "/tasks/state/tasks/web/srv/tasks/x")
+    for here in (replace(WELL, mounts=at), replace(WELL, tasks={}, spared=("web",), mounts=at)):
+        root, volume = [a for a in judge(here) if a.kind == "mount"]
+        assert (root.owner, volume.owner) == ("task web", "task web")
+        assert "user of its image" in root.why
+        assert "volume" in volume.why
+    gone = replace(WELL, tasks={}, records=(), mounts=("/state/tasks/web", "/web"))
+    assert [n for k, n in wrong(gone) if k == "mount"] == ["/state/tasks/web", "/web"]
+
+
+def test_only_what_is_wrong_twice_is_wrong() -> None:
+    first, again = (
+        judge(replace(WELL, roots=("web", "lost", "old"))),
+        judge(replace(WELL, roots=("web", "old", "new"))),
+    )
+    assert [a.name for a in lasting(first, again) if a.wrong] == ["old"]
+    assert {a.name for a in lasting(first, again)} == {a.name for a in again}

@@ -1,0 +1,112 @@
+"""An agent with nothing to do sleeps: each wake-up of it costs all hosts (docs/adr/0114)."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import FakeHost, a_spec, running
+
+from agent.api import Limits
+from agent.runtime.offload import Lanes
+from agent.runtime.poll_timers import Rest, next_round
+
+TASKS = 20
+POLL_S = 30.0
+
+
+class Selector(selectors.SelectSelector):
+    """Sleeps no longer than threads need to answer; the clock shows what it was to sleep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped_s, self.sleeps = 0.0, 0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None or timeout <= 0.02:
+            return super().select(timeout)
+        ready = super().select(0.02)
+        if not ready:
+            self.skipped_s += timeout - 0.02
+            self.sleeps += 1
+        return ready
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Counts how often it went to sleep although nobody else was at work."""
+
+    def __init__(self) -> None:
+        self.virtual = Selector()
+        super().__init__(self.virtual)
+
+    def time(self) -> float:
+        return super().time() + self.virtual.skipped_s
+
+
+def test_an_idle_agent_sleeps_most_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tasks that run, and a control plane that waits for news of it."""
+    hops: list[str] = []
+    run = Lanes.run
+
+    async def counted(self: Lanes, lane: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+        hops.append(lane)
+        return await run(self, lane, call, *args, **kwargs)
+
+    monkeypatch.setattr(Lanes, "run", counted)
+    host = FakeHost(tmp_path)
+    host.give_image()
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, Loop)
+        sleeps, lanes = runner.run(_a_quiet_minute(host, loop, hops))
+
+    # A dozen rounds of five seconds, two glances at all units, and two polls with their sweeps:
+    # what the client and this test wake for is in it.
+    assert sleeps <= 30
+    assert lanes == ["systemd"] * 2
+
+
+async def _a_quiet_minute(host: FakeHost, loop: Loop, hops: list[str]) -> tuple[int, list[str]]:
+    async with host.agent() as client:
+        for n in range(TASKS):
+            await client.put_task(f"web-{n}", a_spec(limits=Limits(memory_max_bytes=8 << 20)))
+        for n in range(TASKS):
+            await running(client, f"web-{n}")
+
+        async def poll() -> None:
+            after = (await client.get_events(0)).latest
+            while True:
+                after = (await client.get_events(after, wait_s=POLL_S)).latest
+
+        polling = asyncio.ensure_future(poll())
+        await asyncio.sleep(45)  # what the starts left to do is done
+        before = loop.virtual.sleeps
+        hops.clear()
+        await asyncio.sleep(60)
+        found = loop.virtual.sleeps - before, list(hops)
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+    return found
+
+
+def test_pauses_of_one_length_end_together_and_none_is_nothing() -> None:
+    assert next_round(0.0, 10.0) == 10.0
+    assert next_round(13.7, 10.0) == next_round(19.9, 10.0) == next_round(15.0, 5.0) == 20.0
+    assert next_round(19.9999, 10.0) == 30.0
+    assert all(next_round(n * 0.37, 0.01) > n * 0.37 for n in range(1000))
+
+
+async def test_a_rest_ends_before_its_time_where_somebody_ends_it() -> None:
+    rest = Rest()
+    rest.end()
+    resting = asyncio.ensure_future(rest.until_round(3600.0))
+    await asyncio.sleep(0)
+    rest.end()
+    rest.end()
+    await asyncio.wait_for(resting, 60)
+    await rest.until_round(0.01)

@@ -1,0 +1,132 @@
+"""Which task goes when memory is short, and how many start at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import a_record
+
+from agent.api import Resources, RestartPolicy, RestartWhen, TaskState
+from agent.host.core.pressure import (
+    FULL_S,
+    LOOKS,
+    PAUSE_S,
+    Load,
+    Waits,
+    Watch,
+    at_own_limits,
+    seen_full,
+    starts_at_once,
+    victim,
+    watched,
+    why_evicted,
+)
+from agent.lease.core.lease import Moment
+from agent.resources.core.limits import kept_bytes
+from agent.runtime.core.records import Wanted
+from agent.tasks.core.lifecycle import evicted
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("waits", "number"),
+    [
+        (Waits(), 8),
+        (Waits(agent=0.19, tasks=0.19), 8),
+        (Waits(agent=0.2), 2),
+        (Waits(agent=0.5), 1),
+        (Waits(agent=1.0, tasks=1.0), 1),
+        (Waits(tasks=0.2), 1),
+    ],
+)
+def test_starts_are_let_in_by_what_the_agent_waits_for(waits: Waits, number: int) -> None:
+    """F-11"""
+    assert starts_at_once(4, waits) == number
+    assert starts_at_once(1, Waits()) == 4
+
+
+def test_a_task_goes_only_after_a_shortage_that_lasts_and_then_none_for_a_while() -> None:
+    """F-14"""
+    watch, short = Watch(), Waits(tasks=0.9)
+    for look in range(LOOKS - 1):
+        watch, goes = watched(watch, short, float(look))
+        assert not goes
+    watch, goes = watched(watch, short, 10.0)
+    assert goes
+    for _ in range(LOOKS + 1):
+        watch, goes = watched(watch, short, 10.0 + PAUSE_S - 1)
+        assert not goes
+    for look in range(LOOKS):
+        watch, goes = watched(watch, short, 10.0 + PAUSE_S + look)
+    assert goes
+
+
+def test_one_good_look_ends_a_shortage() -> None:
+    watch = Watch(looks=LOOKS - 1)
+    watch, goes = watched(watch, Waits(tasks=0.39), 1.0)
+    assert (watch.looks, goes) == (0, False)
+
+
+def test_the_task_with_most_beyond_its_promises_goes_of_the_slice_that_has_most() -> None:
+    """F-14: and not the largest of all."""
+    loads = [
+        Load("large", "front", 300 * MIB),
+        Load("a", "back", 200 * MIB),
+        Load("b", "back", 150 * MIB, started_at=1.0),
+        Load("kept", "back", 900 * MIB, kept_bytes=900 * MIB),
+    ]
+    chosen = victim(loads)
+    assert chosen
+    assert chosen.task_id == "a"
+    why = why_evicted(chosen, Waits(tasks=0.63))
+    assert "63% of the last 10 s" in why
+    assert "200MiB" in why.replace(" ", "")
+    assert "(back)" in why
+
+
+def test_of_equals_the_last_started_goes_and_promises_are_kept() -> None:
+    twins = [Load(t, "x", 9 * MIB, started_at=at) for t, at in (("old", 1.0), ("new", 2.0))]
+    chosen = victim(twins)
+    assert chosen
+    assert chosen.task_id == "new"
+    assert victim([Load("kept", "x", 9 * MIB, kept_bytes=9 * MIB)]) is None
+    assert kept_bytes(Resources(memory_min_bytes=2, memory_low_bytes=3)) == 3
+
+
+def test_an_eviction_is_an_end_by_the_restart_policy() -> None:
+    now = Moment(boot_s=100.0, wall=1000.0, heard_s=100.0)
+    task = a_record(state=TaskState.RUNNING, invocation_id="i1", started_boot_s=50.0)
+    gone = evicted(task, "why", now)
+    assert (gone.state, gone.reason, gone.restarts) == (TaskState.BACKOFF, "why", 1)
+    assert gone.last_exit
+    assert gone.last_exit.result == "evicted"
+    once = a_record(
+        spec=a_record().spec.__class__(
+            image=task.spec.image, command=["x"], restart=RestartPolicy(when=RestartWhen.NEVER)
+        ),
+        state=TaskState.RUNNING,
+    )
+    assert evicted(once, "why", now).state is TaskState.STOPPED
+    leaving = a_record(state=TaskState.RUNNING, wanted=Wanted.GONE)
+    assert evicted(leaving, "why", now) is leaving
+
+
+def test_who_waits_at_its_own_limit_is_no_shortage_of_the_host() -> None:
+    """F-14: also right after the kernel's killer made room in it; one who waits besides is."""
+    full = Load("full", "shop", 99, limit_bytes=100, waits=0.8)
+    room = Load("room", "shop", 50, limit_bytes=100, waits=0.5)
+    still = Load("still", "shop", 50, limit_bytes=100, waits=0.01)
+    known = seen_full({}, [full, still], 5.0)
+    emptied = replace(full, memory_bytes=1)
+
+    assert known == {"full": 5.0}
+    assert at_own_limits([full, still], known) == ["full"]
+    assert at_own_limits([emptied, still], seen_full(known, [emptied], 5.0 + FULL_S - 1)) == [
+        "full"
+    ]
+    assert at_own_limits([emptied, still], seen_full(known, [emptied], 5.0 + FULL_S)) == []
+    assert at_own_limits([full, room], known) == []
+    assert at_own_limits([still], known) == []
+    assert not Load("unknown", "shop", 99).is_full

@@ -1,0 +1,227 @@
+"""A host that is short: starts wait for a place, the right task goes and its owner is told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from builders import FakeHost, a_spec, gone, running, unit, until
+
+from agent import daemon
+from agent.api import Limits, Resources, RestartPolicy, TaskState
+from agent.host import pressure
+from agent.host.core import pressure as core_pressure
+from agent.machine import Usage
+from agent.runtime.core.slices import cgroup_of
+from agent.tasks.starts import Starts
+
+MIB = 1 << 20
+
+
+async def test_starts_have_places_in_the_order_in_which_they_asked() -> None:
+    """F-11"""
+    starts, began = Starts(2), list[int]()
+    leave = [asyncio.Event() for _ in range(5)]
+
+    async def start(number: int) -> None:
+        async with starts.turn():
+            began.append(number)
+            await leave[number].wait()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(start(number)) for number in range(5)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (began, starts.under_way) == ([0, 1], 2)
+        tasks[2].cancel()
+        starts.allow(1)
+        leave[0].set()
+        await tasks[0]
+        assert (began, starts.under_way) == ([0, 1], 1)
+        leave[1].set()
+        await tasks[1]
+        await asyncio.sleep(0)
+        assert began == [0, 1, 3]
+        starts.allow(9)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert began == [0, 1, 3, 4]
+        for event in leave:
+            event.set()
+    assert starts.under_way == 0
+
+
+async def test_a_place_that_was_given_and_not_taken_is_given_on() -> None:
+    starts = Starts(1)
+
+    async def start() -> None:
+        async with starts.turn():
+            pass
+
+    async with starts.turn():
+        second = asyncio.ensure_future(start())
+        await asyncio.sleep(0)
+        assert starts.under_way == 1
+    assert starts.under_way == 1  # given to the second, which has not run yet
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    async with asyncio.timeout(60), starts.turn():
+        assert starts.under_way == 1
+
+
+async def test_the_task_with_most_goes_and_the_event_says_why(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-14: it is restarted with a pause; what is within its promise is left alone."""
+    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    slow = RestartPolicy(backoff_s=3600.0, backoff_max_s=3600.0)
+    kept = Resources(memory_min_bytes=128 * MIB)
+    async with host.agent() as client:
+        for name, resources in (("small", Resources()), ("big", Resources()), ("kept", kept)):
+            await client.put_task(name, a_spec(restart=slow, resources=resources))
+            await running(client, name)
+        for name, used in (("small", 10), ("big", 90), ("kept", 120)):
+            group = cgroup_of(name, a_spec())
+            host.fake.cgroups.usage[group] = Usage(memory_bytes=used * MIB)
+        after = (await client.get_events(0)).latest
+        host.fake.cgroups.waits["/workload.slice", "memory"] = 0.9
+        status = await until(client, "big", lambda s: s.state is TaskState.BACKOFF)
+
+        assert status.last_exit
+        assert status.last_exit.result == "evicted"
+        assert "it was evicted: for 90% of the last 10 s" in status.reason
+        events = (await client.get_events(after)).events
+        told = [e.message for e in events if e.object == "big"]
+        assert any("it was evicted" in message for message in told)
+        while "twine-task-big.service" in host.units():
+            await asyncio.sleep(0.01)
+        for name in ("small", "kept"):
+            assert (await client.get_task(name)).state is TaskState.RUNNING
+
+
+async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-14: nothing else runs, so the slice waits whenever it does; the host has room."""
+    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    spec = a_spec(limits=Limits(memory_max_bytes=100 * MIB))
+    usage, waits = host.fake.cgroups.usage, host.fake.cgroups.waits
+    looks: list[list[str]] = []
+
+    def counted(*asked: Any) -> list[str]:
+        looks.append(core_pressure.at_own_limits(*asked))
+        return looks[-1]
+
+    monkeypatch.setattr(pressure, "at_own_limits", counted)
+    async with host.agent() as client:
+        for name in ("web", "idle"):
+            await client.put_task(name, spec)
+            await running(client, name)
+        usage[cgroup_of("web", spec)] = Usage(memory_bytes=99 * MIB, memory_pressure=0.8)
+        waits["/workload.slice", "memory"] = 0.8
+        while looks.count(["web"]) < 3 * core_pressure.LOOKS:
+            await asyncio.sleep(0.01)
+        assert (await client.get_task("web")).last_exit is None
+        usage[cgroup_of("idle", spec)] = Usage(memory_bytes=9 * MIB, memory_pressure=0.5)
+        status = await until(client, "web", lambda s: s.last_exit is not None)
+
+    assert status.last_exit is not None
+    assert status.last_exit.result == "evicted"
+
+
+KILLED = "Killed /workload.slice/workload-local.slice/{} due to memory used being more than 90.00%"
+
+
+async def test_a_task_that_systemd_oomd_killed_says_so(host: FakeHost) -> None:
+    """F-14: not that it had more than its limit, which systemd's own word means otherwise."""
+    said = KILLED.format(unit("web"))
+    host.fake.processes.answers[("journalctl",)] = [said.encode()]
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        host.fake.systemd.oom(unit("web"))
+        status = await until(client, "web", lambda s: s.last_exit is not None)
+
+    assert status.last_exit is not None
+    assert (status.last_exit.result, status.last_exit.signal) == ("oomd-kill", "SIGKILL")
+    assert "systemd-oomd killed it, since its host was short of memory: memory" in status.reason
+
+
+async def test_no_task_goes_while_systemd_oomd_has_just_made_room(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-14: two of three went for one shortage; later it is as ever."""
+    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    monkeypatch.setattr(core_pressure, "PAUSE_S", 0.05)
+    answers, calls = host.fake.processes.answers, host.fake.processes.calls
+    answers[("journalctl",)] = [KILLED.format(unit("gone")).encode()]
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        host.fake.cgroups.usage[cgroup_of("web", a_spec())] = Usage(memory_bytes=9 * MIB)
+        host.fake.cgroups.waits["/workload.slice", "memory"] = 0.9
+        while sum("_SYSTEMD_UNIT=systemd-oomd.service" in call for call in calls) < 4:
+            await asyncio.sleep(0.01)
+        assert (await client.get_task("web")).last_exit is None
+        answers[("journalctl",)] = []
+        status = await until(client, "web", lambda s: s.last_exit is not None)
+        assert status.last_exit is not None
+        assert status.last_exit.result == "evicted"
+
+
+async def test_a_host_under_pressure_lets_one_task_start_at_a_time(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-11: all that were asked for at once start all the same."""
+    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    host.fake.cgroups.waits["/hostcritical.slice", "cpu"] = 0.9
+    async with host.serving() as (services, client):
+        starts = services.tasks._host.starts
+        while starts.allowed != 1:
+            await asyncio.sleep(0.01)
+        names = [f"web-{number}" for number in range(20)]
+        for name in names:
+            await client.put_task(name, a_spec(limits=Limits(memory_max_bytes=8 * MIB)))
+        for name in names:
+            await running(client, name)
+        assert starts.under_way <= 1
+
+
+async def test_a_start_keeps_its_place_until_its_unit_is_up(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-11: systemd has much to do before a command runs; a hundred at once were seen."""
+    made: list[Starts] = []
+
+    class OnePlace(Starts):
+        def __init__(self, allowed: int) -> None:
+            super().__init__(1)
+            made.append(self)
+
+        def allow(self, number: int) -> None:
+            super().allow(1)
+
+    monkeypatch.setattr(daemon, "Starts", OnePlace)
+    systemd = host.fake.systemd
+    systemd.slow = {unit("a"), unit("b")}
+    async with host.agent() as client:
+        await client.put_task("a", a_spec())
+        await until(client, "a", lambda _: unit("a") in systemd.started)
+        await client.put_task("b", a_spec())
+        [starts] = made
+        await until(client, "b", lambda _: len(starts._waiting) == 1)
+        for _ in range(20):  # what wakes the loop of the first gives its place to nobody
+            host.fake.systemd.lose_bus()
+            await client.get_task("a")
+        assert unit("b") not in systemd.started
+        systemd.let_up(unit("a"))
+        await running(client, "a")
+        await until(client, "b", lambda _: unit("b") in systemd.started)
+        await client.delete_task("b")  # whoever wants it away does not wait for its start
+        await gone(client, "b")

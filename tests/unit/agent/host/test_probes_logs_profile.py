@@ -1,0 +1,518 @@
+"""Probes against a real server on the loopback address; logs; the host's profile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from builders import FakeHost, a_spec, running, unit, until
+from msgspec.structs import replace
+
+from agent.api import (
+    Event,
+    Health,
+    Probe,
+    ProbeKind,
+    ProfileSpec,
+    ProfileState,
+    ProfileStatus,
+    TaskState,
+)
+from agent.client import AgentClient
+from agent.host import host_profile
+from agent.host.host_profile import DELIVERED, UNIT
+from agent.host.logs import Logs, Run, journal_command
+from agent.machine import Completed, boottime_s
+from agent.machine.fake import Ended
+from agent.runtime.journal import Journal
+from agent.tasks.prober import Ask, Prober
+from control_plane.api.profiles import version_name
+from wire.errors import Conflict, NotFound, ProgramError, Unprocessable, Unreachable
+
+
+@asynccontextmanager
+async def a_server(answer: list[str]) -> AsyncIterator[int]:
+    """Serve HTTP on a free port with the status in `answer[0]`; yield the port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.readline():
+            if answer[0] != "silence":
+                writer.write(f"HTTP/1.1 {answer[0]} x\r\nContent-Length: 0\r\n\r\n".encode())
+            else:
+                await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def a_probe(port: int, kind: ProbeKind = ProbeKind.HTTP, **fields: Any) -> Probe:
+    quick = {"interval_s": 0.005, "timeout_s": 0.2, "failures": 2, "start_period_s": 0, **fields}
+    return Probe(kind=kind, port=port, **quick)
+
+
+async def _unused_port() -> int:
+    async with a_server(["200"]) as port:
+        return port
+
+
+async def test_a_task_is_healthy_once_its_probe_answers_and_not_when_it_fails(
+    host: FakeHost,
+) -> None:
+    answer = ["200"]
+    async with a_server(answer) as port, host.agent() as client:
+        await client.put_task("web", a_spec(probe=a_probe(port)))
+        await until(client, "web", lambda s: s.health is Health.HEALTHY)
+        answer[0] = "500"
+        sick = await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+        answer[0] = "302"
+        well = await until(client, "web", lambda s: s.health is Health.HEALTHY)
+
+    assert "HTTP 500" in sick.reason
+    assert (well.reason, well.state) == ("", TaskState.RUNNING)
+    assert len(host.fake.systemd.started) == 1
+
+
+async def test_a_slow_starter_is_not_unhealthy_before_its_start_period_is_over(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-AG11."""
+    really, answer, asked, enough = Prober._ask, ["503"], list[str](), asyncio.Event()
+
+    async def counted(self: Prober, probe: Probe, inside: Ask, at: str) -> str:
+        asked.append(await really(self, probe, inside, at))
+        if len(asked) == 10:
+            enough.set()
+        return asked[-1]
+
+    monkeypatch.setattr(Prober, "_ask", counted)
+    async with a_server(answer) as port, host.agent() as client:
+        before = (await client.get_events(0)).latest
+        await client.put_task("web", a_spec(probe=a_probe(port, start_period_s=3600, failures=1)))
+        await running(client, "web")
+        await enough.wait()
+        answer[0] = "200"
+        await until(client, "web", lambda s: s.health is Health.HEALTHY)
+        seen = [e.task.health for e in (await client.get_events(before)).events if e.task]
+        answer[0] = "503"
+        await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+
+    assert Health.UNHEALTHY not in seen
+
+
+async def test_a_restart_of_the_agent_does_not_begin_the_start_period_anew(
+    host: FakeHost,
+) -> None:
+    """BUG-AG11."""
+    answer = ["503"]
+    async with a_server(answer) as port:
+        async with host.agent() as client:
+            await client.put_task("web", a_spec(probe=a_probe(port, start_period_s=60)))
+            await running(client, "web")
+            journal = Journal(host.state / "journal")
+            while journal.replay().tasks["web"].started_boot_s is None:
+                await asyncio.sleep(0)
+        later = replace(host.fake.machine, boottime_s=lambda: boottime_s() + 61.0)
+        async with host.agent(later) as client:
+            await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+
+
+async def test_health_survives_a_restart_of_the_agent(host: FakeHost) -> None:  # AG5
+    async with a_server(["200"]) as port:
+        async with host.agent() as client:
+            await client.put_task("web", a_spec(probe=a_probe(port)))
+            await until(client, "web", lambda s: s.health is Health.HEALTHY)
+        async with host.agent() as client:
+            assert (await client.get_task("web")).health is Health.HEALTHY
+
+
+async def test_a_port_that_opens_is_enough_for_tcp(host: FakeHost) -> None:
+    async with a_server(["200"]) as port, host.agent() as client:
+        await client.put_task("web", a_spec(probe=a_probe(port, ProbeKind.TCP)))
+        await until(client, "web", lambda s: s.health is Health.HEALTHY)
+
+
+@pytest.mark.parametrize("kind", [ProbeKind.HTTP, ProbeKind.TCP])
+async def test_a_closed_port_is_unhealthy_with_a_reason(host: FakeHost, kind: ProbeKind) -> None:
+    port = await _unused_port()
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(probe=a_probe(port, kind)))
+        status = await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+
+    assert f"port {port}" in status.reason
+
+
+async def test_a_server_that_does_not_answer_in_time_is_unhealthy(host: FakeHost) -> None:
+    async with a_server(["silence"]) as port, host.agent() as client:
+        await client.put_task("web", a_spec(probe=a_probe(port, timeout_s=0.02)))
+        status = await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+
+    assert "no answer within" in status.reason
+
+
+async def test_a_prober_with_a_bug_is_started_again(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    really, failures = Prober._ask, [1, 1]
+
+    async def breaks(self: Prober, probe: Probe, inside: Ask, at: str) -> str:
+        if failures:
+            failures.pop()
+            raise RuntimeError("a bug")
+        return await really(self, probe, inside, at)
+
+    monkeypatch.setattr(Prober, "_ask", breaks)
+    async with a_server(["200"]) as port, host.agent() as client:
+        await client.put_task("web", a_spec(probe=a_probe(port)))
+        await until(client, "web", lambda s: s.health is Health.HEALTHY)
+
+    assert caplog.text.count("a probe failed; this is a bug") == 2
+
+
+async def _read(client: AgentClient, **options: Any) -> bytes:
+    return b"".join([c async for c in client.task_logs("web", **options)])
+
+
+async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> None:
+    lines = [f"line {n}\n".encode() for n in range(500)]
+    host.fake.processes.answers[("journalctl",)] = lines
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        whole = await _read(client)
+        await _read(client, tail=5, since="12.5")
+        host.fake.processes.answers[tuple(journal_command(Run(unit("nothing"))))] = []
+        with pytest.raises(NotFound):
+            await anext(client.task_logs("nothing"))
+
+    assert whole == b"".join(lines)
+    assert host.fake.processes.calls[-2] == (
+        "journalctl",
+        "--no-pager",
+        "--quiet",
+        "--output=cat",
+        "--namespace=+twine-local",
+        "--since=@12.500000",
+        "--lines=5",
+        "_SYSTEMD_UNIT=twine-task-web.service",
+        "_SYSTEMD_UNIT=twine-step-web.service",
+        "_SYSTEMD_UNIT=twine-in-web.pre-stop.service",
+        "+",  # BUG-AG42: what journald says of lines that it dropped
+        "_TRANSPORT=driver",
+        "MESSAGE_ID=a596d6fe7bfa4994828e72309e95d61e",
+        "OBJECT_SYSTEMD_UNIT=twine-task-web.service",
+    )
+
+
+def test_following_starts_with_everything_unless_a_tail_is_asked_for() -> None:
+    assert {"--lines=all", "--follow"} <= set(journal_command(Run("u"), follow=True))
+    assert "--merge" in journal_command(Run("u"), follow=True)  # else it wants /proc/sys
+    assert "--merge" not in journal_command(Run("u"))
+    assert "--lines=3" in journal_command(Run("u"), follow=True, tail=3)
+
+
+async def test_without_journalctl_the_reader_is_told_why(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        with pytest.raises(ProgramError, match="no such program"):
+            await _read(client)
+
+
+class Endless:
+    """The output of `journalctl --follow`: it ends when it is closed, not before."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"first\n"
+        self.closed.wait(10)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class EndlessProcesses:
+    """Starts `Endless`, only after `may_start`."""
+
+    def __init__(self) -> None:
+        self.started: list[Endless] = []
+        self.starting = threading.Event()
+        self.may_start = threading.Event()
+        self.may_start.set()
+
+    def run(self, *_: Any, **__: Any) -> Completed:
+        raise AssertionError("logs are read line by line, nothing is run to its end")
+
+    def lines(self, _: object) -> Endless:
+        self.starting.set()
+        self.may_start.wait(10)
+        self.started.append(Endless())
+        return self.started[-1]
+
+
+def _log_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("logs-")]
+
+
+async def test_a_reader_who_leaves_ends_the_program_and_the_thread() -> None:
+    processes = EndlessProcesses()
+    reader = Logs(processes).read(Run("u"), follow=True)
+    assert await anext(reader) == b"first\n"
+    await reader.aclose()  # type: ignore[attr-defined]
+    for thread in threading.enumerate():
+        if thread.name == "logs-u":
+            await asyncio.to_thread(thread.join, 5)
+
+    assert processes.started[0].closed.is_set()
+    assert _log_threads() == []
+
+
+async def test_a_reader_who_leaves_while_the_program_starts_ends_it_too() -> None:
+    processes = EndlessProcesses()
+    processes.may_start.clear()
+    reading = asyncio.ensure_future(anext(Logs(processes).read(Run("u"), follow=True)))
+    await asyncio.to_thread(processes.starting.wait, 5)
+    reading.cancel()
+    await asyncio.wait({reading})
+    processes.may_start.set()
+    while not processes.started or not processes.started[0].closed.is_set():
+        await asyncio.sleep(0)
+
+    assert _log_threads() == []
+
+
+async def test_a_journal_that_cannot_be_read_is_no_empty_log(host: FakeHost) -> None:
+    """journalctl's exit code was not looked at, so its failure was a log without a line."""
+    failure = Completed(1, "", "Failed to open journal: Input/output error")
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        host.fake.processes.answers[("journalctl",)] = failure
+        with pytest.raises(ProgramError, match="Input/output error"):
+            await anext(client.task_logs("web"))
+        host.fake.processes.answers[("journalctl",)] = replace(failure, stdout="first\n")
+        with pytest.raises(Unreachable, match="broke off"):
+            await _read(client)
+
+
+async def test_a_slow_reader_gets_everything_in_order() -> None:
+    class Many(Endless):
+        def __iter__(self) -> Iterator[bytes]:
+            return (str(n).encode() for n in range(1000))
+
+    processes = EndlessProcesses()
+    processes.lines = lambda _: Many()  # type: ignore[method-assign]
+    found = [int(line) async for line in Logs(processes).read(Run("u"))]
+
+    assert found == list(range(1000))
+
+
+def _sidekick(host: FakeHost, state: ProfileState = ProfileState.VERIFIED) -> list[list[str]]:
+    """Let sidekick report this; return its calls."""
+    calls: list[list[str]] = []
+
+    def program(argv: list[str], _: object) -> Ended:
+        calls.append(argv)
+        options = dict(
+            o.removeprefix("--").split("=") for o in argv if o.startswith("--") and "=" in o
+        )
+        report = {
+            "name": argv[2],
+            "generation": int(options["generation"]),
+            "epoch": int(options["epoch"]),
+            "state": state.value,
+        }
+        folder = host.folder / "sidekick"
+        folder.mkdir(exist_ok=True)
+        (folder / "status.json").write_text(json.dumps(report))
+        return Ended(0)
+
+    host.fake.systemd.programs["sidekick"] = program
+    return calls
+
+
+async def _profile(client: AgentClient, state: ProfileState, generation: int) -> ProfileStatus:
+    async with asyncio.timeout(10):
+        after = (await client.get_events(0)).latest
+        while True:
+            status = await client.get_profile()
+            if (status.state, status.generation) == (state, generation):
+                return status
+            after = (await client.get_events(after, wait_s=5)).latest
+
+
+async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHost) -> None:
+    """HP13: sidekick finds it by its name, at each boot as well; no name means another text."""
+    calls = _sidekick(host)
+    name = version_name("web", "what it says")
+    async with host.agent() as client:
+        wrong = ProfileSpec(name=name, generation=2, text="something else")
+        with pytest.raises(Unprocessable, match="is not taken: the digest"):
+            await client.put_profile(wrong)
+        await client.put_profile(ProfileSpec(name=name, generation=2, text="what it says"))
+        await _profile(client, ProfileState.VERIFIED, 2)
+    assert [call[1:3] for call in calls] == [["apply-profile", name]]
+    folder = host.folder / "sidekick" / DELIVERED
+    assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(f"{name}.toml", "what it says")]
+
+
+async def test_a_profile_is_brought_about_by_sidekick_in_a_unit_of_its_own(host: FakeHost) -> None:
+    calls = _sidekick(host)
+    async with host.agent() as client:
+        asked = await client.put_profile(ProfileSpec(name="web", generation=2, allow_reboot=True))
+        await _profile(client, ProfileState.VERIFIED, 2)
+        again = await client.put_profile(ProfileSpec(name="web", generation=2))
+        while host.fake.systemd.find(UNIT):
+            await asyncio.sleep(0)
+
+    assert (asked.state, asked.generation) == (ProfileState.APPLYING, 2)
+    assert again.state is ProfileState.VERIFIED
+    assert len(calls) == 1
+    assert calls[0][1:3] == ["apply-profile", "web"]
+    assert "--reboot" in calls[0]
+
+
+async def test_an_older_profile_is_a_conflict_also_before_the_newer_one_is_applied(
+    host: FakeHost,
+) -> None:
+    calls = _sidekick(host)
+    async with host.agent() as client:
+        answers = await asyncio.gather(
+            *(client.put_profile(ProfileSpec(name="web", generation=n)) for n in (3, 5, 4, 2)),
+            return_exceptions=True,
+        )
+        await _profile(client, ProfileState.VERIFIED, 5)
+        with pytest.raises(Conflict):
+            await client.put_profile(ProfileSpec(name="web", generation=4))
+
+    assert isinstance(answers[3], Conflict)
+    assert calls[-1][3] == "--generation=5"
+
+
+async def test_a_sidekick_that_ends_without_a_report_leaves_the_profile_degraded(
+    host: FakeHost,
+) -> None:
+    host.fake.systemd.programs["sidekick"] = lambda _argv, _properties: Ended(1)
+    async with host.agent() as client:
+        await client.put_profile(ProfileSpec(name="web"))
+        status = await _profile(client, ProfileState.DEGRADED, 1)
+
+    assert "without a report" in status.detail
+
+
+async def test_what_was_verified_in_an_earlier_boot_is_not_verified_now(host: FakeHost) -> None:
+    # HP15: after a reboot nothing starts on the word of a report from before it
+    (host.folder / "sidekick").mkdir()
+    report = {"name": "web", "generation": 3, "state": "verified", "boot_id": "another boot"}
+    (host.folder / "sidekick" / "status.json").write_text(json.dumps(report))
+    async with host.agent() as client:
+        status = await client.get_profile()
+
+    assert (status.state, status.generation) == (ProfileState.DRIFTED, 3)
+    assert "earlier boot" in status.detail
+
+
+async def test_a_report_that_nobody_renewed_is_not_believed(host: FakeHost) -> None:
+    # HP15 BUG-SK3: by the time since the boot, so a step of the clock makes nothing old
+    (host.folder / "sidekick").mkdir()
+    path = host.folder / "sidekick" / "status.json"
+    now = [5000.0]
+    host.fake.boottime_s = lambda: now[0]
+    report = {"name": "web", "generation": 3, "state": "verified", "uptime_s": 4500.0}
+    path.write_text(json.dumps(report))
+    async with host.agent() as client:
+        assert (await client.get_profile()).state is ProfileState.VERIFIED
+        now[0] = 5200.0
+        status = await client.get_profile()
+        path.write_text(json.dumps(report | {"uptime_s": 5100.0}))
+        again = await client.get_profile()
+
+    assert status.state is ProfileState.DRIFTED
+    assert "not looked at for 700 s" in status.detail
+    assert again.state is ProfileState.VERIFIED
+
+
+async def test_drift_that_the_timer_found_is_an_event(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:  # BUG-SK3 F-72
+    monkeypatch.setattr(host_profile, "WATCH_S", 0.01)
+    (host.folder / "sidekick").mkdir()
+    path = host.folder / "sidekick" / "status.json"
+    report = {"name": "web", "generation": 3, "state": "verified"}
+    path.write_text(json.dumps(report))
+    async with host.agent() as client:
+        await _profile(client, ProfileState.VERIFIED, 3)
+        after = (await client.get_events(0)).latest
+        detail = "vm.swappiness changed after 12:00"
+        path.write_text(json.dumps(report | {"state": "drifted", "detail": detail}))
+        async with asyncio.timeout(120):
+            found: list[Event] = []
+            while not any("drifted" in event.message for event in found):
+                news = await client.get_events(after, wait_s=5)
+                after = news.latest
+                found = [event for event in news.events if event.kind == "profile"]
+
+    assert f"drifted: {detail}" in [event.message for event in found]
+
+
+async def test_a_switch_that_was_interrupted_is_drift_until_it_is_asked_for_again(
+    host: FakeHost,
+) -> None:  # F-65 P6
+    (host.folder / "sidekick").mkdir()
+    report = {"name": "web", "generation": 3, "state": "applying", "detail": "3 of 5 written"}
+    (host.folder / "sidekick" / "status.json").write_text(json.dumps(report))
+    _sidekick(host)
+    async with host.agent() as client:
+        status = await _profile(client, ProfileState.DRIFTED, 3)
+        await client.put_profile(ProfileSpec(name="web", generation=3))
+        await _profile(client, ProfileState.VERIFIED, 3)
+
+    assert "interrupted: 3 of 5 written" in status.detail
+
+
+async def test_a_report_that_cannot_be_read_is_said(host: FakeHost) -> None:
+    (host.folder / "sidekick").mkdir()
+    (host.folder / "sidekick" / "status.json").write_text("[" * 100_000)
+    async with host.agent() as client:
+        status = await client.get_profile()
+
+    assert (status.state, "cannot be read" in status.detail) == (ProfileState.DEGRADED, True)
+
+
+async def test_a_sidekick_from_before_a_restart_of_the_agent_may_end_first(host: FakeHost) -> None:
+    host.fake.systemd.start_transient(UNIT, {"Type": "oneshot", "ExecStart": [["earlier"]]})
+    calls = _sidekick(host)
+    async with host.agent() as client:
+        await client.put_profile(ProfileSpec(name="web", generation=2))
+        assert calls == []
+        host.fake.systemd.exit(UNIT, 0)
+        await _profile(client, ProfileState.VERIFIED, 2)
+
+    assert len(calls) == 1
+
+
+async def test_facts_name_the_machine_and_what_works_on_it(host: FakeHost) -> None:
+    async with host.agent() as client:
+        facts = await client.get_machine()
+
+    assert (facts.machine_id, facts.cpus) == ("fake", 2)
+    assert {"btrfs", "cgroup-v2", "systemd-257", "private-pids"} <= set(facts.capabilities)
+
+
+async def test_a_task_started_at_is_when_its_unit_was(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        status = await running(client, "web")
+
+    found = host.fake.systemd.find(unit("web"))
+    assert found
+    assert status.started_at == found.started_at
+    assert found.started_at is not None
+    assert found.started_at <= time.time()

@@ -1,0 +1,179 @@
+"""A host asks whether it is the only one with its identity, and heeds the answer (F-89)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import FakeHost, a_spec, running
+
+from agent.api import TaskState
+from agent.api.presence import Presence, PresenceAnswer, Verdict
+from agent.identity import clone_check as uniqueness
+from agent.identity.clone_check import CloneCheck
+from agent.identity.identity import HostIdentity
+from agent.runtime.events import EventLog
+from wire.errors import Conflict, TwineError, Unreachable
+
+AGAIN, SECOND, ALONE = (
+    PresenceAnswer(verdict=Verdict.AGAIN),
+    PresenceAnswer(verdict=Verdict.SECOND, detail="vm1 is elsewhere"),
+    PresenceAnswer(verdict=Verdict.ALONE),
+)
+
+
+class ControlPlane:
+    """Says what a test wants; nothing while there is nothing to say."""
+
+    def __init__(self, folder: Path, *answers: PresenceAnswer | TwineError) -> None:
+        self.answers, self.shown = list(answers), list[Presence]()
+        self.identity = HostIdentity(folder)
+        self.joined = True
+
+    def has_joined(self) -> bool:
+        return self.joined
+
+    def read_second(self) -> str:
+        return self.identity.read_second()
+
+    def note_second(self, why: str) -> None:
+        self.identity.note_second(why)
+
+    async def show_presence(self, presence: Presence) -> PresenceAnswer:
+        self.shown.append(presence)
+        if not self.answers:
+            await asyncio.Event().wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, TwineError):
+            raise answer
+        return answer
+
+
+async def holds(condition: Callable[[], bool]) -> None:
+    """Return once a condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def a_host(plane: ControlPlane) -> CloneCheck:
+    host = CloneCheck(plane, "boot", EventLog("boot"))
+    host.served.set()
+    return host
+
+
+async def test_it_says_the_same_again_when_asked_to_and_something_new_each_time(
+    tmp_path: Path,
+) -> None:
+    """F-89: the mark is kept within a round, and never used in another one."""
+    plane = ControlPlane(tmp_path, AGAIN, ALONE, AGAIN, AGAIN, AGAIN)
+    host = a_host(plane)
+    assert (await host.ask()).verdict is Verdict.ALONE
+    assert (await host.ask()).verdict is Verdict.AGAIN, "it gives up until the next round"
+    first, second = {p.mark for p in plane.shown[:2]}, {p.mark for p in plane.shown[2:]}
+    assert (len(first), len(second), len(first & second)) == (1, 1, 0)
+    assert host.presence() == plane.shown[-1]
+    assert {p.boot_id for p in plane.shown} == {"boot"}
+
+
+async def test_starts_wait_for_the_first_verdict_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-89: a host without a control plane starts what it may start by itself."""
+    monkeypatch.setattr(uniqueness, "FIRST_S", 0.01)
+    host = a_host(ControlPlane(tmp_path))
+    woken = asyncio.Event()
+    host.wake = woken.set
+    assert host.bars() == uniqueness.WAITS
+    watching = asyncio.ensure_future(host.watch())
+    await woken.wait()
+    assert host.bars() == ""
+    watching.cancel()
+
+
+async def test_nobody_is_waited_for_by_a_host_that_has_not_joined(tmp_path: Path) -> None:
+    """F-89: it has no identity that another one could have."""
+    plane = ControlPlane(tmp_path)
+    plane.joined = False
+    assert a_host(plane).bars() == ""
+
+
+async def test_what_it_was_told_survives_its_restart_and_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-89: on disk, for a boot without a control plane; a word of it ends that."""
+    monkeypatch.setattr(uniqueness, "SECOND_EVERY_S", 0.001)
+    plane = ControlPlane(tmp_path, SECOND)
+    host = a_host(plane)
+    watching = asyncio.ensure_future(host.watch())
+    await holds(lambda: len(plane.shown) == 2)
+    assert host.bars() == "vm1 is elsewhere"
+    watching.cancel()
+
+    plane.answers = [Unreachable("away"), ALONE]
+    monkeypatch.setattr(uniqueness, "RETRY_S", 0.001)
+    again = a_host(plane)
+    assert again.bars() == "vm1 is elsewhere"
+    with pytest.raises(Conflict, match="vm1 is elsewhere"):
+        again.check("task web is not changed")
+    watching = asyncio.ensure_future(again.watch())
+    await holds(lambda: again.bars() == "")
+    watching.cancel()
+    assert a_host(plane).second == ""
+
+
+async def test_a_full_disk_hinders_no_verdict(tmp_path: Path) -> None:
+    """F-89: it counts for as long as this agent runs."""
+    plane = ControlPlane(tmp_path, SECOND)
+    (tmp_path / "second-host").mkdir()
+    with pytest.raises(TwineError):
+        plane.read_second()
+    host = a_host(plane)
+    watching = asyncio.ensure_future(host.watch())
+    await holds(lambda: host.bars() == "vm1 is elsewhere")
+    watching.cancel()
+
+
+async def test_a_second_host_takes_no_task_and_keeps_what_runs(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-89: nobody can be sure which of the two is meant, so nothing is ended."""
+    plane = ControlPlane(host.state / "identity")
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        before = await running(client, "web")
+    monkeypatch.setattr(HostIdentity, "has_joined", lambda _: True)
+    monkeypatch.setattr(HostIdentity, "show_presence", lambda _, shown: plane.show_presence(shown))
+    plane.note_second("vm1 is elsewhere")
+    async with host.agent() as client:
+        with pytest.raises(Conflict, match="task other is not changed: vm1 is elsewhere"):
+            await client.put_task("other", a_spec())
+        with pytest.raises(Conflict, match="task web is not restarted: vm1 is elsewhere"):
+            await client.restart_task("web")
+        after = await client.get_task("web")
+        assert (after.state, after.invocation_id) == (TaskState.RUNNING, before.invocation_id)
+        host.fake.systemd.stop("twine-task-web.service")
+
+        async def held() -> bool:
+            found = await client.get_task("web")
+            return found.state is TaskState.ACCEPTED and found.reason == "vm1 is elsewhere"
+
+        while not await held():
+            await asyncio.sleep(0.01)
+        await client.delete_task("web")
+
+
+async def test_a_note_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-89: the verdict counts all the same."""
+
+    def fails(_self: HostIdentity, _why: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(HostIdentity, "note_second", fails)
+    host = a_host(ControlPlane(tmp_path, SECOND))
+    host._take(SECOND)
+    assert host.bars() == "vm1 is elsewhere"

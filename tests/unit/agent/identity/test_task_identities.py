@@ -1,0 +1,303 @@
+"""A task has a key of its own while it is to run, and nobody else has it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from builders import FakeHost, a_spec, gone, running, unit, until
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from agent.api import RestartPolicy, RestartWhen, TaskSpec, TaskState
+from agent.api.task_identity import TaskCertificate
+from agent.identity.identity import HostIdentity
+from agent.identity.task_identities import TaskIdentities
+from agent.runtime.core.records import TaskRecord, key_of
+from agent.runtime.events import EventLog
+from agent.runtime.offload import Lanes
+from control_plane.identity.authority import (
+    TASK_LIFE_S,
+    Authority,
+    TaskSubject,
+    open_authority,
+    public_key_of,
+)
+from wire.errors import Forbidden, HostError, Unreachable
+
+WEB = a_spec(entitlement="shop", job="web", identity=True)
+QUICK = RestartPolicy(backoff_s=0.05, backoff_max_s=0.05)
+
+
+class Certifier:
+    """A control plane that can be away, or refuse."""
+
+    def __init__(self, authority: Authority) -> None:
+        self.authority, self.bundle = authority, authority.ca_pem
+        self.trouble: Exception | None = None
+        self.asked: list[str] = []
+
+    async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
+        self.asked.append(task_id)
+        if self.trouble is not None:
+            raise self.trouble
+        subject = TaskSubject("shop", "web", task_id)
+        leaf = self.authority.issue(public_key_of(csr_pem), subject, TASK_LIFE_S)
+        who = self.authority.identity_of(subject)
+        return TaskCertificate(identity=who, certificate_pem=leaf.pem, not_after=leaf.not_after)
+
+    def trusted(self) -> str:
+        return self.bundle
+
+
+@pytest.fixture
+def certifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certifier:
+    made = Certifier(open_authority(tmp_path / "authority.pem", "twine"))
+    monkeypatch.setattr(HostIdentity, "certify_task", lambda _, *given: made.certify_task(*given))
+    monkeypatch.setattr(HostIdentity, "trusted", lambda _: made.trusted())
+    return made
+
+
+def record(task_id: str, spec: TaskSpec) -> TaskRecord:
+    return TaskRecord(task_id=task_id, spec=spec)
+
+
+class Desk:
+    """Identities in a folder, with a clock that tests turn; they begin at the real time."""
+
+    def __init__(self, folder: Path, certifier: Certifier) -> None:
+        self.now, self.events, self.lanes = time.time(), EventLog("boot"), Lanes()
+        self._begun = self.events._latest
+        self.folder, self.tasks = folder / "identities", {"web-0": WEB}
+        self.service = TaskIdentities(
+            self.folder, certifier, self.lanes, self.events, lambda: self.now
+        )
+
+    async def told(self) -> list[str]:
+        """Return what was told in events so far."""
+        return [e.message for e in (await self.events.after(self._begun, 0)).events]
+
+    async def look(self) -> None:
+        def wanted() -> Mapping[str, TaskSpec]:
+            return self.tasks
+
+        await self.service.look(wanted)
+
+    def leaf(self, task: str = "web-0") -> x509.Certificate:
+        """Return the certificate that a task finds, once it is seen that its key is beside it."""
+        text = (self.folder / task / "identity.pem").read_bytes()
+        key, found = serialization.load_pem_private_key(text, None), x509.load_pem_x509_certificate
+        leaf = found(text[text.index(b"-----BEGIN CERT") :])
+        assert key.public_key() == leaf.public_key()
+        return leaf
+
+
+@pytest.fixture
+def service(tmp_path: Path, certifier: Certifier) -> Desk:
+    return Desk(tmp_path, certifier)
+
+
+async def test_a_task_finds_its_identity_and_it_is_told_nowhere_else(
+    host: FakeHost, certifier: Certifier, caplog: pytest.LogCaptureFixture
+) -> None:
+    """AG10: the key is in memory of the host, and in no unit, status, event, log or record."""
+    caplog.set_level(logging.DEBUG)
+    host.fake.processes.answers[("systemctl", "show")] = [b"LoadState=loaded\n"]
+    folder = Path(host.config.run_dir) / "identities"
+    async with host.agent() as client:
+        await client.put_task("web-0", WEB)
+        await client.put_task("plain", a_spec())
+        await running(client, "plain")
+        shown = [
+            await running(client, "web-0"),
+            await client.get_events(0),
+            await client.get_unit("web-0"),
+            host.fake.systemd.properties(unit("web-0")),
+        ]
+        pem = (folder / "web-0" / "identity.pem").read_text()
+        modes = [oct(p.stat().st_mode & 0o777) for p in (folder, *sorted(folder.rglob("*")))]
+        properties = host.fake.systemd.properties(unit("web-0"))
+        others = host.fake.systemd.properties(unit("plain"))
+        await client.delete_task("web-0")
+        await gone(client, "web-0")
+
+    assert properties["BindReadOnlyPaths"] == [f"{folder}/web-0:/run/twine-identity"]
+    assert "TWINE_IDENTITY=/run/twine-identity" in properties["Environment"]
+    assert "BindReadOnlyPaths" not in others
+    assert modes == ["0o700", "0o755", "0o444", "0o444", "0o600"]
+    assert list(folder.iterdir()) == []
+    assert certifier.asked == ["web-0"]
+    seen = msgspec.json.encode(shown).decode() + caplog.text
+    seen += "".join(p.read_text(errors="replace") for p in host.state.rglob("*") if p.is_file())
+    secret = pem.splitlines()[1]
+    assert pem.startswith("-----BEGIN PRIVATE KEY-----")
+    assert secret not in seen
+
+
+async def test_a_task_waits_for_its_identity_and_says_why(
+    host: FakeHost, certifier: Certifier
+) -> None:
+    certifier.trouble = Forbidden("m1 may not have the identity of task web-0")
+    async with host.agent() as client:
+        await client.put_task("web-0", msgspec.structs.replace(WEB, restart=QUICK))
+        waiting = await until(client, "web-0", lambda s: s.state is TaskState.BACKOFF)
+        certifier.trouble = None
+        await running(client, "web-0")
+    assert "has no identity: m1 may not have" in waiting.reason
+
+
+async def test_on_a_host_that_joined_nothing_such_a_task_is_not_started(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web-0", msgspec.structs.replace(WEB, restart=QUICK))
+        waiting = await until(client, "web-0", lambda s: s.state is TaskState.BACKOFF)
+    assert "has not joined a control plane" in waiting.reason
+    assert host.units() == []
+
+
+async def test_the_next_agent_and_the_next_start_use_what_is_there(
+    host: FakeHost, certifier: Certifier
+) -> None:
+    async with host.agent() as client:
+        await client.put_task("web-0", WEB)
+        await running(client, "web-0")
+    certifier.trouble = Unreachable("away")
+    async with host.agent() as client:
+        before = host.invocation("web-0")
+        await client.restart_task("web-0")
+        await until(
+            client,
+            "web-0",
+            lambda s: s.state is TaskState.RUNNING and s.invocation_id != before,
+        )
+    assert certifier.asked == ["web-0"]
+
+
+async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
+    service: Desk, certifier: Certifier
+) -> None:
+    await service.service.ensure(record("web-0", WEB))
+    first, folder = service.leaf(), os.stat(service.folder / "web-0").st_ino
+    [uri] = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert uri.value == "spiffe://twine/entitlement/shop/job/web/task/web-0"
+
+    service.now += TASK_LIFE_S * 0.09
+    await service.look()
+    assert service.leaf() == first, "most of its life is left"
+    service.now += TASK_LIFE_S * 0.07
+    await service.look()
+    second = service.leaf()
+    assert second.serial_number != first.serial_number
+    assert second.public_key() != first.public_key()
+    assert os.stat(service.folder / "web-0").st_ino == folder, "a mounted folder is never replaced"
+    assert sorted(p.name for p in (service.folder / "web-0").iterdir()) == [
+        "bundle.pem",
+        "identity.pem",
+    ]
+    assert certifier.asked == ["web-0", "web-0"]
+
+
+async def test_whom_the_host_trusts_its_tasks_trust_at_once(
+    service: Desk, certifier: Certifier
+) -> None:
+    await service.service.ensure(record("web-0", WEB))
+    certifier.bundle += "# and the next root\n"
+    await service.look()
+    assert (service.folder / "web-0" / "bundle.pem").read_text() == certifier.bundle
+    assert len(certifier.asked) == 1
+
+
+async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_ends(
+    service: Desk, certifier: Certifier
+) -> None:
+    await service.service.ensure(record("web-0", WEB))
+    first = service.leaf()
+    certifier.trouble = Unreachable("away")
+    service.now += TASK_LIFE_S * 0.3
+    for _ in range(3):
+        await service.look()
+        await service.service.ensure(record("web-0", WEB))  # it may be started again, too
+    assert service.leaf() == first
+    assert await service.told() == []
+
+    service.now += TASK_LIFE_S * 0.4
+    for _ in range(3):
+        await service.look()
+        service.now += 120
+    [told] = await service.told()
+    assert "its identity ends in 7." in told
+    service.now += TASK_LIFE_S * 0.3
+    with pytest.raises(HostError, match="has no identity: away"):
+        await service.service.ensure(record("web-0", WEB))
+    certifier.trouble = None
+    await service.look()
+    assert service.leaf() != first
+
+
+async def test_a_refused_renewal_is_not_asked_for_at_every_look_and_others_go_on(
+    service: Desk, certifier: Certifier
+) -> None:
+    service.tasks["web-1"] = WEB
+    for task in service.tasks:
+        await service.service.ensure(record(task, WEB))
+    certifier.trouble = Forbidden("it was not given the task")
+    service.now += TASK_LIFE_S * 0.2
+    await service.look()
+    await service.look()
+    assert certifier.asked == ["web-0", "web-1"] * 2
+
+
+async def test_nothing_is_renewed_for_who_is_gone_and_its_key_goes(
+    service: Desk, certifier: Certifier
+) -> None:
+    await service.service.ensure(record("web-0", WEB))
+    del service.tasks["web-0"]
+    service.now += TASK_LIFE_S
+    await service.look()
+    assert list(service.folder.iterdir()) == []
+    assert len(certifier.asked) == 1
+
+
+async def test_a_task_that_ended_for_good_has_no_identity_any_more(
+    host: FakeHost, certifier: Certifier
+) -> None:
+    never = RestartPolicy(when=RestartWhen.NEVER)
+    async with host.serving() as (services, client):
+        await client.put_task("web-0", msgspec.structs.replace(WEB, restart=never))
+        await running(client, "web-0")
+        assert set(services.tasks.to_run()) == {"web-0"}
+        host.fake.systemd.exit(unit("web-0"))
+        await until(client, "web-0", lambda s: s.state is TaskState.STOPPED)
+        assert services.tasks.to_run() == {}
+
+
+async def test_a_file_that_cannot_be_written_is_told_in_one_line(
+    service: Desk, certifier: Certifier
+) -> None:
+    await service.service.ensure(record("web-0", WEB))
+    (service.folder / "web-0" / "bundle.pem").unlink()
+    (service.folder / "web-0" / "bundle.pem").mkdir()
+    for work in (service.service.ensure(record("web-0", WEB)), service.look()):
+        with pytest.raises(HostError, match="cannot be told whom to trust: Is a directory"):
+            await work
+
+
+async def test_one_of_another_job_is_not_taken_for_its_own(
+    service: Desk, certifier: Certifier
+) -> None:
+    await service.service.ensure(record("web-0", WEB))
+    other = msgspec.structs.replace(WEB, entitlement="other")
+    await service.service.ensure(record("web-0", other))
+    assert len(certifier.asked) == 2
+    certifier.trouble = Unreachable("away")
+    with pytest.raises(HostError):
+        await service.service.ensure(record("web-0", WEB))
+
+
+def test_an_identity_is_another_process_and_none_is_as_before() -> None:
+    assert key_of(a_spec()) != key_of(a_spec(identity=True))
+    assert b"identity" not in msgspec.json.encode(a_spec())

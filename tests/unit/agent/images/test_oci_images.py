@@ -1,0 +1,569 @@
+"""OCI images through the agent's own API: shared layers, refusals, how they are run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import FakeHost, a_spec, chunks_of, digest_of, running, unit
+from msgspec.structs import replace
+from oci import Layout, Registry, entry, files, layer, sha
+
+from agent.api import (
+    Events,
+    ImageFormat,
+    ImageUser,
+    OciPull,
+    Relaxation,
+    RootMode,
+    TaskState,
+    asked_for_as,
+)
+from agent.cli.image import fetch
+from agent.images.roots import Roots
+from agent.machine import Property
+from agent.machine.fake import ends_with
+from agent.runtime.core.records import TaskRecord
+from agent.tasks.unit import task_unit
+from wire.errors import Busy, InvalidInput, TwineError, Unprocessable
+
+BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
+LISTS = layer(
+    entry("etc/passwd", data=b"root:x:0:0::/root:/bin/sh\nwww:x:33:34::/var/www:/bin/sh\n"),
+    entry("etc/group", data=b"web:x:34:\n"),
+)
+PLACE = "registry.example:5000/team/web:3"
+CONFIG = {
+    "Entrypoint": ["./serve"],
+    "Cmd": ["--port", "80"],
+    "Env": ["PATH=/opt/bin:/bin", "MODE=image", "odd.name=x", "HOME=/srv"],
+    "User": "www",
+    "WorkingDir": "/srv/app",
+    "StopSignal": "SIGQUIT",
+}
+
+
+WWW = ImageUser(
+    uid=33,
+    gid=34,
+    name="www",
+    home="/var/www",
+    shell="/bin/sh",
+    users="etc/passwd",
+    group="web",
+    groups="etc/group",
+)
+
+
+@pytest.fixture
+def registry(host: FakeHost) -> Registry:
+    """Yield a registry that the host's skopeo reaches."""
+    registry = Registry()
+    host.fake.systemd.programs["skopeo"] = registry.skopeo
+    return registry
+
+
+def an_image(
+    host: FakeHost, registry: Registry, *layers: bytes, place: str = PLACE, **more: Any
+) -> str:
+    """Push an image; return its digest."""
+    layout = Layout(host.folder / f"layout-{place.rpartition(':')[2]}")
+    digest = layout.image(*(layers or (BASE, APP)), **more)
+    registry.push(place, layout, digest)
+    return digest
+
+
+def stored(host: FakeHost, kind: str) -> set[str]:
+    """Return the names of what is complete and of what is there, which must be the same."""
+    folder = host.state / kind
+    described = {p.stem for p in folder.glob("*.json")}
+    assert described == set(host.fake.btrfs.children(folder))
+    return described
+
+
+def nothing_staged(host: FakeHost) -> bool:
+    units = [u for p in ("unpack", "fetch") for u in host.fake.systemd.units(f"twine-{p}-*")]
+    return not list((host.state / "staging").iterdir()) and not units
+
+
+async def test_an_image_comes_from_a_registry_with_its_layers_read_only(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: every layer is a subvolume, the image one of them and a task's root another."""
+    digest = an_image(host, registry)
+    async with host.agent() as client:
+        info = await client.fetch_oci_image(PLACE)
+
+    assert (info.digest, info.manifest, info.format) == (digest, digest, ImageFormat.OCI)
+    assert info.reference == PLACE
+    assert info.layers[0] == sha(BASE)
+    assert info.layers[1] == sha(f"{sha(BASE)} {sha(APP)}".encode())
+    tree = host.state / "images" / digest[7:]
+    assert {p.name: p.read_text() for p in tree.iterdir()} == {"base": "base", "app": "1"}
+    assert stored(host, "layers") == {chain[7:] for chain in info.layers}
+    for kind in ("images", "layers"):
+        for name in stored(host, kind):
+            found = host.fake.btrfs.find(host.state / kind / name)
+            assert found
+            assert found.read_only
+    assert nothing_staged(host)
+
+
+async def test_a_second_image_on_the_same_base_fetches_and_applies_its_own_layer_only(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: images share layers; what is here is neither fetched nor unpacked again."""
+    an_image(host, registry)
+    an_image(host, registry, BASE, OTHER, place="registry.example:5000/team/web:4")
+    async with host.agent() as client:
+        first = await client.fetch_oci_image(PLACE)
+        registry.fetched.clear()
+        before = len(host.fake.systemd.started)
+        second = await client.fetch_oci_image("registry.example:5000/team/web:4")
+        applied = [u for u in host.fake.systemd.started[before:] if "unpack" in u]
+
+    assert first.layers[0] == second.layers[0]
+    assert len(stored(host, "layers")) == 3
+    assert len(registry.fetched) == 2  # its configuration, and one layer
+    assert len(applied) == 1
+    tree = host.state / "images" / second.digest[7:]
+    assert (tree / "base").read_text() + (tree / "app").read_text() == "base2"
+
+
+async def test_an_image_that_has_the_same_layer_twice_is_taken_in(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: the same packed layer on different ones below is two layers."""
+    an_image(host, registry, BASE, APP, OTHER, APP)
+    async with host.agent() as client:
+        info = await client.fetch_oci_image(PLACE)
+
+    assert len(set(info.layers)) == 4
+    assert (host.state / "images" / info.digest[7:] / "app").read_text() == "1"
+
+
+async def test_pulls_of_one_image_at_once_share_one_download(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: of five who ask at once, one fetches; asking again by digest fetches nothing."""
+    digest = an_image(host, registry)
+    async with host.agent() as client:
+        infos = await asyncio.gather(*(client.fetch_oci_image(PLACE) for _ in range(5)))
+        fetched = list(registry.fetched)
+        again = await client.fetch_oci_image(f"{PLACE.rpartition(':')[0]}@{digest}")
+
+    assert [i.digest for i in infos] == [digest] * 5
+    assert again == infos[0]
+    assert sorted(fetched) == sorted(set(fetched)) == sorted(registry.fetched)
+
+
+async def test_layers_are_snapshots_of_one_tree_and_their_blobs_are_gone_by_then(
+    host: FakeHost, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each snapshot is a transaction; a blob that is gone before it is flushed is not written."""
+    an_image(host, registry)
+    an_image(host, registry, BASE, OTHER, place="registry.example:5000/team/web:4")
+    snapshots, blobs = list[tuple[str, bool]](), list[int]()
+    snapshot = host.fake.btrfs.snapshot
+
+    def noted(source: Path, target: Path, *, read_only: bool = False) -> None:
+        snapshots.append((target.parent.name, read_only))
+        if read_only:
+            left = [
+                p for p in (host.state / "staging").rglob("sha256/*") if p.read_bytes().strip(b"\0")
+            ]
+            blobs.append(len(left))
+        snapshot(source, target, read_only=read_only)
+
+    def never(_: Path) -> None:
+        raise AssertionError("everything that anybody wrote was flushed")
+
+    monkeypatch.setattr(host.fake.btrfs, "snapshot", noted)
+    monkeypatch.setattr(host.fake.btrfs, "sync", never)
+    async with host.agent() as client:
+        await client.fetch_oci_image(PLACE)
+        assert snapshots == [("layers", True), ("layers", True)]
+        assert blobs == [2, 1]  # its configuration, and what is not applied yet
+        snapshots.clear()
+        await client.fetch_oci_image("registry.example:5000/team/web:4")
+        assert snapshots == [("staging", False), ("layers", True)]
+
+
+async def test_pulls_at_once_of_images_on_one_base_each_get_their_own(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: who waited for a layer that somebody else applied goes on from there."""
+    stacks = [(BASE, APP), (BASE, OTHER), (BASE, APP, OTHER), (BASE,), (OTHER, APP)]
+    for number, layers in enumerate(stacks):
+        an_image(host, registry, *layers, place=f"registry.example/web:{number}")
+    async with host.agent() as client:
+        infos = await asyncio.gather(
+            *(client.fetch_oci_image(f"registry.example/web:{n}") for n in range(len(stacks)))
+        )
+        applied = [u for u in host.fake.systemd.started if "unpack" in u]
+
+    found = [
+        {p.name: p.read_text() for p in (host.state / "images" / info.digest[7:]).iterdir()}
+        for info in infos
+    ]
+    assert found == [
+        {"base": "base", "app": "1"},
+        {"base": "base", "app": "2", "other": "x"},
+        {"base": "base", "app": "2", "other": "x"},
+        {"base": "base"},
+        {"app": "1", "other": "x"},
+    ]
+    assert len(applied) == len(set(applied)) == len(stored(host, "layers")) == 6
+    assert nothing_staged(host)
+
+
+async def test_what_is_staged_is_fetched_behind_the_callers_back(
+    host: FakeHost, registry: Registry
+) -> None:
+    digest = an_image(host, registry)
+    async with host.agent() as client, asyncio.timeout(10):
+        after = (await client.get_events(0)).latest
+        said = await client.stage_image(PLACE)
+        told: list[str] = []
+        while "published" not in told:
+            events = await client.get_events(after, wait_s=5)
+            after = events.latest
+            told += [e.message for e in events.events if e.object == digest]
+        assert (await client.get_image(digest)).reference == PLACE
+        after = (await client.get_events(0)).latest
+        await client.stage_image("registry.example/no:where")
+        failed = (await client.get_events(after, wait_s=5)).events
+
+    assert said.detail.endswith("is being fetched")
+    assert told[0] == asked_for_as(PLACE)
+    assert told[1].startswith("fetching 2 of 2 layers")
+    assert told[2:4] == ["layer 1 of 2 is here", "layer 2 of 2 is here"]
+    assert "not fetched: cannot read docker://registry.example/no:where" in failed[0].message
+
+
+async def test_who_fetches_one_hears_of_that_one_alone(
+    host: FakeHost, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "registry.example/other:two"
+    an_image(host, registry, BASE, LISTS, place=other)
+    digest = an_image(host, registry)
+    async with host.agent() as client, asyncio.timeout(10):
+        found, _ = await asyncio.gather(fetch(client, PLACE), client.fetch_oci_image(other))
+
+    heard = capsys.readouterr().err.splitlines()
+    assert found.digest == digest
+    assert {line.split(": ")[0] for line in heard} == {digest.removeprefix("sha256:")[:12]}
+    assert heard[0].endswith(asked_for_as(PLACE))
+    assert heard[-1].endswith("published")
+
+
+async def test_a_fetch_whose_story_cannot_be_told_is_no_failed_one(
+    host: FakeHost, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = an_image(host, registry)
+    async with host.agent() as client, asyncio.timeout(10):
+        listen, asked = client.get_events, list[int]()
+
+        async def once(after: int, wait_s: float = 0.0) -> Events:
+            asked.append(after)
+            if len(asked) > 1:
+                raise Busy("too many wait")
+            return await listen(after, wait_s)
+
+        monkeypatch.setattr(client, "get_events", once)
+        assert (await fetch(client, PLACE)).digest == digest
+    assert len(asked) > 1
+
+
+async def test_an_archive_is_an_image_under_the_digest_of_the_archive(host: FakeHost) -> None:
+    layout = Layout(host.folder / "layout")
+    manifest = layout.image(BASE, APP, LISTS, how="tar", config=CONFIG)
+    data = layout.archive()
+    async with host.agent() as client:
+        info = await client.put_image(digest_of(data), ImageFormat.OCI, chunks_of(data))
+        await client.put_task("web", a_spec(image=info.digest, command=[]))
+        await running(client, "web")
+
+    assert (info.digest, info.manifest) == (digest_of(data), manifest)
+    assert (host.state / "tasks" / "web" / "base").read_text() == "base"
+    assert nothing_staged(host)
+
+
+async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: entry point, command, variables, working directory and stop signal."""
+    digest = an_image(host, registry, BASE, LISTS, config=CONFIG)
+    async with host.agent() as client:
+        await client.fetch_oci_image(PLACE)
+        await client.put_task("own", a_spec(image=digest, command=[]))
+        theirs = a_spec(image=digest, command=["/bin/x", "-v"], environment={"MODE": "task"})
+        await client.put_task("theirs", theirs)
+        status = await running(client, "own")
+        await running(client, "theirs")
+        own, other = (host.fake.systemd.properties(unit(t)) for t in ("own", "theirs"))
+        images = (await client.list_images()).images
+
+    assert own["ExecStart"] == [["/srv/app/serve", "--port", "80"]]
+    assert (own["WorkingDirectory"], own["KillSignal"]) == ("/srv/app", 3)
+    assert own["ExecSearchPath"] == ["/opt/bin", "/bin"]
+    assert {"MODE=image", "HOME=/srv", "TWINE_TASK=own"} <= set(_words(own["Environment"]))
+    assert other["ExecStart"] == [["/bin/x", "-v"]]
+    assert "MODE=task" in _words(other["Environment"])
+    assert "MODE=image" not in _words(other["Environment"])
+    assert own["DynamicUser"] is True  # whatever user the image names
+    assert status.state is TaskState.RUNNING
+    config = next(i.config for i in images if i.digest == digest)
+    assert config is not None
+    assert (config.user, config.runs_as) == ("www", WWW)
+    assert {"USER=www", "LOGNAME=www"} <= set(_words(own["Environment"]))
+    ((*_, numbers),) = own["ExecStartPre"]  # type: ignore[misc, union-attr]
+    assert numbers == "33:34"
+    assert "odd.name" not in config.environment
+
+
+async def test_an_image_that_leaves_folder_and_path_open_runs_as_elsewhere(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: engines make a working directory that no layer has, and look for programs in /bin."""
+    config = {"Cmd": ["serve"], "WorkingDir": "/srv/made/here"}
+    digest = an_image(host, registry, BASE, config=config)
+    async with host.agent() as client:
+        await client.fetch_oci_image(PLACE)
+        await client.put_task("web", a_spec(image=digest, command=[]))
+        await running(client, "web")
+        found = host.fake.systemd.properties(unit("web"))
+
+    assert (host.state / "tasks" / "web" / "srv" / "made" / "here").is_dir()
+    assert found["WorkingDirectory"] == "/srv/made/here"
+    assert found["ExecSearchPath"][-2:] == ["/sbin", "/bin"]  # type: ignore[index]
+
+
+async def test_an_image_with_a_file_as_working_directory_is_refused(
+    host: FakeHost, registry: Registry
+) -> None:
+    an_image(host, registry, BASE, config={"Cmd": ["serve"], "WorkingDir": "/base/below"})
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match="'/base/below' cannot be had: Not a directory"):
+            await client.fetch_oci_image(PLACE)
+    assert nothing_staged(host)
+
+
+async def test_an_image_of_root_starts_without_a_command_before_it_if_nothing_is_written(
+    host: FakeHost, registry: Registry
+) -> None:
+    digest = an_image(host, registry, BASE, LISTS, config={**CONFIG, "User": "root"})
+    async with host.agent() as client:
+        info = await client.fetch_oci_image(PLACE)
+        await client.put_task("web", a_spec(image=digest, command=[], root=RootMode.READ_ONLY))
+        await running(client, "web")
+        found = host.fake.systemd.properties(unit("web"))
+
+    assert info.config
+    assert info.config.runs_as is None
+    assert "ExecStartPre" not in found
+    assert "USER=www" not in _words(found["Environment"])
+
+
+async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
+    host: FakeHost, registry: Registry
+) -> None:
+    """A task with an init of its own has all users of its image."""
+    digest = an_image(host, registry, BASE, LISTS, config=CONFIG)
+    async with host.agent() as client:
+        await client.fetch_oci_image(PLACE)
+    roots = Roots(host.fake.btrfs, host.state / "tasks", host.state / "images")
+    spec = a_spec(image=digest)
+    own_init = replace(spec, relaxations=[Relaxation.OWN_INIT])
+    plain, machine = (task_unit(roots, TaskRecord(task_id="web", spec=s)) for s in (spec, own_init))
+
+    assert "USER=www" in _words(plain["Environment"])  # type: ignore[arg-type]
+    assert "ExecStartPre" in plain
+    assert "USER=www" not in _words(machine["Environment"])  # type: ignore[arg-type]
+    assert not {"ExecStartPre", "ExecStopPost"} & set(machine)
+
+
+@pytest.mark.parametrize(
+    ("lists", "why"),
+    [
+        (APP, "user 'www', and its /etc/passwd, which it does not have, names no such user"),
+        (files(etc="a file"), "which it does not have"),
+        (layer(entry("etc/passwd", data=b"root:x:0:0\n")), "names no such user"),
+        (
+            layer(entry("etc/passwd", tarfile.SYMTYPE, linkname="/etc/passwd")),
+            "its /etc/passwd cannot be read: Too many levels of symbolic links",
+        ),
+        (layer(entry("etc/passwd", tarfile.FIFOTYPE)), "cannot be read"),
+        (
+            layer(
+                entry("etc/passwd", tarfile.SYMTYPE, linkname="us\ners"),
+                entry("etc/us\ners", data=b"www:x:1:1\n"),
+            ),
+            "a link leads to a name that is no plain text",
+        ),
+        (layer(entry("etc/passwd", data=b"\n" * ((1 << 20) + 1))), "cannot be read"),
+    ],
+)
+async def test_an_image_of_a_user_whom_it_does_not_know_is_refused(
+    host: FakeHost, registry: Registry, lists: bytes, why: str
+) -> None:
+    """F-30 F-84: nothing outside of the image is asked who that is."""
+    digest = an_image(host, registry, BASE, lists, config=CONFIG)
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match=why):
+            await client.fetch_oci_image(PLACE)
+    assert nothing_staged(host)
+    assert digest[7:] not in stored(host, "images")
+
+
+def _words(value: Property) -> list[str]:
+    assert isinstance(value, list)
+    return value
+
+
+async def test_a_task_without_a_command_needs_an_image_that_has_one(
+    host: FakeHost, registry: Registry
+) -> None:
+    digest = an_image(host, registry)
+    async with host.agent() as client:
+        await client.fetch_oci_image(PLACE)
+        for image in (digest, "sha256:" + "1" * 64):
+            with pytest.raises(Unprocessable, match="has a command"):
+                await client.put_task("web", a_spec(image=image, command=[]))
+
+
+async def test_an_index_leads_to_the_image_for_this_processor(
+    host: FakeHost, registry: Registry
+) -> None:
+    digest = an_image(host, registry)
+    layout, _ = registry.images[f"docker://{PLACE}"]
+    for of in ("s390x", "amd64", "arm64"):
+        layout.index[0]["platform"] = {"os": "linux", "architecture": of}
+    listed = [
+        {**layout.index[0], "platform": {"os": "linux", "architecture": a}, "digest": d}
+        for a, d in (("s390x", sha(b"no")), ("amd64", digest), ("arm64", digest))
+    ]
+    index = json.dumps({"schemaVersion": 2, "manifests": listed}).encode()
+    registry.images[f"docker://{PLACE}"] = (layout, layout.blob(index)["digest"])
+    async with host.agent() as client:
+        assert (await client.fetch_oci_image(PLACE)).digest == digest
+
+
+def _tampered(host: FakeHost, registry: Registry) -> None:
+    layout, digest = registry.images[f"docker://{PLACE}"]
+    manifest = json.loads((layout.path / "blobs/sha256" / digest[7:]).read_bytes())
+    path = layout.path / "blobs/sha256" / manifest["layers"][1]["digest"][7:]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+def _shifted(host: FakeHost, registry: Registry) -> None:
+    layout, digest = registry.images[f"docker://{PLACE}"]
+    path = layout.path / "blobs/sha256" / digest[7:]
+    by_digest = f"docker://{PLACE.rpartition(':')[0]}@{digest}"
+    path.write_bytes(path.read_bytes() + b" ")
+    registry.images[f"docker://{PLACE}"] = registry.images[by_digest]
+
+
+def _big(host: FakeHost, registry: Registry) -> None:
+    host.fake.btrfs.available_bytes = 100 << 20
+
+
+def _broken(host: FakeHost, registry: Registry) -> None:
+    host.fake.systemd.programs["python"] = ends_with(1)
+    host.fake.systemd.programs["python3"] = ends_with(1)
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [(_tampered, "layer sha256:.* is refused"), (_big, "does not fit"), (_broken, "is refused")],
+)
+async def test_an_image_that_is_harmed_on_its_way_is_refused_and_leaves_nothing(
+    host: FakeHost, registry: Registry, harm: Any, why: str
+) -> None:
+    """F-29 F-30 F-33: refused with words, nothing stays but whole layers."""
+    digest = an_image(host, registry)
+    harm(host, registry)
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match=why):
+            await client.fetch_oci_image(PLACE)
+    assert nothing_staged(host)
+    assert digest[7:] not in stored(host, "images")
+    assert len(stored(host, "layers")) <= 1
+
+
+async def test_a_manifest_that_is_not_the_one_asked_for_is_refused(
+    host: FakeHost, registry: Registry
+) -> None:  # F-30
+    digest = an_image(host, registry)
+    _shifted(host, registry)
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match="has a manifest with digest"):
+            await client.fetch_oci_image(f"{PLACE.rpartition(':')[0]}@{digest}")
+    assert nothing_staged(host)
+
+
+@pytest.mark.parametrize(
+    "reference", ["web", "web:3", "reg/we b:3", "reg/../x:1", "reg/x:1;rm", "docker://reg/x:1", ""]
+)
+async def test_a_reference_that_names_no_place_is_refused(host: FakeHost, reference: str) -> None:
+    async with host.agent() as client:
+        with pytest.raises(InvalidInput, match="reference"):
+            await client.fetch_oci_image(reference)
+
+
+async def test_what_a_killed_agent_had_begun_is_gone_and_its_layers_are_used(
+    host: FakeHost, registry: Registry
+) -> None:
+    """F-42: leftovers of a pull are removed at the next start, whole layers stay."""
+    an_image(host, registry)
+    async with host.agent() as client:
+        info = await client.fetch_oci_image(PLACE)
+    staging, layers = host.state / "staging", host.state / "layers"
+    host.fake.btrfs.create(staging / "oci-abc")
+    (staging / "oci-abc.json").write_text("{")
+    host.fake.btrfs.create(staging / "x.layer")
+    host.fake.btrfs.create(layers / ("5" * 64))
+    (layers / f".{'6' * 64}.new").write_text("{")
+    (layers / f"{'7' * 64}.json").write_text("{}")
+    async with host.agent():
+        assert stored(host, "layers") == {chain[7:] for chain in info.layers}
+    assert nothing_staged(host)
+
+
+async def test_the_credentials_and_the_option_to_trust_come_from_the_configuration(
+    tmp_path: Path,
+) -> None:
+    """F-85: no option of a request turns verification off or names a file."""
+    host = FakeHost(tmp_path)
+    asked: list[list[str]] = []
+    seen: list[Property] = []
+
+    def skopeo(argv: list[str], properties: Any) -> Any:
+        asked.append(argv)
+        seen.append(properties["InaccessiblePaths"])
+        return ends_with(1)(argv, properties)
+
+    host.fake.systemd.programs["skopeo"] = skopeo
+    lax = replace(
+        host.config,
+        registry_tls_verify=False,
+        registry_credentials_file="/etc/twine/registries.json",
+    )
+    for config in (host.config, lax):
+        host.config = config
+        async with host.agent() as client:
+            with pytest.raises(TwineError, match="cannot read"):
+                await client.fetch_oci_image(PLACE)
+
+    plain, trusting = asked
+    assert plain[1:] == ["--insecure-policy", "inspect", "--raw", f"docker://{PLACE}"]
+    assert {"--tls-verify=false", "--authfile=/etc/twine/registries.json"} <= set(trusting)
+    assert all(f"-{host.state}/identity" in _words(paths) for paths in seen)
+
+
+def test_a_pull_says_what_it_accepts() -> None:
+    assert OciPull(reference=PLACE).reference == PLACE

@@ -1,0 +1,93 @@
+"""Which images and layers may go."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.images.core.retention import (
+    DAY_S,
+    GRACE_S,
+    ImageUse,
+    LayerUse,
+    Room,
+    decide_images,
+    decide_layers,
+)
+
+NOW = 100 * DAY_S
+ROOMY = Room(free=10 << 30, wanted=1 << 30, keep_s=7 * DAY_S)
+
+
+def an_image(digest: str, idle_s: float, *tasks: str, layers: tuple[str, ...] = ()) -> ImageUse:
+    return ImageUse(digest, NOW - idle_s, 100 << 20, tasks, layers)
+
+
+def test_an_image_stays_while_a_task_runs_from_it_however_old() -> None:
+    fates = decide_images([an_image("a", 90 * DAY_S, "web", "db")], ROOMY, NOW)
+    assert (fates["a"].stays, fates["a"].why) == (True, "task web and 1 more runs from it")
+
+
+def test_an_image_that_nobody_used_for_long_goes() -> None:
+    fates = decide_images([an_image("old", 8 * DAY_S), an_image("new", 6 * DAY_S)], ROOMY, NOW)
+    assert fates["old"].why == "nobody used it for 8 days; 7 days are kept"
+    assert [d for d, f in fates.items() if f.stays] == ["new"]
+
+
+def test_on_a_short_disk_the_longest_unused_go_first_and_no_more_than_needed() -> None:
+    images = [an_image(name, idle) for name, idle in (("a", 5e4), ("b", 2e5), ("c", 9e4))]
+    short = Room(free=(1 << 30) - (150 << 20), wanted=1 << 30, keep_s=7 * DAY_S)
+    fates = decide_images(images, short, NOW)
+    assert sorted(d for d, f in fates.items() if not f.stays) == ["b", "c"]
+    assert fates["b"].why.startswith("the disk is short: 874 MiB of 1024 MiB are free")
+
+
+def test_what_just_came_stays_on_the_fullest_disk() -> None:
+    full = Room(free=0, wanted=1 << 30, keep_s=7 * DAY_S)
+    assert decide_images([an_image("a", GRACE_S - 1)], full, NOW)["a"].stays
+
+
+def test_a_layer_goes_with_the_last_image_on_it() -> None:
+    images = [
+        an_image("old", 8 * DAY_S, layers=("base", "one")),
+        an_image("new", 0, layers=("base", "two")),
+    ]
+    fates = decide_images(images, ROOMY, NOW)
+    layers = [LayerUse("base"), LayerUse("one"), LayerUse("two"), LayerUse("three", held=True)]
+    found = decide_layers(layers, images, fates)
+    assert {c: f.stays for c, f in found.items()} == {
+        "base": True,
+        "one": False,
+        "two": True,
+        "three": True,
+    }
+    assert found["base"].why == "1 image stands on it"
+
+
+IMAGES = st.builds(
+    ImageUse,
+    st.text("abcdef", min_size=3, max_size=3),
+    st.floats(0, NOW),
+    st.integers(0, 1 << 30),
+    st.lists(st.just("web"), max_size=1),
+    st.lists(st.sampled_from("xyz"), max_size=3),
+)
+
+
+@given(
+    st.lists(IMAGES, unique_by=lambda i: i.digest, max_size=8),
+    st.integers(0, 4 << 30),
+    st.integers(0, 4 << 30),
+)
+def test_nothing_that_is_needed_ever_goes(images: list[ImageUse], free: int, wanted: int) -> None:
+    """F-40: no image of a task, no layer of an image that stays, nothing that just came."""
+    fates = decide_images(images, Room(free, wanted, 7 * DAY_S), NOW)
+    layers = decide_layers([LayerUse(c) for c in "xyz"], images, fates)
+    for image in images:
+        if image.tasks or NOW - image.last_used < GRACE_S:
+            assert fates[image.digest].stays
+        if fates[image.digest].stays:
+            assert all(layers[chain].stays for chain in image.layers)
+    unused = [i for i in images if not i.tasks and i.last_used <= NOW - GRACE_S]
+    if free < wanted and unused:
+        assert not fates[min(unused, key=lambda i: (i.last_used, i.digest)).digest].stays

@@ -1,0 +1,73 @@
+"""A root that its task may write to: for whom, which folders, and what stays closed."""
+
+from __future__ import annotations
+
+from builders import a_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.api import OciConfig, Relaxation, RootMode, Volume, VolumeKind
+from agent.images.core.writable_root import choose_tops, is_writable, opened, owner_of_root
+from agent.machine.unit_properties import encode
+from agent.runtime.core.records import has_own_init, key_of
+from agent.tasks.core.unit_properties import unit_properties
+from agent.volumes.core.mounts import mount_properties
+
+OCI = OciConfig(command=["serve"])
+NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
+
+
+def test_an_oci_image_is_written_to_and_any_other_only_where_it_is_asked_for() -> None:
+    """BUG-AG31: what people already have writes below /var, /run and /etc."""
+    asked, refused = a_spec(root=RootMode.WRITABLE), a_spec(root=RootMode.READ_ONLY)
+    assert is_writable(a_spec(), OCI, can_bound=True)
+    assert not is_writable(a_spec(), None, can_bound=True)
+    assert not is_writable(a_spec(), OCI, can_bound=False), "nothing would bound it"
+    assert is_writable(asked, None, can_bound=True)
+    assert is_writable(asked, OCI, can_bound=False), "its start is refused instead"
+    assert not is_writable(refused, OCI, can_bound=True)
+    for relaxation in (Relaxation.OWN_INIT, Relaxation.RAW):
+        assert not is_writable(replace(asked, relaxations=[relaxation]), OCI, can_bound=True)
+
+
+def test_its_folders_are_opened_and_shared_volumes_and_sys_stay_closed() -> None:
+    shared = Volume(kind=VolumeKind.SHARED, path="/srv/all", source="a.b")
+    own = Volume(kind=VolumeKind.SCRATCH, path="/data/own")
+    spec = a_spec(volumes={"all": shared, "own": own})
+    unit = {**unit_properties("web", spec, "/r"), **mount_properties("web", spec, "/s", "/r")}
+    folders = {
+        "": ["srv", "data", "run", "proc", "tmp", "home", "a b"],
+        "run": ["pg", "systemd"],
+        "home": ["u"],
+    }
+    found = opened(unit, spec, choose_tops(folders))
+    encode(found)
+    assert found["ReadWritePaths"] == ["-+/data", "-+/srv", "-+/home/u", "-+/data/own"]
+    assert found["ReadOnlyPaths"] == ("-+/sys", "-+/srv/all")
+    mounted = [str(word).partition(":")[0] for word in found["TemporaryFileSystem"]]  # type: ignore[attr-defined]
+    assert mounted == ["/dev/shm", "/run", "/run/pg"]
+
+
+@given(st.lists(NAMES), st.lists(NAMES))
+def test_no_name_of_an_image_says_more_than_a_folder(tops: list[str], runs: list[str]) -> None:
+    found = choose_tops({"": [*tops, "run"], "run": runs})
+    assert not {*found} & {"proc", "sys", "dev", "run", "run/systemd"}
+    encode(opened({}, a_spec(), found))
+    assert not [name for name in found if {*name} & {*": \"'\\\n"}]
+
+
+def test_of_an_image_without_a_user_root_is_the_tasks() -> None:
+    user = owner_of_root("etc/passwd", "")
+    found = mount_properties("web", a_spec(), "/s", "/r", user)
+    [command] = found["ExecStartPre"]  # type: ignore[misc]
+    words = command[command.index("sh", 6) :]  # type: ignore[has-type]
+    assert words[-8:] == ["", "etc/passwd", "root", "/root", "/bin/sh", "", "", "0:0"]
+    assert not has_own_init(a_spec())
+
+
+def test_what_a_root_may_take_is_part_of_what_runs_and_keys_of_others_stay() -> None:
+    plain = a_spec()
+    assert key_of(plain) != key_of(replace(plain, root=RootMode.WRITABLE))
+    assert key_of(plain) != key_of(replace(plain, root_max_bytes=1 << 20))
+    assert key_of(plain) == key_of(replace(plain, root=None))

@@ -1,0 +1,160 @@
+"""A running task is made larger and smaller, on a machine in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from builders import FakeHost, a_spec, running, unit
+
+from agent.api import COUNT_MAX, IoLimit, Resize, Resources, TaskSpec, Volume
+from agent.resources.core.limits import kernel_values
+from agent.runtime.core.slices import cgroup_of
+from wire.errors import Conflict, InvalidInput, NotFound, Unprocessable
+
+MIB = 1 << 20
+
+
+async def _until(seen: Callable[[], bool]) -> None:
+    """Return once something is seen that no event tells of."""
+    async with asyncio.timeout(60):
+        while not seen():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_resize_reaches_the_running_unit_and_restarts_nothing(tmp_path: Path) -> None:
+    host = FakeHost(tmp_path)
+    host.give_image()
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        before = (await running(client, "web")).invocation_id
+
+        status = await client.resize_task(
+            "web", Resize(memory_max_bytes=64 * MIB, memory_low_bytes=8 * MIB, io_weight=7)
+        )
+        assert status.generation == 2
+        await _until(lambda: host.fake.systemd.properties(unit("web")).get("MemoryLow") == 8 * MIB)
+
+        properties = host.fake.systemd.properties(unit("web"))
+        assert (properties["MemoryMax"], properties["IOWeight"]) == (64 * MIB, 7)
+        assert (await client.get_task("web")).invocation_id == before
+
+
+async def test_a_limit_that_the_kernel_did_not_take_is_tried_again_and_not_believed(
+    tmp_path: Path,
+) -> None:
+    host = FakeHost(tmp_path)
+    host.give_image()
+    spec = a_spec()
+    group = cgroup_of("web", spec)
+    async with host.serving() as (services, client):
+        await client.put_task("web", spec)
+        await running(client, "web")
+        host.fake.cgroups.files[group] = kernel_values(spec) | {"memory.max": "4096"}
+        await client.resize_task("web", Resize(tasks_max=9))
+        await _until(lambda: host.fake.systemd.properties(unit("web"))["TasksMax"] == 9)
+        assert services.tasks.running("web").limits != services.tasks.record("web").spec.limits
+
+
+async def test_what_does_not_fit_or_is_not_there_is_refused(tmp_path: Path) -> None:
+    host = FakeHost(tmp_path)
+    host.give_image()
+    async with host.agent() as client:
+        with pytest.raises(NotFound):
+            await client.resize_task("web", Resize(tasks_max=9))
+        await client.put_task("web", a_spec(generation=5))
+        await running(client, "web")
+        with pytest.raises(Unprocessable, match=r"web is not resized: .* does not fit"):
+            await client.resize_task("web", Resize(memory_max_bytes=1 << 40))
+        with pytest.raises(Conflict, match="generation 3 is older than 5"):
+            await client.resize_task("web", Resize(tasks_max=9, generation=3))
+        assert (await client.get_task("web")).generation == 5
+
+
+async def test_an_agent_that_was_just_started_resizes_a_task_with_a_limited_volume(
+    tmp_path: Path,
+) -> None:
+    """AG9: the size of the disk is looked up, not remembered from the task's start."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    spec = a_spec(volumes={"data": Volume(path="/data", max_bytes=MIB)})
+    async with host.agent() as client:
+        await client.put_task("web", spec)
+        await running(client, "web")
+    async with host.agent() as client:
+        await running(client, "web")
+        status = await client.resize_task("web", Resize(memory_max_bytes=64 * MIB))
+        assert status.generation == 2
+
+
+async def test_a_task_on_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """AG8: it would run without its limit."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    async with host.agent() as client:
+        for device, there in (("/dev/nope", False), ("/dev/vda", True)):
+            io = [IoLimit(device=device, write_bytes_per_s=1000)]
+            spec = a_spec(resources=Resources(io=io))
+            if there:
+                await client.put_task("web", spec)
+                await client.resize_task("web", Resize(io_weight=7))
+                continue
+            with pytest.raises(Unprocessable, match="there is no block device /dev/nope"):
+                await client.put_task("web", spec)
+
+
+async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: Path) -> None:
+    """AG8: its limit holds for the real device, however it is named and when it is named anew."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    host.fake.cgroups.devices = {"vda": "vda", "disk/by-path/pci-0000:00:02.0": "vda"}
+    link = "/dev/disk/by-path/pci-0000:00:02.0"
+
+    def limited(device: str, rate: int, generation: int) -> TaskSpec:
+        io = [IoLimit(device=device, write_bytes_per_s=rate)]
+        return a_spec(resources=Resources(io=io), generation=generation)
+
+    def told(rate: int) -> bool:
+        return host.fake.systemd.properties(unit("web")).get("IOWriteBandwidthMax") == {
+            "/dev/vda": rate
+        }
+
+    async with host.serving() as (services, client):
+        await client.put_task("web", limited(link, 1000, 1))
+        before = (await running(client, "web")).invocation_id
+        assert told(1000)
+        for generation, device in enumerate(("/dev/vda", link), start=2):
+            await client.put_task("web", limited(device, generation * 1000, generation))
+            await _until(partial(told, generation * 1000))
+        assert services.tasks.record("web").spec.resources.io[0].device == link
+        again = IoLimit(device=link, write_bytes_per_s=7)
+        await client.resize_task("web", Resize(io=[again]))
+        await _until(partial(told, 7))
+        await client.resize_task("web", Resize(io=[IoLimit(device=link)]))
+        await _until(partial(told, 2**64 - 1))
+        assert services.tasks.record("web").spec.resources.io == []
+        with pytest.raises(Unprocessable, match=r"has /dev/disk/by-path/pci-0000:00:02\.0"):
+            await client.put_task("web", limited("/dev/disk/by-path/pci-9", 1, 9))
+        assert (await client.get_task("web")).invocation_id == before
+
+
+async def test_a_generation_leaves_room_for_those_that_follow(tmp_path: Path) -> None:
+    """BUG-HT25: 2^53 through the socket, then a resize: all answers broke their own schema."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    most = COUNT_MAX // 2
+    async with host.agent() as client:
+        for given in (most + 1, COUNT_MAX):
+            with pytest.raises(InvalidInput, match=f"at most {most}"):
+                await client.put_task("web", a_spec(generation=given))
+        await client.put_task("web", a_spec(generation=most))
+        with pytest.raises(InvalidInput):
+            await client.resize_task("web", Resize(tasks_max=9, generation=COUNT_MAX))
+        with pytest.raises(InvalidInput):
+            await client.delete_task("web", generation=COUNT_MAX)
+        status = await client.resize_task("web", Resize(tasks_max=9))
+        assert status.generation == most + 1
+        assert [t.task_id for t in (await client.list_tasks()).tasks] == ["web"]

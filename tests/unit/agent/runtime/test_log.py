@@ -1,0 +1,122 @@
+"""What a person reads in the journal and on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import FakeHost, a_record, a_spec, gone, running
+from msgspec.structs import replace
+
+from agent.api import Health, TaskState
+from agent.runtime.core.records import status_of, tell_change
+from wire import log as ours
+
+
+def a_log_record(message: str, **fields: object) -> logging.LogRecord:
+    record = logging.LogRecord("agent", logging.INFO, "f", 1, message, (), None)
+    vars(record).update(fields)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("message", "fields", "words"),
+    [
+        ("ready", {"tasks": 7}, "ready (tasks 7)"),
+        ("cannot renew", {"why": "no answer"}, "cannot renew: no answer"),
+        (
+            "a step of a task failed",
+            {"task": "web", "step": "start", "why": "no space"},
+            "a step of a task failed (task web, step start): no space",
+        ),
+        ("task web: starting → running", {"task": "web"}, "task web: starting → running"),
+    ],
+)
+def test_a_line_says_what_its_fields_know(
+    message: str, fields: dict[str, object], words: str
+) -> None:
+    """BUG-AG16."""
+    assert ours.spoken(a_log_record(message, **fields)) == words
+
+
+def test_the_sentence_of_a_change_says_from_what_to_what_and_why() -> None:
+    """BUG-AG16: the text was "a task changed", whatever had happened."""
+    first = status_of(a_record(state=TaskState.STARTING))
+    runs = replace(first, state=TaskState.RUNNING)
+    well = replace(runs, health=Health.HEALTHY)
+    ended = replace(well, state=TaskState.BACKOFF, reason="it ended with exit code 3")
+
+    assert tell_change(first, runs) == "task web: starting → running"
+    assert tell_change(runs, well) == "task web: unknown → healthy"
+    assert tell_change(first, well) == "task web: starting → running, healthy"
+    assert tell_change(well, ended) == "task web: running → backoff (it ended with exit code 3)"
+    assert tell_change(well, replace(well, generation=9)) == "task web: generation 9 is wanted"
+
+
+class Journal:
+    """A journald of its own; what was sent to it is read on demand."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.setblocking(False)
+        self.lines: list[str] = []
+
+    def read(self) -> list[str]:
+        """Return the lines of all that has arrived so far."""
+        while True:
+            try:
+                self.lines += self._socket.recv(1 << 16).decode().splitlines()
+            except BlockingIOError:
+                return self.lines
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Journal]:
+    """Let this process log to a journald as under systemd."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    found = Journal(tmp_path / "journal.sock")
+    monkeypatch.setattr(ours, "_JOURNAL_SOCKET", tmp_path / "journal.sock")
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    ours.configure("twine-agent")
+    yield found
+    root.handlers[0].close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    found.close()
+
+
+async def test_journald_gets_the_sentence_and_the_fields(host: FakeHost, journal: Journal) -> None:
+    """BUG-AG16: who read `journalctl -u twine-agent` learned nothing."""
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        journal.read()
+        await client.delete_task("web")
+        await gone(client, "web")
+
+    lines = journal.read()
+    changes = [line for line in lines if line.startswith("MESSAGE=task web: ")]
+    assert changes[0] == "MESSAGE=task web: accepted → running, healthy"
+    assert changes[1] == "MESSAGE=task web: running → stopping (stop was asked for)"
+    assert changes[-1] == "MESSAGE=task web: stopped and torn down"
+    assert lines.count("TWINE_TASK=web") >= 3
+
+
+def test_a_journald_that_hangs_costs_lines_and_no_time(journal: Journal) -> None:
+    """Its socket takes a handful of datagrams; the next one would block the event loop."""
+    log = logging.getLogger("agent.test")
+    for number in range(5000):
+        log.info("line %d", number)
+    arrived = sum(line.startswith("MESSAGE=line") for line in journal.read())
+    log.info("after it")
+
+    assert 0 < arrived < 5000
+    assert journal.read()[-1] == f"TWINE_LINES_LOST={5000 - arrived}"

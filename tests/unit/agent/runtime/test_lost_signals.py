@@ -1,0 +1,158 @@
+"""What changed without a signal of systemd's is seen at the next glance, by one call for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from builders import FakeHost, a_spec, running, unit, until
+from msgspec.structs import replace
+
+from agent.api import TaskState
+from agent.runtime import units as units_module
+from agent.runtime.core.records import TaskRecord, only_came_up
+from agent.runtime.journal import Journal
+from agent.runtime.offload import Lanes
+
+
+@pytest.fixture
+def calls(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count what systemd is asked; it is looked at often, and never says by itself what changed."""
+    counted = Counter[str]()
+    systemd: Any = host.fake.systemd
+    monkeypatch.setattr(units_module, "LOOK_S", 0.02)
+
+    def counting(name: str) -> None:
+        asked = getattr(systemd, name)
+
+        def ask(argument: str) -> object:
+            counted[name] += 1
+            return asked(argument)
+
+        monkeypatch.setattr(systemd, name, ask)
+
+    for name in ("find", "glance"):
+        counting(name)
+    return counted
+
+
+async def test_a_task_that_ends_unheard_is_seen_and_started_again(
+    host: FakeHost, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal of the bus that was lost costs a moment, not the task."""
+    async with host.serving() as (_, client):
+        for name in ("one", "two", "three"):
+            await client.put_task(name, a_spec())
+            await running(client, name)
+        monkeypatch.setattr(host.fake.systemd, "_tell", lambda _: None)
+        host.fake.systemd.exit(unit("two"), 7)
+        await until(client, "two", lambda s: s.last_exit is not None and s.last_exit.code == 7)
+        assert calls["glance"] > 0
+
+
+async def test_what_nobody_follows_does_not_wake_the_event_loop(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, lanes, woken = asyncio.get_running_loop(), Lanes(), list[object]()
+    units = units_module.Units(host.fake.systemd, lanes)
+    ends = units.listen()
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda _, *args: woken.append(args))
+    say = host.fake.systemd._tell
+    with units.changes("a.service", asyncio.Event()):
+        for name in ("sshd.service", "a.service", "b.service", ""):
+            say(name)
+    say("a.service")
+    monkeypatch.undo()
+    ends()
+    lanes.close()
+
+    assert woken == [("a.service",), ("",)]
+
+
+async def test_tasks_that_run_are_looked_at_together_and_not_each(
+    host: FakeHost, calls: Counter[str]
+) -> None:
+    async with host.serving() as (_, client):
+        for name in ("one", "two", "three"):
+            await client.put_task(name, a_spec())
+            await running(client, name)
+        seen = calls["glance"]
+        while calls["glance"] < seen + 2:  # the looks that the last start caused are over
+            await asyncio.sleep(0.01)
+        found, seen = calls["find"], calls["glance"]
+        while calls["glance"] < seen + 5:
+            await asyncio.sleep(0.01)
+        assert calls["find"] == found
+
+
+async def test_a_start_asks_once_how_its_unit_is(
+    host: FakeHost, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the start saw is what the task's loop goes on with: a look is five calls on the bus."""
+    monkeypatch.setattr(units_module, "LOOK_S", 1000.0)
+    async with host.serving() as (_, client):
+        while not calls["find"]:  # an agent that begins looks whether a profile is being applied
+            await asyncio.sleep(0.01)
+        before = calls["find"]
+        for name in ("one", "two", "three"):
+            await client.put_task(name, a_spec())
+            await running(client, name)
+        assert calls["find"] == before + 3
+
+
+async def test_an_end_right_after_the_look_of_a_start_is_seen(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd, name = host.fake.systemd, unit("one")
+    look, ended = systemd.find, list[str]()
+
+    def find(asked: str) -> object:
+        state = look(asked)
+        if asked == name and state is not None and state.active == "active" and not ended:
+            ended.append(asked)
+            systemd.exit(name, 7)  # after what is returned was read, before anybody acts on it
+        return state
+
+    monkeypatch.setattr(systemd, "find", find)
+    async with host.serving() as (_, client):
+        await client.put_task("one", a_spec())
+        await until(client, "one", lambda s: s.last_exit is not None and s.last_exit.code == 7)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "only"),
+    [
+        ({}, {}, True),
+        ({"state": TaskState.ACCEPTED}, {}, True),
+        ({}, {"state": TaskState.FAILED}, False),
+        ({"restarts": 1}, {"restarts": 1}, False),
+        ({"invocation_id": "a"}, {}, False),
+        ({}, {"spec": a_spec(generation=2)}, False),
+        ({"previous": a_spec()}, {}, False),
+        ({"state": TaskState.BACKOFF}, {}, False),
+        ({"state": TaskState.RUNNING}, {}, False),
+    ],
+)
+def test_only_a_first_start_is_not_waited_for_until_it_is_on_disk(
+    before: dict[str, Any], after: dict[str, Any], only: bool
+) -> None:
+    task = TaskRecord(task_id="one", spec=a_spec(), state=TaskState.STARTING)
+    was = replace(task, **before)
+    came_up = {"state": TaskState.RUNNING, "invocation_id": "b", "previous": None, **after}
+
+    assert only_came_up(was, replace(was, **came_up)) is only
+
+
+async def test_a_record_whose_task_came_up_is_kept_over_a_death_of_the_agent(
+    host: FakeHost,
+) -> None:
+    async with host.serving() as (_, client):
+        await client.put_task("one", a_spec())
+        status = await running(client, "one")
+        async with asyncio.timeout(60):
+            while status.invocation_id not in (host.state / "journal" / "one.json").read_text():
+                await asyncio.sleep(0.01)
+    kept = Journal(host.state / "journal").replay().tasks["one"]
+    assert (kept.state, kept.invocation_id) == (TaskState.RUNNING, status.invocation_id)

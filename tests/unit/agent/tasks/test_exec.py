@@ -1,0 +1,455 @@
+"""Sessions inside tasks: over the agent's own socket, on a machine in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from builders import FakeHost, a_spec, running, unit
+
+from agent.api.exec import TAKEN, ExecEnd, ExecWord, taken_frame
+from agent.machine import Property, UnitState
+from agent.machine.fake import Ended, ends_with
+from agent.machine.terminals import Streams
+from agent.tasks import exec as sessions
+from agent.tasks.core.inside import inside_unit
+from agent.terminal import attend
+from wire.duplex import Duplex, Frame
+from wire.errors import Busy, HostError, InvalidInput, NotFound, from_problem
+from wire.flow import WINDOW_BYTES, Inflow, Outflow
+
+
+async def _end(duplex: Duplex) -> tuple[bytes, bytes, ExecEnd]:
+    """Return output, errors and the last word of a session."""
+    written = {1: b"", 2: b""}
+    async for frame in duplex.frames():
+        if isinstance(frame, str):
+            return written[1], written[2], msgspec.json.decode(frame, type=ExecEnd)
+        written[frame[0]] += frame[1:]
+    raise AssertionError("the session broke off without a last word")
+
+
+def _left(host: FakeHost) -> list[str]:
+    folder = host.folder / "run" / "exec"
+    left = [u.unit for u in host.fake.systemd.units("twine-in-*")]
+    return left + [p.name for p in folder.glob("*")]
+
+
+async def _until_nothing_is_left(host: FakeHost) -> None:
+    async with asyncio.timeout(10):
+        while _left(host):
+            await asyncio.sleep(0.01)
+
+
+# AG8
+async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: FakeHost) -> None:
+    def speak(argv: list[str], properties: Mapping[str, Property]) -> Ended:
+        Path(str(properties["StandardOutputFile"])).write_bytes(b"out")
+        Path(str(properties["StandardErrorFile"])).write_bytes(b"err")
+        assert properties["Requisite"] == [unit("web")]
+        return Ended(code=7)
+
+    host.fake.systemd.programs["/bin/speak"] = speak
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with client.exec_task("web", ["/bin/speak", "a b"], tty=False) as duplex:
+            assert await _end(duplex) == (b"out", b"err", ExecEnd(code=7))
+        await _until_nothing_is_left(host)
+
+
+async def test_a_command_whose_start_is_still_queued_has_not_ended(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AG8: a busy systemd has the unit loaded, dead, with an earlier job before it."""
+    find, queued = host.fake.systemd.find, iter(range(2))
+
+    def slowly(name: str) -> UnitState | None:
+        state = find(name)
+        if state is None or not name.startswith("twine-in-") or next(queued, None) is None:
+            return state
+        return UnitState(unit=name, active="inactive", sub="dead")
+
+    monkeypatch.setattr(host.fake.systemd, "find", slowly)
+    host.fake.systemd.programs["/bin/speak"] = lambda *_: Ended(code=7)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with client.exec_task("web", ["/bin/speak"], tty=False) as duplex:
+            assert (await _end(duplex))[2] == ExecEnd(code=7)
+    assert next(queued, None) is None
+
+
+async def test_a_command_that_systemd_could_not_execute_is_told_in_words(host: FakeHost) -> None:
+    host.fake.systemd.programs["/bin/none"] = ends_with(203)
+    host.fake.systemd.programs["/bin/three"] = ends_with(3)
+    ends = []
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        for program in ("/bin/none", "/bin/three"):
+            async with client.exec_task("web", [program], tty=False) as duplex:
+                ends.append((await _end(duplex))[2])
+
+    assert [end.code for end in ends] == [203, 3]
+    assert "no such file in the image" in ends[0].detail
+    assert ends[1].detail == ""
+
+
+async def test_a_state_that_was_read_while_the_start_began_is_no_end(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AG8: properties are read one by one, so a dead unit may have the invocation of its start."""
+    find, torn = host.fake.systemd.find, iter(range(2))
+
+    def one_by_one(name: str) -> UnitState | None:
+        state = find(name)
+        if state is None or not name.startswith("twine-in-") or next(torn, None) is None:
+            return state
+        return UnitState(unit=name, active="inactive", sub="dead", invocation_id="ab" * 16)
+
+    monkeypatch.setattr(host.fake.systemd, "find", one_by_one)
+    host.fake.systemd.programs["/bin/speak"] = lambda *_: Ended(code=7)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with client.exec_task("web", ["/bin/speak"], tty=False) as duplex:
+            assert (await _end(duplex))[2] == ExecEnd(code=7)
+    assert next(torn, None) is None
+
+
+async def test_a_command_that_ended_with_its_task_says_so(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AG8: it had said that a unit was not started, and ended as if the host had failed."""
+    find = host.fake.systemd.find
+    gone = lambda name: None if name.startswith("twine-in-") else find(name)  # noqa: E731
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        monkeypatch.setattr(host.fake.systemd, "find", gone)
+        async with client.exec_task("web", ["/bin/cat"], tty=False) as duplex:
+            _, _, end = await _end(duplex)
+        monkeypatch.setattr(host.fake.systemd, "find", find)
+
+    assert end.problem is not None
+    assert isinstance(from_problem(end.problem), Busy)
+    assert "ended with its task" in end.problem.detail
+
+
+class _Endless:
+    """A command that writes without end, and hears nothing."""
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        while True:
+            yield b"\1y\n"
+
+    async def send(self, frame: Frame) -> None:
+        """Take a word."""
+
+
+async def test_output_that_nobody_reads_any_more_ends_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `exec … | head` does; it is no fault of the agent's."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    write = os.write
+    monkeypatch.setattr("os.write", lambda fd, data: write(writer if fd == 1 else fd, data))
+    code = await attend(_Endless(), terminal=False, with_input=False)
+    os.close(writer)
+
+    assert code == 128 + signal.SIGPIPE
+
+
+class _Talkative:
+    """A command that writes more than a pipe holds, and hears what is said of it."""
+
+    def __init__(self) -> None:
+        self.heard, self.counted = threading.Event(), list[int]()
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        for _ in range(4):
+            yield b"\1" + bytes(60_000)
+        await asyncio.to_thread(lambda: None)  # as long as that the others have their turn
+        self.heard.set()
+        yield msgspec.json.encode(ExecEnd(code=0)).decode()
+
+    async def send(self, frame: Frame) -> None:
+        assert isinstance(frame, bytes)
+        assert frame[0] == TAKEN
+        self.counted.append(int.from_bytes(frame[1:], "big"))
+
+
+async def test_who_reads_slowly_here_still_hears_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AG8: else its pings are not answered, and `exec … | less` breaks off after half a minute."""
+    command, write = _Talkative(), os.write
+    reader, writer = os.pipe()
+    read: dict[str, object] = {}
+
+    def slowly() -> None:
+        read["heard"] = command.heard.wait(10)
+        read["size"] = sum(iter(lambda: len(os.read(reader, 65536)), 0))
+
+    thread = threading.Thread(target=slowly)
+    thread.start()
+    monkeypatch.setattr("os.write", lambda fd, data: write(writer if fd == 1 else fd, data))
+    code = await attend(command, terminal=False, with_input=False)
+    os.close(writer)
+    await asyncio.to_thread(thread.join)
+    os.close(reader)
+
+    assert (code, read) == (0, {"heard": True, "size": 240_000})
+    assert command.counted == [0, 60_000, 120_000, 180_000, 240_000]
+
+
+async def test_a_full_disk_here_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(HostError, match="cannot write here what the command wrote: No space"):
+        await attend(_Talkative(), terminal=False, with_input=False)
+
+
+async def test_a_signal_overtakes_input_that_the_command_does_not_read(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AG8: as do the end of the connection and pings, where the pipe to the command is full."""
+    start, readers = host.fake.systemd.start_transient, list[int]()
+
+    def opens_its_input(unit: str, properties: Mapping[str, Property]) -> None:
+        if path := properties.get("StandardInputFile"):
+            readers.append(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK))
+        start(unit, properties)
+
+    monkeypatch.setattr(host.fake.systemd, "start_transient", opens_its_input)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with client.exec_task("web", ["/bin/sleep"], tty=False) as duplex:
+            await duplex.send(taken_frame(0))
+            async with asyncio.timeout(10):
+                while not readers:
+                    await asyncio.sleep(0.01)
+            for _ in range(WINDOW_BYTES >> 15):
+                await duplex.send(b"\0" + bytes(1 << 15))
+            await duplex.send(msgspec.json.encode(ExecWord(signal=15)).decode())
+            async with asyncio.timeout(10):
+                words = [frame async for frame in duplex.frames()]
+        await _until_nothing_is_left(host)
+
+    os.close(*readers)
+    assert msgspec.json.decode(words[-1], type=ExecEnd) == ExecEnd(signal="SIGTERM")
+    assert words[0] == taken_frame(0)
+
+
+class _Written:
+    """Output that was written before the command ended."""
+
+    def __init__(self) -> None:
+        self._left = [b"last words"]
+
+    async def read(self, stream: int) -> bytes:
+        return self._left.pop() if self._left else b""
+
+
+class _Slow(_Endless):
+    def __init__(self) -> None:
+        self.sent: list[Frame] = []
+
+    async def send(self, frame: Frame) -> None:
+        self.sent.append(frame)
+
+
+async def test_what_a_command_wrote_last_is_told_however_slowly_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "_DRAIN_S", 0.001)
+    duplex: Any = _Slow()
+    whatever: Any = _Written()
+    session = sessions._Session(whatever, "unit", whatever, duplex, 60.0)
+    session._output.taken(0)
+    await session._output.room(WINDOW_BYTES)
+    telling = asyncio.ensure_future(session._tell(1))
+    told = asyncio.ensure_future(session._told([telling], set()))
+    await asyncio.wait({told}, timeout=0.1)
+    assert (told.done(), duplex.sent) == (False, [])
+
+    session._output.taken(WINDOW_BYTES)
+    await told
+
+    assert duplex.sent == [b"\1last words"]
+
+
+async def test_who_does_not_count_is_sent_everything_and_heard_within_bounds() -> None:
+    """An older program on either side knows nothing of windows."""
+    outflow, inflow = Outflow(), Inflow()
+    async with asyncio.timeout(10):
+        await outflow.room(10 * WINDOW_BYTES)
+        await outflow.room(1)
+        await inflow.put(bytes(2 * WINDOW_BYTES))
+    late = asyncio.ensure_future(inflow.put(b"more"))
+    await asyncio.wait({late}, timeout=0.01)
+    assert not late.done()
+
+    assert len(await inflow.get() or b"") == 2 * WINDOW_BYTES
+    await late
+    assert await inflow.get() == b"more"
+
+
+async def test_input_that_is_over_before_the_command_opened_it_keeps_nobody_waiting(
+    tmp_path: Path,
+) -> None:
+    streams = Streams.pipes(tmp_path / "one")
+    assert streams.paths is not None
+    await streams.end_input()
+    reader = os.open(streams.paths[0], os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(BlockingIOError):  # it would be b"" if nobody could write any more
+        os.read(reader, 1)
+    streams.opened()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    streams.close()
+
+
+async def test_a_terminal_has_the_size_that_was_asked_for(host: FakeHost) -> None:
+    def size(argv: list[str], properties: Mapping[str, Property]) -> Ended:
+        assert "TERM=xterm" in properties["Environment"]  # type: ignore[operator]
+        with Path(str(properties["TTYPath"])).open("w") as terminal:
+            columns, rows = os.get_terminal_size(terminal.fileno())
+            terminal.write(f"{rows}x{columns}")
+        return Ended(code=0)
+
+    host.fake.systemd.programs["/bin/size"] = size
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        session = client.exec_task("web", ["/bin/size"], tty=True, rows=31, columns=97)
+        async with session as duplex:
+            assert await _end(duplex) == (b"31x97", b"", ExecEnd(code=0))
+
+
+async def test_input_and_signals_reach_the_command(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with client.exec_task("web", ["/bin/cat"], tty=False) as duplex:
+            await duplex.send(b"\0typed")
+            folder = host.folder / "run" / "exec"
+            async with asyncio.timeout(10):
+                while not list(folder.glob("*/in")):
+                    await asyncio.sleep(0.01)
+            await duplex.send(msgspec.json.encode(ExecWord(signal=15)).decode())
+            _, _, end = await _end(duplex)
+        await _until_nothing_is_left(host)
+
+    assert end == ExecEnd(signal="SIGTERM")
+
+
+async def test_who_leaves_ends_the_command(host: FakeHost) -> None:  # P9
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with client.exec_task("web", ["/bin/cat"], tty=True):
+            async with asyncio.timeout(10):
+                while not _left(host):
+                    await asyncio.sleep(0.01)
+        await _until_nothing_is_left(host)
+
+
+async def test_a_session_in_which_nothing_is_said_ends(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:  # F-26
+    async with host.serving() as (services, client):
+        services.sessions._idle_s = 0.05
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with client.exec_task("web", ["/bin/cat"], tty=False) as duplex:
+            _, _, end = await _end(duplex)
+        await _until_nothing_is_left(host)
+
+    assert end.problem is not None
+    assert "nothing was said" in end.problem.detail
+
+
+async def test_sessions_of_a_task_are_counted(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "PER_TASK", 1)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with client.exec_task("web", ["/bin/cat"], tty=False):
+            async with asyncio.timeout(10):
+                while not _left(host):
+                    await asyncio.sleep(0.01)
+            async with client.exec_task("web", ["/bin/cat"], tty=False) as second:
+                _, _, end = await _end(second)
+
+    assert end.problem is not None
+    assert isinstance(from_problem(end.problem), Busy)
+
+
+async def test_what_cannot_be_run_is_told_in_the_last_word_or_before_it(host: FakeHost) -> None:
+    async with host.agent() as client:
+        with pytest.raises(NotFound, match="no task none"):
+            await client.exec_task("none", ["/bin/x"], tty=False).__aenter__()
+        with pytest.raises(InvalidInput, match="command"):
+            await client.exec_task("none", [], tty=False).__aenter__()
+
+
+async def test_a_request_that_is_no_websocket_is_refused_in_words(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        connector = aiohttp.UnixConnector(path=host.config.socket)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            url = "http://local/v1/tasks/web/exec?command=%5B%22/bin/x%22%5D"
+            async with session.get(url) as answer:
+                assert answer.status == 400
+                assert "websocket" in (await answer.json())["hint"]
+
+
+async def test_a_new_agent_ends_the_sessions_of_the_one_before(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+    left = inside_unit("web", "exec-dead")
+    host.fake.systemd.start_transient(left, {"ExecStart": [["/bin/cat"]]})
+    (host.folder / "run" / "exec" / "exec-dead").mkdir(parents=True)
+    async with host.agent():
+        assert _left(host) == []
+
+
+async def test_pipes_carry_a_megabyte_and_end() -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        streams = Streams.pipes(Path(folder) / "one")
+        assert streams.paths is not None
+        reader = os.open(streams.paths[0], os.O_RDONLY)
+        streams.opened()
+        sent = os.urandom(1 << 20)
+
+        async def feed() -> None:
+            await streams.write(sent)
+            await streams.end_input()
+
+        def drain() -> bytes:
+            return b"".join(iter(lambda: os.read(reader, 65536), b""))
+
+        _, got = await asyncio.gather(feed(), asyncio.to_thread(drain))
+        streams.close()
+        os.close(reader)
+        assert got == sent
+        assert not (Path(folder) / "one").exists()

@@ -1,0 +1,57 @@
+"""What a task's unit says against faults of the task itself, and what no job file can ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from builders import IMAGE, a_spec
+
+from agent.api import Limits, TaskSpec
+from agent.tasks.core.unit_properties import unit_properties
+from control_plane.api.validate import job_errors
+from wire.errors import InvalidInput
+from wire.routes import decode_json
+
+UNIT = unit_properties("web", a_spec(limits=Limits(tasks_max=9)), "/r")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TasksMax", 9),  # F-11: a fork bomb ends at its own bound
+        ("OOMPolicy", "kill"),  # F-13: a child that is killed for memory ends the task as that
+        ("LogRateLimitBurst", 10_000),  # F-25: a flood of lines is cut off for each unit
+        ("NotifyAccess", "none"),  # F-28: what a task notifies reaches nobody
+    ],
+)
+def test_a_unit_bounds_what_its_task_can_do_to_others(name: str, value: object) -> None:
+    """F-11 F-13 F-25 F-28."""
+    assert UNIT[name] == value
+
+
+def test_no_task_has_a_watchdog_of_systemd() -> None:
+    """F-22: a unit that somebody freezes would be killed by it."""
+    assert not {name for name in UNIT if name.startswith("Watchdog")}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"privileged": True},
+        {"mounts": [{"source": "/", "target": "/host"}]},
+        {"devices": ["/dev/mem"]},
+        {"capabilities": ["CAP_SYS_ADMIN"]},
+        {"user": "root"},
+        {"network": {"mode": "none-of-ours"}},
+        {"volumes": {"../up": {}}},
+    ],
+)
+def test_no_specification_asks_for_more_of_its_host(asked: dict[str, Any]) -> None:
+    """F-83: there is no word for it, at the front end and at the agent alike."""
+    job = {"name": "web", "entitlement": "e", "tasks": 1, "image": IMAGE, "command": ["/x"]}
+    assert job_errors(job) == []
+    assert job_errors(job | asked) != []
+    with pytest.raises(InvalidInput):
+        decode_json(msgspec.json.encode({"image": IMAGE} | asked), TaskSpec, "the task")

@@ -1,0 +1,82 @@
+"""What systemd-oomd did, in the words that the journal of a Debian 13 guest had."""
+
+from __future__ import annotations
+
+import pytest
+from builders import a_record, a_spec, a_unit, seen
+
+from agent.api import Limits, Resources, TaskState
+from agent.lease.core.lease import Moment
+from agent.resources.core.limits import limit_properties, live_properties
+from agent.tasks.core.lifecycle import decide
+from agent.tasks.core.oomd import OOMD_KILL, is_unclear, killed, told_apart, what_ended
+
+UNIT = "twine-task-web.service"
+GROUP = f"/workload.slice/workload-local.slice/{UNIT}"
+WHY = "memory pressure for /workload.slice being 40.35% > 30.00% for > 1s with reclaim activity"
+WORDS = f"Killed {GROUP} due to {WHY}\n"
+NOTE = f"{UNIT}: systemd-oomd killed 1 process(es) in this unit.\n"
+ENDED = a_unit(active="failed", sub="failed", result="oom-kill", exit_signal="SIGKILL")
+
+
+def test_only_an_end_for_want_of_memory_is_asked_about() -> None:
+    assert is_unclear(ENDED)
+    assert not is_unclear(a_unit(active="failed", sub="failed", result="exit-code"))
+    assert not is_unclear(a_unit(active="deactivating", sub="final-sigkill", result="oom-kill"))
+    command = what_ended(ENDED, 1000.0)
+    assert f"INVOCATION_ID={ENDED.invocation_id}" in command
+    assert command[-2:] == ["+", "_SYSTEMD_UNIT=systemd-oomd.service"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (WORDS + NOTE, f"its host was short of memory: {WHY}"),
+        (WORDS, f"its host was short of memory: {WHY}"),
+        (NOTE, "its host was short of memory (journalctl -u systemd-oomd)"),
+    ],
+)
+def test_who_killed_a_task_is_its_result_and_its_reason(said: str, why: str) -> None:
+    """F-14: and its restart policy says what follows."""
+    unit = told_apart(ENDED, UNIT, said)
+    assert (unit.result, unit.exit_signal) == (OOMD_KILL, "SIGKILL")
+    record = a_record(state=TaskState.RUNNING, invocation_id=unit.invocation_id)
+    task = decide(record, seen(unit), Moment(1000.0, 1000.0, 1000.0)).task
+    assert task.state is TaskState.BACKOFF
+    assert task.last_exit is not None
+    assert task.last_exit.result == OOMD_KILL
+    assert task.reason == f"systemd-oomd killed it, since {why}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        WORDS.replace("task-web", "task-webb"),
+        WORDS.replace("task-web", "task-a-web"),
+        NOTE.replace("task-web", "task-webb"),
+        f"hello: {WORDS}",
+    ],
+)
+def test_what_was_done_to_others_is_not_taken_for_its_own(said: str) -> None:
+    assert told_apart(ENDED, UNIT, said) == ENDED
+
+
+def test_what_was_killed_beside_the_tasks_makes_no_room_among_them() -> None:
+    other = "Killed /user.slice/user-0.slice/session-1.scope due to memory used (1) / total (2)"
+    assert killed(f"Considered 3 cgroups\n{WORDS}{other}\n") == {GROUP: WHY}
+
+
+def test_a_task_with_a_promise_goes_last_and_one_within_it_never() -> None:
+    """AG8: systemd-oomd knows nothing of promises but this; what is lifted is lifted there, too."""
+
+    def told(**promise: int) -> object:
+        spec = a_spec(limits=Limits(memory_max_bytes=8 << 20), resources=Resources(**promise))
+        return limit_properties(spec).get("ManagedOOMPreference")
+
+    assert told() is None
+    assert told(io_weight=10) == "none"
+    assert told(memory_min_bytes=4 << 20) == told(memory_low_bytes=4 << 20) == "avoid"
+    assert told(memory_low_bytes=8 << 20) == "omit"
+    before = Resources(memory_min_bytes=4 << 20)
+    assert live_properties(a_spec(), before)["ManagedOOMPreference"] == "none"

@@ -1,0 +1,223 @@
+"""What becomes of a task's unit when it has an init of its own (docs/adr/0106)."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import pytest
+from builders import a_spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.api import Network, NetworkMode, Relaxation, Resources, Step, VolumeMap
+from agent.api.own_init import contradictions
+from agent.api.relaxations import OWN_INIT_EXPOSURE, RAW_EXPOSURE, exposure_of
+from agent.identity.core import INSIDE
+from agent.machine.unit_properties import encode
+from agent.resources.core.limits import limit_properties
+from agent.runtime.core.slices import cgroup_of
+from agent.tasks.core import own_init
+from agent.tasks.core.inside import Command, inside_properties, step_properties
+from agent.tasks.core.unit_properties import TASK_HARDENING, unit_properties
+from agent.volumes.core.volumes import OWNER
+
+IDS = own_init.FIRST_ID
+PRIVATE = Network(mode=NetworkMode.PRIVATE)
+
+
+def a_machine(**fields: object) -> dict[str, object]:
+    own = {"command": [], "relaxations": [Relaxation.OWN_INIT], "network": PRIVATE}
+    volumes = msgspec.convert(fields.pop("volumes", {}), VolumeMap)
+    spec = a_spec(**{**own, **fields, "volumes": volumes})
+    unit = unit_properties("web", spec, "/var/lib/twine/tasks/web")
+    if spec.credentials:
+        unit["LoadCredential"] = [f"{name}:/run/s" for name in sorted(spec.credentials)]
+    if spec.identity:
+        unit["BindReadOnlyPaths"] = [f"/run/twine/identities/web:{INSIDE}"]
+    return own_init.enclosed("web", spec, unit, IDS, "/var/lib/twine", "/run/twine")
+
+
+def words(unit: dict[str, object]) -> list[str]:
+    commands = unit["ExecStart"]
+    assert isinstance(commands, list)
+    return list(commands[0])
+
+
+def test_in_a_machine_there_are_no_rings_either() -> None:
+    """F-84: a family of sockets that its filter refuses would come through one."""
+    assert "~io_uring_setup" in a_machine()["SystemCallFilter"]  # type: ignore[operator]
+
+
+def test_the_machine_is_in_the_tasks_own_unit_with_all_that_bounds_a_task() -> None:
+    """AG8: slice, limits, network, journal and times are those of any task."""
+    plain = unit_properties("web", spec := a_spec(network=PRIVATE), "/r")
+    found = a_machine()
+    same = ("Slice", "NetworkNamespacePath", "LogNamespace", "OOMPolicy", "TimeoutStopUSec")
+    for name in (*same, *limit_properties(spec), "RemainAfterExit", "CollectMode"):
+        assert found[name] == plain[name], name
+    assert found["Delegate"] is True
+    assert (found["KillMode"], found["Type"]) == ("mixed", "exec")
+    assert {"--keep-unit", "--register=no", "--settings=no"} < set(words(found))
+    assert encode(found)
+
+
+def test_nothing_that_a_task_says_is_a_word_of_a_program_of_the_host() -> None:
+    """F-83: its variables would be the loader's, of root on the host."""
+    evil = {"LD_PRELOAD": "/var/lib/twine/tasks/web/evil.so", "SYSTEMD_NSPAWN_UNIFIED": "0"}
+    found = a_machine(environment=evil)
+    assert found["Environment"] == ["SYSTEMD_NSPAWN_LOCK=0"]
+    told = words(found)[words(found).index("--") + 1 :]
+    assert {f"systemd.setenv={k}={v}" for k, v in evil.items()} < set(told)
+    assert not any(v in w for v in evil for w in words(found)[: -len(told)])
+
+    command = Command(("env",), 5.0, environment=("TERM=xterm",))
+    group = cgroup_of("web", a_spec())
+    inside = inside_properties(found, "web", group, "twine-in-web.exec-1.service", command)
+    assert inside["Environment"] == []
+    ran = words(inside)
+    assert ran[:6] == [
+        *(sys.executable, "-I", "-m", "agent.machine.enter"),
+        *(group, "twine-in-web.exec-1"),
+    ]
+    assert "LD_PRELOAD=/var/lib/twine/tasks/web/evil.so" in ran[6:]
+    assert ran[-3:] == ["TERM=xterm", "--", "env"]
+
+
+def test_what_is_run_inside_has_the_sandbox_of_the_machine_and_leaves_nothing() -> None:
+    """AG8: its own cgroup below the task's, which is killed with it."""
+    group = cgroup_of("web", a_spec())
+    whole = a_machine(credentials={"db": "password"}, volumes={"data": {"path": "/data"}})
+    command = Command(("true",), 5.0, quiet=True)
+    found = inside_properties(whole, "web", group, "twine-in-web.probe.service", command)
+    for name in own_init.SANDBOX:
+        assert found[name] == whole[name], name
+    left = ("LoadCredential", "ExecStartPre", "ExecStopPost", "Delegate", "NetworkNamespacePath")
+    for name in left:
+        assert name not in found
+    assert found["PartOf"] == found["Requisite"] == ["twine-task-web.service"]
+    assert f"CREDENTIALS_DIRECTORY={own_init.CREDENTIALS}" in words(found)
+    assert found["StandardOutput"] == "null"
+    assert encode(found)
+
+
+def test_a_step_is_the_only_program_of_such_a_machine() -> None:
+    """AG4"""
+    step = Step(name="make", command=["/bin/make", "all"], timeout_s=7.0)
+    whole = a_machine(volumes={"data": {"path": "/data", "kind": "persistent"}})
+    found = step_properties(whole, "web", step)
+    ran = words(found)
+    assert ran[-4:] == ["--as-pid2", "--", "/bin/make", "all"]
+    assert "--boot" not in ran
+    assert "--bind=/run/twine/machines/web/data:/data" in ran
+    assert found["ExecStartPre"] == whole["ExecStartPre"]
+    assert encode(found)
+
+
+def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
+    """AG9 AG10: on disk its users follow the owner of volumes, whatever they are in the kernel."""
+    volumes = {
+        "data": {"path": "/data", "kind": "persistent"},
+        "ref": {"path": "/ref", "kind": "shared", "source": "other.data"},
+        "fast": {"path": "/fast", "kind": "tmpfs", "max_bytes": 1 << 20},
+    }
+    found = a_machine(volumes=volumes, credentials={"db": "password"}, identity=True)
+    assert {
+        "--bind=/run/twine/machines/web/data:/data",
+        "--bind-ro=/run/twine/machines/web/ref:/ref",
+        "--tmpfs=/fast:mode=1777,nosuid,nodev,size=1048576",
+        "--load-credential=db:db",
+        f"--bind-ro=/run/twine/identities/web:{INSIDE}",
+    } < set(words(found))
+    staged = found["ExecStartPre"][0]  # type: ignore[index]
+    assert [str(OWNER), str(IDS), str(own_init.ID_COUNT)] == staged[7:10]
+    assert staged[-4:] == [
+        *("data", "/var/lib/twine/volumes/local/web.data"),
+        *("ref", "/var/lib/twine/volumes/local/other.data"),
+    ]
+    assert found["ExecStopPost"][0][-2:] == ["data", "ref"]  # type: ignore[index]
+    assert found["LoadCredential"] == ["db:/run/s"]
+
+
+def test_no_property_of_the_plain_sandbox_is_left_by_chance() -> None:
+    """F-83: what is not kept on purpose is not there, and a plain task has all of it."""
+    assert {*TASK_HARDENING} & {*a_machine()} == {*TASK_HARDENING} & ({*own_init.SANDBOX})
+    plain = unit_properties("web", a_spec(), "/r")
+    assert {*TASK_HARDENING} <= {*plain}
+
+
+@given(st.lists(st.from_regex(r"[a-z0-9]{1,12}", fullmatch=True), unique=True, max_size=40))
+def test_no_two_machines_of_a_host_have_a_user_in_common(names: list[str]) -> None:
+    taken: dict[str, int] = {}
+    for name in names:
+        ids = own_init.choose_ids(name, taken.values())
+        assert OWNER + own_init.ID_COUNT <= ids <= 2147352575 - own_init.ID_COUNT
+        assert ids % own_init.ID_COUNT == 0
+        taken[name] = ids
+    assert len({*taken.values()}) == len(names)
+    assert all(own_init.choose_ids(n, ()) == own_init.choose_ids(n, ()) for n in names)
+
+
+def test_where_all_ranges_are_taken_one_is_shared() -> None:
+    every = {own_init.FIRST_ID + n * own_init.ID_COUNT for n in range(own_init.SLOTS)}
+    assert own_init.choose_ids("web", every) in every
+
+
+def test_what_containers_inside_need_is_there_only_where_it_is_asked_for() -> None:
+    """AG8 F-83: one folder more that the host mounts, and takes away; no right and no filter.
+
+    And what dies at a limit of its own in there does not end the machine.
+    """
+    data = {"data": {"path": "/data", "kind": "persistent"}}
+    plain = a_machine(volumes=data)
+    found = a_machine(volumes=data, relaxations=[Relaxation.OWN_INIT, Relaxation.NESTED])
+    changed = {name for name in found if found[name] != plain[name]} - {"Description"}
+    assert changed == {"ExecStart", "ExecStartPre", "ExecStopPost", "OOMPolicy"}
+    assert (found["OOMPolicy"], plain["OOMPolicy"]) == ("continue", "kill")
+    assert {*found} == {*plain}
+    assert [w for w in words(found) if w not in words(plain)] == [
+        f"--bind=/run/twine/machines/web/.nested:{own_init.VISIBLE}"
+    ]
+    first, second = found["ExecStartPre"]  # type: ignore[misc]
+    assert [first] == plain["ExecStartPre"]
+    assert second[-1] == "/run/twine/machines/web"
+    assert found["ExecStopPost"][0] == [*plain["ExecStopPost"][0], ".nested"]  # type: ignore[index]
+    step = Step(name="make", command=["/bin/make"], timeout_s=7.0)
+    assert step_properties(found, "web", step)["ExecStartPre"] == [first, second]
+    assert encode(found)
+
+
+def test_nested_is_refused_without_a_machine_and_goes_with_nothing_else() -> None:
+    nested = [Relaxation.NESTED]
+    ((field, why),) = contradictions(nested, ["/bin/x"], Network(), Resources())
+    assert (field, why.partition(":")[0]) == ("relaxations", "nested needs own-init beside it")
+    assert not [*contradictions([Relaxation.OWN_INIT, *nested], [], PRIVATE, Resources())]
+    mixture = [Relaxation.OWN_INIT, Relaxation.PROC, *nested]
+    ((field, why),) = contradictions(mixture, [], PRIVATE, Resources())
+    assert "without proc:" in why
+
+
+def test_everything_that_does_not_go_with_an_own_init_is_told_at_once() -> None:
+    both = [Relaxation.OWN_INIT, Relaxation.RAW, Relaxation.PROC]
+    pages = Resources(hugepages_2mib=1, hugepages_1gib=1)
+    found = dict(contradictions(both, ["/bin/x"], Network(), pages))
+    assert {*found} == {
+        *("relaxations", "command", "network.mode"),
+        *("resources.hugepages_2mib", "resources.hugepages_1gib"),
+    }
+    assert "proc, raw" in found["relaxations"]
+    assert not [*contradictions([Relaxation.OWN_INIT], [], PRIVATE, Resources())]
+    assert not [*contradictions([Relaxation.RAW], ["/bin/x"], Network(), pages)]
+
+
+def test_a_machine_is_dearer_than_any_sandbox_and_cheaper_than_none() -> None:
+    machine = [Relaxation.OWN_INIT, Relaxation.NESTED]
+    small = [r for r in Relaxation if r not in (Relaxation.RAW, *machine)]
+    assert exposure_of(small) < OWN_INIT_EXPOSURE == exposure_of(machine[:1])
+    assert exposure_of(machine) == OWN_INIT_EXPOSURE
+    assert OWN_INIT_EXPOSURE < RAW_EXPOSURE == exposure_of(Relaxation)
+
+
+@pytest.mark.parametrize("field", ["User", "RootDirectory", "WorkingDirectory"])
+def test_nspawn_itself_runs_as_the_hosts_own_program(field: str) -> None:
+    assert field not in a_machine()

@@ -1,0 +1,164 @@
+"""A record that cannot be read, or is not there, is rebuilt from its copy and from what runs."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from builders import FakeHost, a_record, a_spec, gone, running
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.cli.host import _oldest
+from agent.runtime.core.records import TaskRecord, Tombstone, Wanted, key_of
+from agent.runtime.journal import Journal
+from agent.tasks.core.reconcile import rebuilt
+from wire.errors import HostError
+
+
+def record_file(host: FakeHost, task_id: str = "web") -> Path:
+    return host.state / "journal" / f"{task_id}.json"
+
+
+def copy_file(host: FakeHost, task_id: str = "web") -> Path:
+    return Path(host.config.run_dir) / "records" / f"{task_id}.json"
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\xfe\x00", None])
+async def test_a_task_whose_record_is_torn_or_gone_stays_known_whole_and_is_managed(
+    host: FakeHost, content: bytes | None
+) -> None:
+    """F-06 P9: generation, probe and policy are as they were; nothing is restarted or removed."""
+    spec = a_spec(generation=7, epoch=3, stop_timeout_s=4.0)
+    async with host.agent() as client:
+        await client.put_task("web", spec)
+        await running(client, "web")
+    before = host.invocation("web")
+    record_file(host).unlink()
+    if content is not None:
+        record_file(host).write_bytes(content)
+
+    async with host.agent() as client:
+        status = await running(client, "web")
+        assert (status.generation, status.epoch, status.reason) == (7, 3, "")
+        assert status.invocation_id == before
+        events = (await client.get_events(await _oldest(client))).events
+        assert any("rebuilt from its copy" in e.message for e in events if e.object == "web")
+        accounts = (await client.get_accounts()).accounts
+        assert [a.name for a in accounts if a.wrong] == []
+        kept = [a for a in accounts if a.kind == "record" and "unreadable" in a.name]
+        assert ["has a record again" in a.why for a in kept] == [True] * (content is not None)
+        await client.put_task("web", spec)  # the same again is no change
+        assert (await client.get_task("web")).invocation_id == before
+    assert Journal(host.state / "journal").replay().tasks["web"].spec == spec
+
+
+async def test_a_copy_of_something_else_than_what_runs_is_not_believed(host: FakeHost) -> None:
+    """F-06: the unit says what it was started from; the task runs on untouched, and says so."""
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=7))
+        await running(client, "web")
+    other = a_record(spec=a_spec(generation=8, command=["/bin/other"]))
+    before = host.invocation("web")
+    Journal(host.state / "elsewhere", None, copy_file(host).parent).save(other)
+    record_file(host).write_bytes(b"")
+
+    async with host.agent() as client:
+        assert "cannot be read" in (await client.get_task("web")).reason
+    assert host.invocation("web") == before
+
+
+async def test_a_task_that_was_removed_does_not_come_back_from_its_copy(host: FakeHost) -> None:
+    """P9: of a record that is not there only what runs is proof."""
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        copy = copy_file(host).read_bytes()
+        await client.delete_task("web")
+        await gone(client, "web")
+    record_file(host).unlink()
+    copy_file(host).write_bytes(copy)  # as an agent of before leaves it, which has no copies
+
+    async with host.agent() as client:
+        assert (await client.list_tasks()).tasks == []
+
+
+def test_records_of_an_agent_without_copies_get_one_and_removed_ones_say_so(tmp_path: Path) -> None:
+    """F-05: an upgrade protects what there is."""
+    folder, copies = tmp_path / "journal", tmp_path / "copies"
+    Journal(folder).save(a_record())
+    Journal(folder).save(Tombstone(task_id="old", generation=1, epoch=0, at=9e9))
+    Journal(folder, None, copies).replay()
+
+    for name in ("web", "old"):
+        assert (copies / f"{name}.json").read_bytes() == (folder / f"{name}.json").read_bytes()
+    assert copies.stat().st_mode & 0o777 == 0o700
+
+
+def test_where_no_copy_can_be_written_there_is_none_rather_than_an_old_one(tmp_path: Path) -> None:
+    """F-06: an old copy would bring back what an owner has changed since."""
+    folder, copies = tmp_path / "journal", tmp_path / "copies"
+    journal = Journal(folder, None, copies)
+    journal.save(a_record())
+    (copies / ".web.new").mkdir()  # writing there fails, as on a full disk
+    journal.save(a_record(spec=a_spec(generation=2)))
+
+    assert list(copies.glob("*.json")) == []
+    assert journal.replay().tasks["web"].spec.generation == 2
+
+
+async def test_what_cannot_be_written_is_in_force_all_the_same(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-37: on a read-only disk the agent starts, and the task is known."""
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=7))
+        await running(client, "web")
+    record_file(host).write_bytes(b"")
+
+    def refused(*_: object, **__: object) -> None:
+        raise HostError("cannot save: Read-only file system")
+
+    monkeypatch.setattr(Journal, "save", refused)
+    async with host.agent() as client:
+        assert (await client.get_task("web")).generation == 7
+
+
+@given(data=st.data())
+def test_whatever_became_of_a_record_the_copy_says_what_it_was(data: st.DataObject) -> None:
+    """F-06: for any bytes; those that still are the record need no copy."""
+    record = a_record(spec=a_spec(generation=data.draw(st.integers(1, 99))))
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "journal", None, Path(folder) / "copies")
+        journal.save(record, durable=False)
+        path = Path(folder) / "journal" / "web.json"
+        whole = path.read_bytes()
+        cut = data.draw(st.integers(0, len(whole) - 2))
+        path.write_bytes(data.draw(st.binary(max_size=40)) + whole[cut + 1 :])
+        found = journal.replay()
+    assert {**found.copies, **found.tasks} == {"web": record}
+
+
+RECORDS = st.builds(
+    a_record,
+    spec=st.builds(a_spec, generation=st.integers(1, 5), command=st.just(["/bin/a"])),
+    wanted=st.sampled_from(Wanted),
+)
+KEYS = st.sampled_from([key_of(a_spec(command=["/bin/a"])), "another", ""])
+
+
+@given(
+    copies=st.dictionaries(st.sampled_from("abcd"), RECORDS),
+    keys=st.dictionaries(st.sampled_from("abcd"), KEYS),
+    unreadable=st.sets(st.sampled_from("abcd")),
+)
+def test_nothing_is_rebuilt_that_contradicts_what_runs(
+    copies: dict[str, TaskRecord], keys: dict[str, str], unreadable: set[str]
+) -> None:
+    found = rebuilt(copies, keys, unreadable)
+    for task_id, record in found.items():
+        assert record == copies[task_id]
+        agrees = keys.get(task_id) == key_of(record.spec)
+        assert agrees or (record.wanted is Wanted.GONE) or task_id not in keys
+        assert agrees or task_id in unreadable

@@ -1,0 +1,115 @@
+"""Whether a request about a task is taken."""
+
+from __future__ import annotations
+
+import pytest
+from builders import a_record, a_spec
+from msgspec.structs import replace
+
+from agent.api import Limits, TaskState
+from agent.runtime.core.records import Tombstone, Wanted
+from agent.tasks.core.admission import accept, contradiction, is_over, stale, tombstone_of, too_big
+from agent.tasks.core.lifecycle import LINGERS
+
+RECORD = a_record(spec=a_spec(generation=5, epoch=2))
+STONE = Tombstone(task_id="web", generation=5, epoch=2, at=0.0)
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("generation", "epoch", "taken"),
+    [(4, 2, False), (5, 2, True), (6, 2, True), (9, 1, False), (6, 1, False), (1, 3, True)],
+)
+def test_an_older_sender_or_generation_is_refused(generation: int, epoch: int, taken: bool) -> None:
+    assert (stale(generation, epoch, RECORD) is None) == taken
+
+
+@pytest.mark.parametrize(
+    ("generation", "epoch", "taken"),
+    [(4, 2, False), (5, 2, False), (6, 2, True), (6, 1, False), (5, 3, True)],
+)
+def test_what_arrives_late_does_not_bring_a_removed_task_back(
+    generation: int, epoch: int, taken: bool
+) -> None:
+    assert (stale(generation, epoch, STONE) is None) == taken
+
+
+def test_nothing_is_stale_for_a_task_nobody_knows() -> None:
+    assert stale(1, 0, None) is None
+
+
+def test_a_refusal_says_what_is_in_force() -> None:
+    by_epoch, by_generation = stale(9, 1, RECORD), stale(4, 2, RECORD)
+
+    assert by_epoch is not None
+    assert "epoch 1 is older than 2" in by_epoch.reason
+    assert by_generation is not None
+    assert "generation 4 is older than 5" in by_generation.reason
+
+
+def test_the_same_specification_again_changes_nothing_but_a_newer_epoch_is_kept() -> None:
+    assert accept("web", RECORD.spec, RECORD) is None
+    newer = accept("web", a_spec(generation=5, epoch=3), RECORD)
+
+    assert newer is not None
+    assert newer == replace(RECORD, spec=a_spec(generation=5, epoch=3))
+
+
+def test_a_newer_sender_has_the_word_whatever_its_generation() -> None:
+    newer = accept("web", a_spec(generation=5, epoch=3, command=["/other"]), RECORD)
+
+    assert newer is not None
+    assert newer.spec.command == ["/other"]
+
+
+def test_another_content_of_the_generation_in_force_is_a_contradiction() -> None:
+    """BUG-AG13."""
+    other = a_spec(generation=5, epoch=2, command=["/other"], limits=Limits(cpu_weight=7))
+    refused = contradiction(other, RECORD)
+
+    assert refused is not None
+    assert "generation 5 is in force with another content (command, limits)" in refused.reason
+    assert contradiction(RECORD.spec, RECORD) is None
+    assert contradiction(replace(other, epoch=3), RECORD) is None
+    assert contradiction(replace(other, generation=6), RECORD) is None
+    assert contradiction(other, replace(RECORD, wanted=Wanted.GONE)) is None
+
+
+@pytest.mark.parametrize("state", [TaskState.STOPPED, TaskState.FAILED, TaskState.BACKOFF])
+def test_a_new_generation_gives_a_task_that_waits_another_try(state: TaskState) -> None:
+    known = a_record(state=state, reason="it ended", streak=7, next_start_at=9.0)
+    new = accept("web", a_spec(generation=2), known)
+
+    assert new is not None
+    assert (new.state, new.reason, new.streak) == (TaskState.ACCEPTED, "", 0)
+    assert new.next_start_at is None
+
+
+def test_a_task_that_is_wanted_back_while_it_stops_starts_anew() -> None:
+    new = accept("web", a_spec(generation=2), a_record(wanted=Wanted.GONE))
+
+    assert new is not None
+    assert (new.wanted, new.restart_asked) == (Wanted.RUN, True)
+
+
+def test_a_tombstone_remembers_the_generation_unless_it_was_never_known() -> None:
+    assert tombstone_of(RECORD, 7.0) == Tombstone(task_id="web", generation=5, epoch=2, at=7.0)
+    assert tombstone_of(a_record(orphan=True), 7.0).generation == 0
+
+
+def test_a_task_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    spec = a_spec(limits=Limits(memory_max_bytes=GIB, cpu_max_cores=2.0))
+
+    assert too_big(spec, 2 * GIB, 2, GIB) == ""
+    refused = too_big(spec, 2 * GIB, 2, 3 * GIB // 2)
+    assert "memory_max_bytes 1GiB does not fit: the machine has 2GiB" in refused
+    assert refused.endswith("already use 1.5GiB")
+    assert "cpu_max_cores 2" in too_big(spec, 2 * GIB, 1, 0)
+
+
+@pytest.mark.parametrize("state", TaskState)
+def test_a_task_is_over_once_it_ended_and_nobody_asked_for_it_again(state: TaskState) -> None:
+    task = replace(RECORD, state=state)
+    assert is_over(task) == (state in (TaskState.STOPPED, TaskState.FAILED))
+    assert not is_over(replace(task, restart_asked=True))
+    assert not is_over(replace(task, reason=LINGERS))

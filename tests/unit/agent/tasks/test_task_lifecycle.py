@@ -1,0 +1,417 @@
+"""The table of the task's life: every state against everything that can be seen."""
+
+from __future__ import annotations
+
+import pytest
+from builders import BOOT, a_record, a_spec, a_unit, an_ended_unit, seen
+from msgspec.structs import replace
+
+from agent.api import Exit, Health, Limits, Probe, RestartPolicy, RestartWhen, TaskState
+from agent.api.life import Life
+from agent.lease.core.lease import Moment
+from agent.runtime.core.records import TaskRecord, Wanted
+from agent.tasks.core.lifecycle import Action, Decision, SeenUnit, after_failure, backoff_s, decide
+
+NOW, UP = 100.0, 7000.0
+AT = Moment(wall=NOW, boot_s=UP)
+S, A = TaskState, Action
+TABLE: list[tuple[str, str, S, A]] = [
+    # state          what is seen      new state      action
+    ("accepted", "nothing", S.PREPARING, A.PREPARE),
+    ("accepted", "root", S.STARTING, A.START),
+    ("accepted", "running", S.RUNNING, A.LIMIT),  # its limits are not known
+    ("accepted", "activating", S.STARTING, A.REST),
+    ("accepted", "ended", S.BACKOFF, A.STOP),
+    ("accepted", "another", S.STOPPING, A.STOP),
+    ("preparing", "nothing", S.PREPARING, A.PREPARE),
+    ("preparing", "root", S.STARTING, A.START),
+    ("preparing", "running", S.RUNNING, A.LIMIT),  # its limits are not known
+    ("starting", "nothing", S.PREPARING, A.PREPARE),
+    ("starting", "root", S.STARTING, A.START),
+    ("starting", "activating", S.STARTING, A.REST),
+    ("starting", "running", S.RUNNING, A.LIMIT),  # its limits are not known
+    ("starting", "ended", S.BACKOFF, A.STOP),
+    ("running", "running", S.RUNNING, A.REST),
+    ("running", "reloading", S.RUNNING, A.REST),
+    ("running", "deactivating", S.STOPPING, A.REST),
+    ("running", "ended", S.BACKOFF, A.STOP),
+    ("running", "another", S.STOPPING, A.STOP),
+    ("running", "another leaving", S.STOPPING, A.REST),
+    ("running", "root", S.BACKOFF, A.REST),
+    ("running", "nothing", S.BACKOFF, A.REST),
+    ("backoff", "root", S.BACKOFF, A.REST),
+    ("backoff", "running", S.RUNNING, A.REST),
+    ("backoff due", "root", S.STARTING, A.START),
+    ("backoff due", "nothing", S.PREPARING, A.PREPARE),
+    ("stopping", "root", S.STARTING, A.START),
+    ("stopping", "nothing", S.PREPARING, A.PREPARE),
+    ("stopped", "root", S.STOPPED, A.REST),
+    ("stopped", "nothing", S.STOPPED, A.REST),
+    ("failed", "root", S.FAILED, A.REST),
+    ("failed", "nothing", S.FAILED, A.REST),
+    ("running", "lingering", S.STOPPING, A.REST),
+    ("stopping", "lingering", S.STOPPING, A.REST),
+    ("backoff due", "lingering", S.BACKOFF, A.REST),
+    ("failed", "lingering", S.FAILED, A.REST),
+    ("restart", "lingering", S.STOPPING, A.REST),
+    ("gone", "lingering", S.STOPPING, A.REST),
+    ("gone", "running", S.STOPPING, A.STOP),
+    ("gone", "deactivating", S.STOPPING, A.REST),
+    ("gone", "ended", S.STOPPING, A.STOP),
+    ("gone", "another", S.STOPPING, A.STOP),
+    ("gone", "root", S.STOPPED, A.REMOVE_ROOT),
+    ("gone", "nothing", S.STOPPED, A.FORGET),
+    ("restart", "running", S.STOPPING, A.STOP),
+    ("restart", "root", S.STARTING, A.START),
+    ("restart", "nothing", S.PREPARING, A.PREPARE),
+]
+
+
+def _task(name: str) -> TaskRecord:
+    if name == "gone":
+        return a_record(wanted=Wanted.GONE, state=S.RUNNING, invocation_id="i1")
+    if name == "restart":
+        return a_record(restart_asked=True, state=S.RUNNING, invocation_id="i1", boot_id=BOOT)
+    state = S(name.partition(" ")[0])
+    due = {"backoff": UP + 1, "backoff due": UP}.get(name)
+    before = state in (S.BACKOFF, S.STOPPED, S.FAILED, S.STOPPING)
+    ran = state is S.RUNNING or before
+    return a_record(
+        state=state,
+        next_start_at=due and due - UP + NOW,
+        next_start_boot_s=due,
+        invocation_id="i1" if ran else "",
+        ended_invocation="i1" if before else "",
+        limits=Limits() if ran else None,
+        boot_id=BOOT,
+    )
+
+
+def _seen_unit(name: str) -> SeenUnit | None:
+    return {
+        "running": a_unit(),
+        "reloading": a_unit(active="reloading"),
+        "activating": a_unit(active="activating", sub="start"),
+        "deactivating": a_unit(active="deactivating", sub="stop-sigterm"),
+        "ended": an_ended_unit(),
+        "lingering": a_unit(active="inactive", sub="dead"),
+        "another": a_unit(key="other"),
+        "another leaving": a_unit(key="other", active="deactivating"),
+    }.get(name)
+
+
+@pytest.mark.parametrize(("task", "host", "state", "action"), TABLE)
+def test_what_a_task_does_next(task: str, host: str, state: S, action: A) -> None:
+    there = host != "nothing"
+    decision = decide(_task(task), seen(_seen_unit(host), root=there, leftover=there), AT)
+
+    assert (decision.task.state, decision.action) == (state, action)
+    assert decision.task.health is Health.UNKNOWN or state is S.RUNNING
+
+
+@pytest.mark.parametrize(("task", "host", "state", "action"), TABLE)
+def test_a_decision_made_again_is_the_same_or_rest(
+    task: str, host: str, state: S, action: A
+) -> None:
+    there = host != "nothing"
+    look = seen(_seen_unit(host), root=there, leftover=there)
+    first = decide(_task(task), look, AT)
+    second = decide(first.task, look, AT)
+
+    assert second.action in (first.action, A.REST)
+    assert decide(second.task, look, AT).task == second.task
+
+
+def _after_end(when: RestartWhen, code: int) -> Decision:
+    policy = RestartPolicy(when=when, backoff_s=2.0)
+    task = a_record(spec=a_spec(restart=policy), state=S.RUNNING, invocation_id="i1")
+    return decide(task, seen(an_ended_unit(task, code)), AT)
+
+
+@pytest.mark.parametrize(
+    ("when", "code", "state"),
+    [
+        (RestartWhen.ALWAYS, 0, S.BACKOFF),
+        (RestartWhen.ALWAYS, 1, S.BACKOFF),
+        (RestartWhen.ON_FAILURE, 0, S.STOPPED),
+        (RestartWhen.ON_FAILURE, 1, S.BACKOFF),
+        (RestartWhen.NEVER, 0, S.STOPPED),
+        (RestartWhen.NEVER, 1, S.STOPPED),
+    ],
+)
+def test_the_policy_says_what_follows_an_end(when: RestartWhen, code: int, state: S) -> None:
+    task = _after_end(when, code).task
+
+    assert task.state is state
+    assert task.last_exit == Exit(result="exit-code" if code else "success", code=code, at=100.0)
+    assert task.restarts == (state is S.BACKOFF)
+
+
+def test_an_end_is_counted_once() -> None:
+    first = _after_end(RestartWhen.ALWAYS, 1)
+    again = decide(first.task, seen(an_ended_unit(first.task)), AT)
+
+    assert again.task == first.task
+    assert again.action is A.STOP
+
+
+def test_pauses_double_up_to_the_maximum_and_start_over_after_a_long_run() -> None:  # F-16
+    policy = RestartPolicy(backoff_s=1.0, backoff_max_s=5.0)
+    task, pauses = a_record(spec=a_spec(restart=policy)), []
+    for number in range(5):
+        unit = an_ended_unit(task, invocation_id=f"i{number}", started_at=99.0)
+        task = decide(replace(task, state=S.RUNNING), seen(unit), AT).task
+        assert task.next_start_at is not None
+        pauses.append(task.next_start_at - NOW)
+    unit = an_ended_unit(task, invocation_id="long", started_at=100.0 - 600.0)
+    task = decide(replace(task, state=S.RUNNING), seen(unit), AT).task
+
+    expected = [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert all(0.75 * most <= pause <= most for pause, most in zip(pauses, expected, strict=True))
+    assert 0.75 <= task.next_start_at - NOW <= 1.0
+    assert 0.75 * 5.0 <= backoff_s(task, 10_000) <= 5.0
+
+
+def test_what_ended_together_does_not_start_together() -> None:
+    """BUG-AG14."""
+    names = [f"web-{number}" for number in range(50)]
+    pauses = {backoff_s(a_record(task_id=name), 0) for name in names}
+
+    assert len(pauses) == len(names)
+    assert backoff_s(a_record(), 0) == backoff_s(a_record(), 0)
+
+
+@pytest.mark.parametrize("step_s", [-7200.0, 7200.0])
+def test_a_stepped_clock_makes_no_pause_longer_or_shorter(step_s: float) -> None:
+    """BUG-AG14: one hour back was a pause of 3,600 s."""
+    policy = RestartPolicy(backoff_s=4.0)
+    task = a_record(spec=a_spec(restart=policy), state=S.RUNNING, boot_id=BOOT)
+    pausing = decide(task, seen(an_ended_unit(task)), AT).task
+    pause_s = backoff_s(task, 0)
+    early = decide(pausing, seen(), Moment(NOW + step_s, UP + pause_s - 0.1))
+    due = decide(pausing, seen(), Moment(NOW + step_s, UP + pause_s))
+
+    assert (early.action, early.until) == (A.REST, UP + pause_s)
+    assert due.action is A.START
+
+
+def test_a_task_in_back_off_says_when_it_is_looked_at_again() -> None:
+    decision = decide(_task("backoff"), seen(), AT)
+
+    assert decision.until == UP + 1
+
+
+def test_a_unit_that_somebody_else_stopped_is_started_again_and_said_so() -> None:  # F-21
+    task = decide(_task("running"), seen(), AT).task
+
+    assert task.last_exit == Exit(result="external-stop", at=NOW)
+    assert "somebody else" in task.reason
+
+
+@pytest.mark.parametrize(
+    "state", [S.ACCEPTED, S.PREPARING, S.STARTING, S.RUNNING, S.BACKOFF, S.STOPPING]
+)
+def test_after_a_reboot_a_task_waits_for_its_owner_whatever_it_was_doing(state: S) -> None:  # P8
+    task = a_record(
+        state=state, boot_id=BOOT, invocation_id="i1", next_start_at=0.0, restart_asked=True
+    )
+    decision = decide(task, seen(boot_id="boot-2"), AT)
+    again = decide(decision.task, seen(boot_id="boot-2"), AT)
+
+    assert (decision.task.state, decision.action) == (S.STOPPED, A.REST)
+    assert decision.task.last_exit == Exit(result="lost", at=NOW)
+    assert again == decision
+
+
+@pytest.mark.parametrize(
+    ("task", "host", "state", "action"),
+    [
+        ("accepted", "root", S.ACCEPTED, A.REST),
+        ("starting", "activating", S.STOPPING, A.STOP),
+        ("running", "running", S.STOPPING, A.STOP),
+        ("running", "ended", S.BACKOFF, A.STOP),
+        ("stopping", "deactivating", S.STOPPING, A.REST),
+        ("stopping", "nothing", S.STOPPING, A.REST),
+        ("backoff due", "root", S.BACKOFF, A.REST),
+        ("stopped", "root", S.STOPPED, A.REST),
+        ("gone", "root", S.STOPPED, A.REMOVE_ROOT),
+    ],
+)
+def test_on_a_host_that_goes_down_all_ends_and_nothing_starts(
+    task: str, host: str, state: S, action: A
+) -> None:
+    there = host != "nothing"
+    what = seen(_seen_unit(host), root=there, leftover=there)
+    decision = decide(_task(task), what, AT, leaving=True)
+
+    assert (decision.task.state, decision.action) == (state, action)
+
+
+def test_what_ended_because_its_host_went_down_is_no_loss_and_comes_back() -> None:
+    """AG4: after the boot, or where the host stayed after all."""
+    for alone, boot, action in ((True, "boot-2", A.START), (False, BOOT, A.START)):
+        task = replace(_task("running"), spec=a_spec(offline_restart=alone))
+        ending = decide(task, seen(_seen_unit("running")), AT, leaving=True).task
+        waiting = decide(ending, seen(root=True), AT, leaving=True).task
+        back = decide(waiting, seen(root=True, boot_id=boot), AT)
+
+        assert (back.action, back.task.restarts, back.task.last_exit) == (action, 0, None)
+
+
+def test_after_a_reboot_a_task_that_may_starts_again_and_its_loss_is_counted() -> None:
+    task = a_record(
+        spec=a_spec(offline_restart=True),
+        state=S.RUNNING,
+        health=Health.HEALTHY,
+        boot_id=BOOT,
+        invocation_id="i1",
+    )
+    decision = decide(task, seen(boot_id="boot-2"), AT)
+
+    assert (decision.action, decision.task.restarts) == (A.START, 1)
+    assert decision.task.health is Health.UNKNOWN
+
+
+def test_a_task_that_had_ended_for_good_stays_so_over_a_reboot() -> None:
+    task = a_record(spec=a_spec(offline_restart=True), state=S.STOPPED, reason="done", boot_id=BOOT)
+    decision = decide(task, seen(boot_id="boot-2"), AT)
+
+    assert (decision.task.state, decision.task.reason) == (S.STOPPED, "done")
+
+
+def test_an_owner_who_speaks_up_after_a_reboot_gets_a_start() -> None:
+    task = a_record(state=S.STOPPED, boot_id="boot-2", restart_asked=True)
+
+    assert decide(task, seen(boot_id="boot-2"), AT).action is A.START
+
+
+def test_a_unit_that_was_replaced_before_it_was_seen_to_run_is_no_external_stop() -> None:
+    task = a_record(state=S.STARTING, invocation_id="i0", ended_invocation="i0", boot_id=BOOT)
+    replaced = decide(task, seen(a_unit(key="old", invocation_id="i1")), AT).task
+    after = decide(replaced, seen(), AT)
+
+    assert after.action is A.START
+    assert (after.task.restarts, after.task.last_exit) == (0, None)
+
+
+def test_a_task_wanted_back_while_it_stops_starts_at_once() -> None:
+    leaving = decide(_task("gone"), seen(a_unit()), AT).task
+    back = replace(leaving, wanted=Wanted.RUN, restart_asked=True, boot_id=BOOT)
+    waits = decide(back, seen(a_unit(active="deactivating")), AT)
+    starts = decide(waits.task, seen(), AT)
+
+    assert (waits.action, starts.action) == (A.REST, A.START)
+    assert (starts.task.restarts, starts.task.last_exit) == (0, None)
+
+
+def test_a_restart_that_was_asked_for_wins_over_a_policy_of_never() -> None:
+    spec = a_spec(restart=RestartPolicy(when=RestartWhen.NEVER))
+    task = a_record(
+        spec=spec, state=S.RUNNING, invocation_id="i1", restart_asked=True, boot_id=BOOT
+    )
+    decision = decide(task, seen(), AT)
+
+    assert decision.action is A.START
+    assert not decision.task.restart_asked
+
+
+def test_how_a_task_ended_is_kept_although_its_owner_changed_it_meanwhile() -> None:
+    task = a_record(state=S.RUNNING, invocation_id="i1", boot_id=BOOT)
+    decision = decide(task, seen(an_ended_unit(key="old", code=3)), AT)
+
+    assert decision.action is A.STOP
+    assert decision.task.last_exit == Exit(result="exit-code", code=3, at=100.0)
+
+
+def test_a_unit_whose_stop_was_begun_is_not_taken_back_and_its_end_is_not_counted() -> None:
+    """Its hook had run: it was said to run again, then to be stopped by somebody else."""
+    task = a_record(state=S.STOPPING, invocation_id="i1", ended_invocation="i1", boot_id=BOOT)
+    wanted_again = decide(task, seen(a_unit()), AT)
+    going = decide(wanted_again.task, seen(a_unit(active="deactivating")), AT)
+    gone = decide(going.task, seen(), AT)
+
+    assert (wanted_again.task.state, wanted_again.action) == (S.STOPPING, A.STOP)
+    assert "wanted again" in wanted_again.task.reason
+    assert (going.task.state, going.action) == (S.STOPPING, A.REST)
+    assert (gone.action, gone.task.restarts, gone.task.last_exit) == (A.START, 0, None)
+
+
+def test_new_limits_are_applied_to_the_running_unit() -> None:
+    task = a_record(state=S.RUNNING, invocation_id="i1", limits=Limits(tasks_max=7), boot_id=BOOT)
+    decision = decide(task, seen(a_unit()), AT)
+    settled = replace(decision.task, limits=task.spec.limits)
+
+    assert decision.action is A.LIMIT
+    assert decide(settled, seen(a_unit()), AT).action is A.REST
+
+
+def test_a_task_without_a_probe_is_healthy_while_it_runs_and_one_with_waits_for_it() -> None:
+    plain = a_record()
+    probed = a_record(spec=a_spec(probe=Probe(port=80)))
+
+    assert decide(plain, seen(a_unit()), AT).task.health is Health.HEALTHY
+    assert decide(probed, seen(a_unit(probed)), AT).task.health is Health.UNKNOWN
+
+
+def test_the_health_that_was_found_survives_a_restart_of_the_agent() -> None:  # AG5
+    task = a_record(
+        spec=a_spec(probe=Probe(port=80)),
+        state=S.RUNNING,
+        invocation_id="i1",
+        health=Health.HEALTHY,
+        boot_id=BOOT,
+        limits=Limits(),
+    )
+
+    assert decide(task, seen(a_unit(task)), AT) == Decision(task, A.REST)
+
+
+def test_a_start_that_failed_is_tried_again_only_where_it_may_succeed() -> None:
+    again = after_failure(a_record(), "no space", AT, retry=True)
+    never = after_failure(a_record(), "no image", AT, retry=False)
+
+    assert (again.state, again.streak, again.restarts) == (S.BACKOFF, 1, 0)
+    assert (never.state, never.next_start_at) == (S.FAILED, None)
+
+
+def test_a_host_that_is_barred_starts_nothing_and_ends_nothing() -> None:
+    """F-89: the second host with an identity; what runs there runs on."""
+    task = a_record(state=TaskState.ACCEPTED)
+    for there in (seen(), seen(root=True)):
+        decision = decide(task, there, AT, barred="it is the second one")
+        assert decision.action is Action.REST
+        assert (decision.task.state, decision.task.reason) == (
+            TaskState.ACCEPTED,
+            "it is the second one",
+        )
+    up = a_record(state=TaskState.RUNNING)
+    assert decide(up, seen(a_unit(up)), AT, barred="x") == decide(up, seen(a_unit(up)), AT)
+
+
+def test_the_time_of_a_gate_begins_once_the_old_version_is_gone() -> None:
+    """A long hook of the old one used it all up, and the new one was never started."""
+    old = a_spec(generation=4, command=["/bin/old"])
+    new = a_spec(generation=5, life=Life(health_gate_s=15))
+    gated = a_record(spec=new, previous=old, state=S.STOPPING, boot_id=BOOT)
+    going = decide(gated, seen(a_unit(a_record(spec=old), active="deactivating")), AT)
+    gone = decide(going.task, seen(), AT)
+    rebooted = decide(replace(gated, boot_id="another"), seen(), AT)
+
+    assert (going.task.gate_boot_s, going.task.previous) == (None, old)
+    assert (gone.task.gate_boot_s, gone.action) == (AT.boot_s + 15, A.START)
+    assert rebooted.task.previous is None
+
+
+def test_a_gate_is_judged_by_what_is_seen_and_not_by_what_was_written_last() -> None:
+    """An agent that ended before it wrote that the new version runs made the next one go back."""
+    old = a_spec(generation=4, command=["/bin/old"])
+    gated = a_record(previous=old, gate_boot_s=UP - 1, state=S.STARTING, boot_id=BOOT)
+    runs = decide(gated, seen(a_unit(gated)), AT)
+    never = decide(gated, seen(a_unit(gated, active="activating")), AT)
+    waits = decide(replace(gated, gate_boot_s=UP + 1), seen(a_unit(gated)), AT)
+
+    assert (runs.task.state, runs.task.previous, runs.task.gone_back) == (S.RUNNING, None, "")
+    assert never.task.spec == old
+    assert "did not get healthy in time" in never.task.gone_back
+    assert (never.task.state, never.action) == (S.STOPPING, A.STOP)
+    assert waits.task.previous == old

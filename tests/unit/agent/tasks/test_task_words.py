@@ -1,0 +1,112 @@
+"""Health verdicts, and how an end is put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.api import Exit, Health, Probe
+from agent.tasks.core.exits import describe
+from agent.tasks.core.health import Streak, after_answer
+
+PROBE = Probe(port=80, successes=2, failures=3)
+
+
+def _verdicts(answers: Sequence[bool], probe: Probe = PROBE) -> list[Health]:
+    streak, found = Streak(), []
+    for ok in answers:
+        streak = after_answer(streak, ok, probe)
+        found.append(streak.health)
+    return found
+
+
+def test_a_task_is_healthy_after_enough_good_answers_in_a_row() -> None:
+    assert _verdicts([True, False, True, True])[-2:] == [Health.UNKNOWN, Health.HEALTHY]
+
+
+def test_a_lost_answer_is_no_verdict_but_enough_of_them_are() -> None:
+    verdicts = _verdicts([True, True, False, False, True, False, False, False])
+
+    assert verdicts[1:7] == [Health.HEALTHY] * 6
+    assert verdicts[7] is Health.UNHEALTHY
+
+
+def test_bad_answers_of_a_task_that_starts_do_not_speak_against_it() -> None:
+    """BUG-AG11: a slow starter was unhealthy after a second."""
+    streak = Streak()
+    for _ in range(20):
+        streak = after_answer(streak, False, PROBE, starting=True)
+    assert streak == Streak()
+
+    # What it does after the period counts from then on, …
+    late = [after_answer(streak, False, PROBE)]
+    late += [after_answer(late[-1], False, PROBE)]
+    late += [after_answer(late[-1], False, PROBE)]
+    assert [s.health for s in late] == [Health.UNKNOWN, Health.UNKNOWN, Health.UNHEALTHY]
+    # … and once it was healthy the period is over.
+    was_healthy = Streak(Health.HEALTHY)
+    for _ in range(PROBE.failures):
+        was_healthy = after_answer(was_healthy, False, PROBE, starting=True)
+    assert was_healthy.health is Health.UNHEALTHY
+
+
+@given(st.lists(st.booleans()), st.integers(1, 4), st.integers(1, 4))
+def test_a_verdict_changes_only_after_its_number_of_answers(
+    answers: list[bool], successes: int, failures: int
+) -> None:
+    probe = Probe(port=80, successes=successes, failures=failures)
+    verdicts = [Health.UNKNOWN, *_verdicts(answers, probe)]
+    for index, ok in enumerate(answers):
+        if verdicts[index + 1] is not verdicts[index]:
+            needed = successes if ok else failures
+            assert answers[index + 1 - needed : index + 1] == [ok] * needed
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (Exit(result="success", code=0, at=0), "it ended with exit code 0"),
+        (Exit(result="exit-code", code=3, at=0), "it ended with exit code 3"),
+        (Exit(result="signal", signal="SIGSEGV", at=0), "it was ended by signal SIGSEGV"),
+        (Exit(result="success", signal="SIGTERM", at=0), "it was ended by signal SIGTERM"),
+        (Exit(result="oom-kill", signal="SIGKILL", at=0), "more memory than its limit"),
+        (Exit(result="timeout", signal="SIGKILL", at=0), "did not end in time"),
+        (Exit(result="external-stop", at=0), "stopped by somebody else"),
+        (Exit(result="lost", at=0), "the host was rebooted"),
+        (Exit(result="protocol", at=0), "it ended: protocol"),
+    ],
+)
+def test_an_end_is_told_in_words(end: Exit, words: str) -> None:
+    assert words in describe(end)
+
+
+def test_one_that_ran_for_too_long_is_told_from_one_that_was_stopped_too_late() -> None:
+    """systemd says "timeout" of both."""
+    end = Exit(result="timeout", signal="SIGKILL", at=0)
+
+    assert describe(end, ran_s=91, max_run_s=90) == (
+        "it ran for longer than its max_run_s (1m30s) and was ended"
+    )
+    assert "did not end in time after it was stopped" in describe(end, ran_s=20, max_run_s=90)
+    assert "did not end in time after it was stopped" in describe(end, ran_s=20)
+
+
+@pytest.mark.parametrize("code", range(200, 244))
+def test_every_exit_code_of_systemd_is_told(code: int) -> None:  # F-17, F-18
+    words = describe(Exit(result="exit-code", code=code, at=0))
+
+    assert f"exit code {code}" in words
+
+
+@pytest.mark.parametrize("code", [200, 203, 217, 226])
+def test_a_step_before_the_command_is_told_as_never_started(code: int) -> None:
+    assert describe(Exit(result="exit-code", code=code, at=0)).startswith("it never started: ")
+    assert "never" not in describe(Exit(result="success", code=code, at=0))
+
+
+def test_a_working_directory_that_is_missing_is_thought_of() -> None:
+    """systemd has one code for a folder that is not there and for one that is closed."""
+    assert "is it in the image" in describe(Exit(result="exit-code", code=200, at=0))

@@ -1,0 +1,775 @@
+"""Tasks through the agent's own API, on a whole machine in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import (
+    OTHER_IMAGE,
+    FakeHost,
+    a_spec,
+    gone,
+    running,
+    unit,
+    until,
+)
+from msgspec.structs import replace
+
+import agent as agent_package
+from agent import api
+from agent.api import Health, Limits, RestartPolicy, RestartWhen, TaskState
+from agent.client import AgentClient
+from agent.machine.fake import ends_with
+from agent.runtime.journal import Journal
+from wire.errors import (
+    Busy,
+    ConfigError,
+    Conflict,
+    HostError,
+    NotFound,
+    SystemdError,
+    Unprocessable,
+)
+
+NEVER = RestartPolicy(when=RestartWhen.NEVER)
+
+
+def _left(host: FakeHost) -> tuple[list[str], list[str]]:
+    return host.units(), host.roots()
+
+
+def _copies(host: FakeHost) -> Path:
+    return Path(host.config.run_dir) / "records"
+
+
+def _journal(host: FakeHost) -> Path:
+    return host.state / "journal"
+
+
+# AG1, AG2, AG3
+async def test_a_task_that_is_put_runs_in_a_snapshot_of_its_image(host: FakeHost) -> None:
+    async with host.agent() as client:
+        accepted = await client.put_task("web", a_spec())
+        status = await running(client, "web")
+
+    properties = host.fake.systemd.properties(unit("web"))
+    assert accepted.state is TaskState.ACCEPTED
+    assert (status.health, status.invocation_id) == (Health.HEALTHY, host.invocation("web"))
+    assert properties["RootDirectory"] == str(host.state / "tasks" / "web")
+    assert _left(host) == ([unit("web")], ["web"])
+
+
+async def test_the_same_specification_again_changes_nothing(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=2))
+        first = await running(client, "web")
+        again = await client.put_task("web", a_spec(generation=2))
+
+    assert again == first
+    assert len(host.fake.systemd.started) == 1
+
+
+async def test_the_same_generation_with_another_content_is_a_conflict(host: FakeHost) -> None:
+    """BUG-AG13: it was answered with success and ignored."""
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=2))
+        first = await running(client, "web")
+        with pytest.raises(
+            Conflict, match=r"generation 2 is in force with another content \(command"
+        ):
+            await client.put_task("web", a_spec(generation=2, command=["/other"]))
+        after = await client.get_task("web")
+
+    assert after == first
+    assert len(host.fake.systemd.started) == 1
+
+
+async def test_an_older_generation_or_epoch_is_a_conflict(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=5, epoch=2))
+        for stale in (a_spec(generation=4, epoch=2), a_spec(generation=9, epoch=1)):
+            with pytest.raises(Conflict, match="older"):
+                await client.put_task("web", stale)
+        with pytest.raises(Conflict):
+            await client.delete_task("web", generation=4, epoch=2)
+        with pytest.raises(Conflict):
+            await client.restart_task("web", generation=5, epoch=1)
+
+
+async def test_of_many_senders_at_once_the_newest_generation_wins(host: FakeHost) -> None:
+    async with host.agent() as client:
+        puts = [
+            client.put_task("web", a_spec(generation=n, command=[f"/v{n}"]))
+            for n in (3, 1, 7, 5, 2, 6, 4)
+        ]
+        await asyncio.gather(*puts, return_exceptions=True)
+        status = await until(
+            client, "web", lambda s: s.generation == 7 and s.state is TaskState.RUNNING
+        )
+
+    assert status.generation == 7
+    assert host.fake.systemd.properties(unit("web"))["ExecStart"] == [["/v7"]]
+
+
+async def test_a_deleted_task_leaves_nothing_and_is_not_found(host: FakeHost) -> None:  # P9
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        leaving = await client.delete_task("web")
+        await gone(client, "web")
+        tasks = (await client.list_tasks()).tasks
+
+    assert leaving.state is TaskState.STOPPING
+    assert (tasks, _left(host)) == ([], ([], []))
+
+
+async def test_a_late_put_of_a_removed_generation_does_not_bring_it_back(
+    host: FakeHost,
+) -> None:  # F-81
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=3))
+        await client.delete_task("web")
+        with pytest.raises(Conflict, match="already removed"):
+            await client.put_task("web", a_spec(generation=3))
+        await gone(client, "web")
+    async with host.agent() as client:
+        with pytest.raises(Conflict, match="already removed"):
+            await client.put_task("web", a_spec(generation=3))
+        await client.put_task("web", a_spec(generation=4))
+        await running(client, "web")
+
+
+async def test_a_delete_that_overtook_its_put_wins(host: FakeHost) -> None:  # F-48
+    async with host.agent() as client:
+        with pytest.raises(NotFound):
+            await client.delete_task("web", generation=3)
+        with pytest.raises(Conflict):
+            await client.put_task("web", a_spec(generation=3))
+        with pytest.raises(NotFound):
+            await client.get_task("web")
+
+
+async def test_a_task_put_while_it_is_removed_is_never_lost(host: FakeHost) -> None:
+    async with host.agent() as client:
+        for generation in range(1, 40):
+            await client.put_task("web", a_spec(generation=generation))
+            if generation % 2:
+                await client.delete_task("web")
+            else:
+                await running(client, "web")
+        await client.put_task("web", a_spec(generation=50))
+        await until(client, "web", lambda s: s.generation == 50 and s.state is TaskState.RUNNING)
+
+    assert _left(host) == ([unit("web")], ["web"])
+
+
+async def test_a_restart_changes_the_invocation_once(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        before = await running(client, "web")
+        await client.restart_task("web")
+        after = await until(
+            client,
+            "web",
+            lambda s: s.state is TaskState.RUNNING and s.invocation_id != before.invocation_id,
+        )
+
+    assert after.restarts == 0
+    assert len(host.fake.systemd.started) == 2
+
+
+async def test_a_new_command_replaces_the_unit_and_new_limits_do_not(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        first = await running(client, "web")
+        await client.put_task("web", a_spec(generation=2, limits=Limits(tasks_max=9)))
+        while host.fake.systemd.properties(unit("web"))["TasksMax"] != 9:
+            await asyncio.sleep(0)
+        assert host.invocation("web") == first.invocation_id
+        await client.put_task("web", a_spec(generation=3, command=["/new"]))
+        third = await until(
+            client,
+            "web",
+            lambda s: s.state is TaskState.RUNNING and s.invocation_id != first.invocation_id,
+        )
+
+    assert len(host.fake.systemd.started) == 2
+    assert (third.generation, third.restarts) == (3, 0)
+
+
+async def test_what_still_runs_is_not_shown_as_the_new_generation(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        changed = await client.put_task("web", a_spec(generation=2, command=["/new"]))
+        await running(client, "web")
+        again = await client.restart_task("web")
+        await running(client, "web")
+        leaving = await client.delete_task("web")
+
+    for status in (changed, again, leaving):
+        assert (status.state, status.health) == (TaskState.STOPPING, Health.UNKNOWN)
+
+
+async def test_another_image_gives_another_root(host: FakeHost) -> None:
+    host.give_image(OTHER_IMAGE)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        before = host.fake.btrfs.find(host.state / "tasks" / "web")
+        await client.put_task("web", a_spec(generation=2, image=OTHER_IMAGE))
+        await until(client, "web", lambda s: s.image == OTHER_IMAGE and s.state == "running")
+        await until(client, "web", lambda _: host.invocation("web") != "")
+
+    image = host.fake.btrfs.find(host.state / "images" / ("2" * 64))
+    after = host.fake.btrfs.find(host.state / "tasks" / "web")
+    assert image
+    assert after
+    assert after != before
+    assert after.parent_uuid == image.uuid
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (a_spec(image=OTHER_IMAGE), "is not on this machine"),
+        (a_spec(limits=Limits(memory_max_bytes=3 << 30)), "does not fit"),
+        (a_spec(limits=Limits(cpu_max_cores=64)), "more than the machine has"),
+    ],
+)
+async def test_a_task_that_cannot_run_here_is_refused_and_changes_nothing(
+    host: FakeHost, spec: api.TaskSpec, why: str
+) -> None:
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match=why):
+            await client.put_task("web", spec)
+        assert (await client.list_tasks()).tasks == []
+
+
+async def test_memory_taken_as_huge_pages_is_promised_to_no_task(host: FakeHost) -> None:
+    # BUG-AG4: what a profile takes while the agent runs counts from then on
+    large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
+    async with host.agent() as client:
+        host.fake.hardware = replace(host.fake.hardware, hugepages_bytes=1 << 30)
+        with pytest.raises(Unprocessable, match="does not fit"):
+            await client.put_task("large", large)
+        assert (await client.get_machine()).hugepages_bytes == 1 << 30
+        host.fake.hardware = replace(host.fake.hardware, hugepages_bytes=0)
+        await client.put_task("large", large)
+
+
+async def test_memory_of_a_task_that_is_over_is_there_for_others(host: FakeHost) -> None:
+    """It was kept for the ended one until somebody removed it."""
+    host.fake.systemd.programs["/bin/once"] = ends_with(0)
+    large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
+    once = replace(large, command=["/bin/once"], restart=RestartPolicy(when=RestartWhen.NEVER))
+    async with host.agent() as client:
+        await client.put_task("once", once)
+        await until(client, "once", lambda s: s.state is TaskState.STOPPED)
+        await client.put_task("web", large)
+        await running(client, "web")
+        with pytest.raises(Unprocessable, match=r"once is not restarted: .* does not fit"):
+            await client.restart_task("once")
+        await client.delete_task("web")
+        await gone(client, "web")
+        await client.restart_task("once")
+        again = await until(client, "once", lambda s: s.state is TaskState.STOPPED)
+
+    assert again.last_exit is not None
+
+
+async def test_tasks_asked_for_at_once_do_not_get_more_than_there_is(host: FakeHost) -> None:
+    large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
+    async with host.agent() as client:
+        answers = await asyncio.gather(
+            *(client.put_task(f"t{n}", large) for n in range(5)), return_exceptions=True
+        )
+
+    assert sum(isinstance(a, Unprocessable) for a in answers) == 4
+
+
+async def test_a_task_that_ends_is_started_again_after_a_pause(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        first = await running(client, "web")
+        host.fake.systemd.exit(unit("web"), 3)
+        again = await until(
+            client, "web", lambda s: s.restarts == 1 and s.state is TaskState.RUNNING
+        )
+
+    assert again.invocation_id != first.invocation_id
+    assert again.last_exit is not None
+    assert (again.last_exit.result, again.last_exit.code) == ("exit-code", 3)
+
+
+async def test_a_task_killed_for_want_of_memory_says_so(host: FakeHost) -> None:  # F-12
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(restart=NEVER))
+        await running(client, "web")
+        host.fake.systemd.oom(unit("web"))
+        status = await until(client, "web", lambda s: s.state is TaskState.STOPPED)
+
+    assert status.last_exit is not None
+    assert status.last_exit.result == "oom-kill"
+    assert "more memory than its limit" in status.reason
+
+
+async def test_a_probe_that_was_killed_with_its_task_does_not_keep_it_from_starting(
+    host: FakeHost,
+) -> None:
+    """F-12: it stays as a failed unit after the task's, which systemd then keeps loaded."""
+    systemd = host.fake.systemd
+    systemd.programs["killed"] = ends_with(1)
+    probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        for name in ("twine-in-web.ready.service", "twine-in-web.other.ready.service"):
+            systemd.start_transient(name, probe)
+        await client.get_machine()
+        assert len(systemd.units("twine-in-*")) == 2
+        systemd.oom(unit("web"))
+        await until(client, "web", lambda s: s.restarts == 1 and s.state is TaskState.RUNNING)
+        left = [one.unit for one in systemd.units("twine-in-*")]
+    assert left == ["twine-in-web.other.ready.service"]
+
+
+async def test_a_probe_that_was_killed_with_a_task_that_is_deleted_then_goes_with_it(
+    host: FakeHost,
+) -> None:
+    """F-12: else both units stayed loaded for as long as the host ran."""
+    systemd = host.fake.systemd
+    systemd.programs["killed"] = ends_with(1)
+    probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        for name in ("twine-in-web.ready.service", "twine-in-web.other.ready.service"):
+            systemd.start_transient(name, probe)
+        await client.get_machine()
+        assert len(systemd.units("twine-in-*")) == 2
+        await client.delete_task("web")
+        await gone(client, "web")
+        left = [one.unit for one in systemd.units("twine-in-*")]
+    assert left == ["twine-in-web.other.ready.service"]
+
+
+async def test_a_probe_that_an_earlier_task_of_the_name_left_does_not_keep_it_from_starting(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-12: nobody remembers that one, and systemd says only that the name is taken."""
+    systemd = host.fake.systemd
+    systemd.programs["killed"] = ends_with(1)
+    start = systemd.start_transient
+
+    def start_transient(name: str, properties: Any) -> None:
+        if name == unit("web") and systemd.units("twine-in-web.*"):
+            raise Conflict(f"cannot start {name}: Unit {name} was already loaded")
+        start(name, properties)
+
+    monkeypatch.setattr(systemd, "start_transient", start_transient)
+    probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
+    systemd.start_transient("twine-in-web.ready.service", probe)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+    assert systemd.units("twine-in-*") == []
+
+
+async def test_a_command_that_is_not_there_is_told_in_words(host: FakeHost) -> None:  # F-17
+    host.fake.systemd.programs["/bin/server"] = ends_with(203)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(restart=NEVER))
+        status = await until(client, "web", lambda s: s.state is TaskState.STOPPED)
+
+    assert "could not be executed" in status.reason
+
+
+async def test_a_crash_loop_waits_longer_each_time_and_shows_until_when(host: FakeHost) -> None:
+    host.fake.systemd.programs["/bin/server"] = ends_with(1)  # F-16
+    slow = RestartPolicy(backoff_s=100.0)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(restart=slow))
+        status = await until(client, "web", lambda s: s.state is TaskState.BACKOFF)
+
+    assert status.next_start_at is not None
+    assert status.last_exit is not None
+    assert 74 < status.next_start_at - status.last_exit.at < 101
+    assert len(host.fake.systemd.started) == 1
+
+
+async def test_a_unit_that_somebody_else_stopped_comes_back(host: FakeHost) -> None:  # F-21
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        host.fake.systemd.stop(unit("web"))
+        status = await until(
+            client, "web", lambda s: s.restarts == 1 and s.state is TaskState.RUNNING
+        )
+
+    assert status.last_exit is not None
+    assert status.last_exit.result == "external-stop"
+
+
+async def test_six_restarts_of_the_agent_restart_no_task(host: FakeHost) -> None:  # AG5 F-02 P1
+    async with host.agent() as client:
+        for n in range(5):
+            await client.put_task(f"t{n}", a_spec(limits=Limits(memory_max_bytes=8 << 20)))
+        before = [await running(client, f"t{n}") for n in range(5)]
+    for _ in range(6):
+        async with host.agent() as client:
+            after = (await client.list_tasks()).tasks
+
+    assert [t.invocation_id for t in after] == [t.invocation_id for t in before]
+    assert len(host.fake.systemd.started) == 5
+
+
+async def test_how_a_task_ended_while_the_agent_was_down_is_reported(host: FakeHost) -> None:
+    async with host.agent() as client:  # AG5 F-03
+        for name in ("code", "oom", "fine"):
+            await client.put_task(name, a_spec(restart=NEVER))
+            await running(client, name)
+    host.fake.systemd.exit(unit("code"), 7)
+    host.fake.systemd.oom(unit("oom"))
+    host.fake.systemd.exit(unit("fine"), 0)
+    async with host.agent() as client:
+        ends = {n: (await client.get_task(n)).last_exit for n in ("code", "oom", "fine")}
+
+    assert {n: (e.result, e.code) for n, e in ends.items() if e} == {
+        "code": ("exit-code", 7),
+        "oom": ("oom-kill", None),
+        "fine": ("success", 0),
+    }
+
+
+async def test_after_a_reboot_tasks_wait_for_their_owner_unless_they_may_start(  # P8
+    host: FakeHost,
+) -> None:
+    async with host.agent() as client:
+        for name, alone in (("waits", False), ("starts", True)):
+            await client.put_task(name, a_spec(offline_restart=alone))
+            await running(client, name)
+    host.fake.reboot()
+    async with host.agent() as client:
+        await running(client, "starts")
+        waits = await client.get_task("waits")
+        assert (waits.state, host.units()) == (TaskState.STOPPED, [unit("starts")])
+        assert "rebooted" in waits.reason
+        await client.restart_task("waits")
+        await running(client, "waits")
+
+
+async def test_units_and_roots_that_belong_to_no_task_are_removed(host: FakeHost) -> None:  # P9
+    async with host.agent() as client:
+        for name in ("kept", "lost"):
+            await client.put_task(name, a_spec())
+            await running(client, name)
+    (_journal(host) / "lost.json").unlink()
+    (_copies(host) / "lost.json").unlink()
+    async with host.agent() as client:
+        await gone(client, "lost")
+        assert _left(host) == ([unit("kept")], ["kept"])
+        await client.put_task("lost", a_spec())
+        await running(client, "lost")
+
+
+GARBAGE: list[bytes] = [
+    b"",
+    b"garbage",
+    b"[" * 100_000,
+    b"\xff\xfe\x00",
+    b'{"schema": 1, "kind": "task", "crc": 1}\n{}\n',
+    b"null\n",
+]
+
+
+@pytest.mark.parametrize("content", GARBAGE)
+async def test_a_record_that_cannot_be_read_leaves_its_task_running(  # F-06
+    host: FakeHost, content: bytes
+) -> None:
+    async with host.agent() as client:
+        for name in ("web", "other"):
+            await client.put_task(name, a_spec(generation=3))
+            await running(client, name)
+    before = host.invocation("web")
+    (_journal(host) / "web.json").write_bytes(content)
+    (_copies(host) / "web.json").unlink()
+    for _ in range(2):
+        async with host.agent() as client:
+            status = await client.get_task("web")
+            assert "cannot be read" in status.reason
+            assert (await client.get_task("other")).state is TaskState.RUNNING
+    assert host.invocation("web") == before
+
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=4))
+        await running(client, "web")
+    assert host.invocation("web") == before
+    assert len(list(_journal(host).glob("web.unreadable-*"))) == 1
+
+
+async def test_a_record_torn_at_any_length_is_never_taken_for_an_empty_one(  # F-06
+    host: FakeHost,
+) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+    path = _journal(host) / "web.json"
+    whole = path.read_bytes()
+    journal = Journal(_journal(host))
+    for length in range(0, len(whole) - 1, 7):
+        path.write_bytes(whole[:length])
+        assert list(journal.replay().unreadable) == ["web"]
+    for index in range(0, len(whole) - 1, 11):
+        flipped = bytearray(whole)
+        flipped[index] ^= 0x01
+        path.write_bytes(bytes(flipped))
+        replay = journal.replay()
+        assert list(replay.unreadable) == ["web"] or index < whole.index(b"\n")
+
+
+async def test_a_task_with_an_unreadable_record_can_be_removed(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+    (_journal(host) / "web.json").write_bytes(b"")
+    (_copies(host) / "web.json").unlink()
+    async with host.agent() as client:
+        await asyncio.gather(client.delete_task("web"), client.delete_task("web"))
+        await gone(client, "web")
+    assert _left(host) == ([], [])
+
+
+async def test_records_of_a_newer_agent_stop_this_one_and_nothing_else(host: FakeHost) -> None:
+    async with host.agent() as client:  # F-07
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+    body = b"{}"
+    head = json.dumps({"schema": 2, "kind": "task", "crc": zlib.crc32(body)}).encode()
+    (_journal(host) / "web.json").write_bytes(head + b"\n" + body + b"\n")
+
+    with pytest.raises(ExceptionGroup) as refused:
+        async with host.agent():
+            pass
+    (error,) = refused.value.exceptions
+    assert isinstance(error, ConfigError)
+    assert error.exit_code == 78
+    assert host.units() == [unit("web")]
+
+
+async def test_on_another_file_system_the_agent_says_so_and_does_not_begin(host: FakeHost) -> None:
+    """F-38 BUG-AG15: it said READY, and every image was refused with a 503."""
+    host.fake.btrfs.root = host.folder / "elsewhere"
+    with pytest.raises(ConfigError, match="is not on a btrfs file system") as refused:
+        async with host.agent():
+            pass
+    assert "mkfs.btrfs" in refused.value.hint
+    assert refused.value.exit_code == 78
+
+
+def test_systemd_does_not_restart_what_a_restart_does_not_mend() -> None:
+    """F-07 F-38 BUG-AG15: it was restarted every second for ever."""
+    unit = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
+    assert f"\nRestartPreventExitStatus={ConfigError.exit_code}\n" in unit
+
+
+async def test_a_second_agent_on_the_same_host_gives_way(host: FakeHost) -> None:  # F-08
+    async with host.agent() as client:
+        with pytest.raises(Busy) as refused:
+            async with host.agent():
+                pass
+        assert refused.value.exit_code == 75
+        assert (await client.readyz()).ok
+
+
+async def test_a_full_disk_refuses_the_request_and_keeps_what_was_in_force(  # F-33
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_replace", full)
+            with pytest.raises(HostError, match="No space left"):
+                await client.put_task("web", a_spec(generation=2))
+            with pytest.raises(HostError):
+                await client.put_task("new", a_spec())
+            with pytest.raises(NotFound):
+                await client.get_task("new")
+            host.fake.systemd.exit(unit("web"), 1)
+        await until(client, "web", lambda s: s.restarts == 1 and s.state is TaskState.RUNNING)
+        assert (await client.get_task("web")).generation == 1
+
+
+async def test_a_bug_in_one_task_takes_neither_the_agent_nor_the_others_down(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = 3
+    really = host.fake.btrfs.snapshot
+
+    def breaks(source: Path, target: Path, *, read_only: bool = False) -> None:
+        nonlocal failures
+        if target.name == "web" and failures:
+            failures -= 1
+            raise RuntimeError("a bug")
+        really(source, target, read_only=read_only)
+
+    monkeypatch.setattr(host.fake.btrfs, "snapshot", breaks)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await client.put_task("other", a_spec())
+        await running(client, "other")
+        await running(client, "web")
+
+    assert caplog.text.count("this is a bug") == 3
+
+
+async def test_a_bus_that_fails_for_a_while_is_waited_for(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:  # F-19
+    failures = 5
+    really = host.fake.systemd.find
+
+    def flaky(name: str) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise SystemdError("the bus is gone")
+        return really(name)
+
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        before = await running(client, "web")
+        monkeypatch.setattr(host.fake.systemd, "find", flaky)
+        host.fake.systemd.lose_bus()
+        await client.put_task("web", a_spec(generation=2, command=["/new"]))
+        await until(
+            client,
+            "web",
+            lambda s: s.state is TaskState.RUNNING and s.invocation_id != before.invocation_id,
+        )
+    assert failures == 0
+
+
+async def test_a_start_that_systemd_refuses_is_tried_again(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = 2
+    really = host.fake.systemd.start_transient
+
+    def flaky(name: str, properties: Any) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise SystemdError("cannot start: no memory")
+        really(name, properties)
+
+    monkeypatch.setattr(host.fake.systemd, "start_transient", flaky)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        status = await running(client, "web")
+
+    assert (status.restarts, status.reason) == (0, "")
+
+
+async def test_a_step_that_fails_at_once_after_a_restart_of_the_agent_is_no_hot_loop(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        before = len((await client.get_events(0)).events)
+        assert before == 0
+    calls = 0
+
+    def refuses(*_: Any, **__: Any) -> None:
+        nonlocal calls
+        calls += 1
+        raise NotFound("the image is not here")
+
+    monkeypatch.setattr(host.fake.btrfs, "snapshot", refuses)
+    host.fake.systemd.stop(unit("web"))
+    host.fake.btrfs.delete(host.state / "tasks" / "web")
+    async with host.agent() as client:
+        await until(client, "web", lambda s: s.state is TaskState.FAILED)
+        await client.get_events(0)
+
+    assert calls == 1
+
+
+async def _five_readers(client: AgentClient, after: int) -> list[api.Events]:
+    return await asyncio.gather(*(client.get_events(after, wait_s=5) for _ in range(5)))
+
+
+async def test_events_wake_those_who_wait_and_can_be_resumed(host: FakeHost) -> None:
+    async with host.agent() as client:
+        start = (await client.get_events(0)).latest
+        waiting = asyncio.create_task(_five_readers(client, start))
+        await client.put_task("web", a_spec())
+        answers = await waiting
+        await running(client, "web")
+        whole = await client.get_events(start)
+        middle = whole.events[1].sequence
+        rest = await client.get_events(middle)
+
+    assert all(a.events and not a.lost for a in answers)
+    assert [e.sequence for e in whole.events] == list(range(start + 1, whole.latest + 1))
+    assert rest.events == whole.events[2:]
+
+
+async def test_a_reader_from_before_a_restart_of_the_agent_is_told_that_it_lost_events(
+    host: FakeHost,
+) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        old = (await client.get_events(0)).latest
+    async with host.agent() as client:
+        answer = await client.get_events(old, wait_s=5)
+
+    assert (answer.lost, answer.events) == (True, [])
+
+
+async def test_what_even_sigkill_does_not_end_is_told_and_waited_for(host: FakeHost) -> None:
+    """BUG-AG7: it was taken for gone: its root was removed, a second copy could start."""
+    systemd = host.fake.systemd
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=1))
+        await running(client, "web")
+        systemd.unkillable.add(unit("web"))
+        await client.put_task("web", a_spec(generation=2, command=["/v2"]))
+        waits = await until(client, "web", lambda s: "SIGKILL" in s.reason)
+        await client.delete_task("web")
+        leaving = await until(client, "web", lambda s: "SIGKILL" in s.reason)
+        kept = host.roots()
+        systemd.let_die(unit("web"))
+        await gone(client, "web")
+
+    assert (waits.state, leaving.state) == (TaskState.STOPPING, TaskState.STOPPING)
+    assert (len(systemd.started), kept) == (1, ["web"])
+    assert _left(host) == ([], [])
+
+
+async def test_a_new_start_waits_for_the_last_process_of_the_old_one(host: FakeHost) -> None:
+    """BUG-AG7: the start was tried every 0.2 s for ever, and nobody was told why."""
+    systemd = host.fake.systemd
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=1))
+        await running(client, "web")
+        systemd.unkillable.add(unit("web"))
+        await client.put_task("web", a_spec(generation=2, command=["/v2"]))
+        await until(client, "web", lambda s: "SIGKILL" in s.reason)
+        systemd.let_die(unit("web"))
+        status = await until(client, "web", lambda s: s.state is TaskState.RUNNING)
+
+    assert (status.generation, status.reason) == (2, "")
+    assert systemd.properties(unit("web"))["ExecStart"] == [["/v2"]]
