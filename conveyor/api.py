@@ -12,8 +12,8 @@ from agent.api import DigestStr, Name
 from control_plane.api.policy import JobName
 
 DAY_S = 86_400.0
-STAGE_MAX_S = 6 * DAY_S
-"""The job API holds canaries for at most seven days; a stage must end before that."""
+STAGE_MAX_S = 28 * DAY_S
+"""Longer is taken for a mistake: a push that takes months is none."""
 Span = Annotated[float, Meta(ge=0, le=STAGE_MAX_S)]
 Interval = Annotated[float, Meta(ge=1, le=3600)]
 Url = Annotated[
@@ -151,7 +151,8 @@ class PipelineStage(_FilePart, frozen=True, kw_only=True):
     tasks: Annotated[int, Meta(ge=1, le=1000)] | None = None
     """Of a canary stage: how many tasks."""
     percent: Annotated[float, Meta(gt=0, lt=100)] | None = None
-    """Of a percent stage: which share of all tasks, rounded up, at every size of the job."""
+    """Of a percent stage: which share of all tasks, at every size of the job; half a task is
+    rounded up."""
     soak_s: Span = 0.0
     """How long the tasks run before the gates decide. Failing gates act at once."""
     reach_s: Annotated[float, Meta(gt=0, le=STAGE_MAX_S)] = 1800.0

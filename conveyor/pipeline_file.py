@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from conveyor.api import (
-    STAGE_MAX_S,
     DeliveryHold,
     DeliveryWindows,
     PipelineGate,
@@ -112,13 +111,6 @@ def _of_stage(where: str, stage: PipelineStage, gates: dict[Any, Any]) -> Iterat
         if gate is not None and gate.compare is not None and stage.kind is StageKind.ALL:
             reason = f"gate {name} compares with stable tasks, and stage all leaves none"
             yield FieldError(field=f"{where}.gates", reason=reason)
-    longest = max((g.deadline_s for g in found if g is not None), default=0.0)
-    if stage.kind is not StageKind.ALL and stage.soak_s + longest + stage.reach_s > STAGE_MAX_S:
-        reason = (
-            f"reach_s, soak_s and the longest deadline_s add up to more than {STAGE_MAX_S:g} s:"
-            " the job API holds canaries for at most seven days"
-        )
-        yield FieldError(field=where, reason=reason)
 
 
 def _of_gate(where: str, gate: Any) -> Iterator[FieldError]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from control_plane.runtime.runtime import Runtime
 from conveyor.api import ControlRequest, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
-from conveyor.core.decide import DeliveryAct
+from conveyor.core.acts import DeliveryAct
 from conveyor.core.stages import stage_name, steps, wanted
 from conveyor.gates import GateMeter, notify
 from conveyor.push import PushWriter
@@ -191,15 +191,7 @@ class DeliveryService:
         if failure := self._records.failure():
             raise Busy(f"cannot change jobs any more: {failure}")
         try:
-            match act:
-                case decide.PushStage():
-                    await self._writer.push(act.job, act.image, act.stage)
-                case decide.PushBack():
-                    await self._writer.push_back(act.job, act.image)
-                case decide.SetFrozen():
-                    await self._writer.set_frozen(act.job, act.frozen)
-                case decide.RestoreUpdate():
-                    await self._writer.restore(act.job, act.update)
+            await self._writer.write(act)
         except TwineError as e:
             self._refused[act.job] = str(e)
             self._trouble[name] = f"cannot change job {act.job}: {e}"

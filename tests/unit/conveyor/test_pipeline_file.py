@@ -31,7 +31,7 @@ BAD = {
     "jobs": ["web", "web"],
     "stages": [
         {"kind": "percent", "percent": 50, "tasks": 1, "gates": ["missing"]},
-        {"kind": "canary", "soak_s": "5d", "reach_s": "2d"},
+        {"kind": "canary", "soak_s": "5d"},
         {"kind": "percent", "percent": 20},
     ],
     "gates": {
@@ -56,7 +56,6 @@ def test_every_violation_of_a_file_is_told_at_once():
         "stages[0].tasks",
         "stages[0].gates",
         "stages[1].tasks",
-        "stages[1]",
         "stages[2].kind",
         "stages[2].percent",
         "gates.two",
