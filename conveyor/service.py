@@ -129,6 +129,8 @@ class DeliveryService:
             known = await self._write(known, decision.record, decision.ended)
             for act in decision.acts:
                 await self._act(name, act)
+        for run in decision.ended:
+            await self._clean_up(run)
         if decision.measure and known.record.active is not None:
             await self._measure(name, known.record.active, decision.measure, jobs)
         await self._notify(name)
@@ -200,6 +202,13 @@ class DeliveryService:
             self._refused.pop(act.job, None)
             log.info("job changed", extra={"job": act.job, "act": type(act).__name__})
 
+    async def _clean_up(self, run: PipelineRun) -> None:
+        """End the checks of a run; those that a crash leaves end by themselves at their timeout."""
+        try:
+            await self._meter.end(run)
+        except TwineError as e:
+            log.warning("a check was left", extra={"run": run.number, "reason": str(e)})
+
     async def _measure(
         self, name: str, run: PipelineRun, gates: Sequence[str], jobs: dict[str, JobProgress]
     ) -> None:
@@ -210,14 +219,9 @@ class DeliveryService:
         verdicts = []
         for gate in gates:
             now = self._runtime.date()
-            found = await self._meter.measure(
-                run.spec.gates[gate],
-                run.spec.prometheus,
-                seen,
-                time.restarts or 0,
-                time.reached,
-                now,
-            )
+            found = await self._meter.measure(gate, run, seen, now)
+            if found is None:
+                continue
             verdict = GateVerdict(
                 gate=gate,
                 step=run.step,

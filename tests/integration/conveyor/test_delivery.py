@@ -32,7 +32,7 @@ from conveyor.config import ConveyorConfig
 from conveyor.runs import PipelineView
 from vm_lab.fleet import fleet
 
-PATIENCE_S = 300.0
+PATIENCE_S = 60.0
 FILE = """
 name = "web"
 jobs = ["web"]

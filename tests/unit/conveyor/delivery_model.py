@@ -11,7 +11,7 @@ import msgspec
 from control_plane.api.intents import PushIntent
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
-from conveyor.api import PipelineGate, PipelineSpec
+from conveyor.api import PipelineSpec
 from conveyor.core.acts import DeliveryAct, GiveBack, PushBack, PushStage, SetFrozen
 from conveyor.core.judge import Measured, no_data, of_health
 from conveyor.pipeline_file import pipeline_spec
@@ -198,18 +198,16 @@ class ScriptedMeter:
         self.bad: set[str] = set()
         """Images that gates fail."""
 
-    async def measure(
-        self,
-        gate: PipelineGate,
-        prometheus: str,
-        seen: Sequence[JobProgress],
-        restarts_before: int,
-        reached: float,
-        now: float,
-    ) -> Measured:
+    async def end(self, run: PipelineRun) -> None:
         self.plane.point()
+
+    async def measure(
+        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
+    ) -> Measured | None:
+        self.plane.point()
+        gate = run.spec.gates[name]
         if gate.health is not None:
-            return of_health(gate.health, seen, restarts_before)
+            return of_health(gate.health, seen, run.steps[-1].restarts or 0)
         if any(job.image in self.bad for job in seen):
             return Measured(GateOutcome.FAIL, "0.4 errors, at most 0.1", {"max": 0.4})
         return self.default
