@@ -22,24 +22,24 @@ NONE_MATCHES = "$^"
 """A regular expression that matches no task."""
 
 
-class CommandRunner(Protocol):
-    """Runs the commands of gates (`command_checks`)."""
+class GateReader(Protocol):
+    """Measures gates: all of them (`GateMeter`), or commands alone (`command_checks`)."""
 
     async def measure(
         self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
     ) -> Measured | None:
-        """Return the outcome of a command once it ended."""
+        """Return one measurement of a gate, None: it is under way."""
         ...
 
     async def end(self, run: PipelineRun) -> None:
-        """Stop the commands of a run that ended."""
+        """Take away what measurements of a run that ended left."""
         ...
 
 
 class GateMeter:
     """Measures the gates of a step; `checks` runs those that are commands."""
 
-    def __init__(self, checks: CommandRunner | None = None) -> None:
+    def __init__(self, checks: GateReader | None = None) -> None:
         self._checks = checks
 
     async def measure(

@@ -19,7 +19,7 @@ from conveyor.api import ControlRequest, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
 from conveyor.core.acts import DeliveryAct
 from conveyor.core.stages import stage_name, steps, wanted
-from conveyor.gates import GateMeter, notify
+from conveyor.gates import GateMeter, GateReader, notify
 from conveyor.push import PushWriter
 from conveyor.records import DeliveryRecords, KnownPipeline
 from conveyor.runs import (
@@ -54,12 +54,13 @@ class DeliveryService:
         records: DeliveryRecords,
         writer: PushWriter,
         runtime: Runtime,
-        meter: GateMeter | None = None,
+        meter: GateReader | None = None,
         send: Notify = notify,
         round_s: float = ROUND_S,
     ) -> None:
         self._records, self._writer, self._runtime = records, writer, runtime
-        self._meter, self._send, self._round_s = meter or GateMeter(), send, round_s
+        self._meter: GateReader = meter or GateMeter()
+        self._send, self._round_s = send, round_s
         self._known: dict[str, KnownPipeline] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._wake: dict[str, asyncio.Event] = {}
