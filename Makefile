@@ -9,13 +9,16 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,etcd,rebalancer,lab,native,dev
 
-.PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
+.PHONY: help demo demo-delivery dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: setup ## three real VMs, the control plane, a job that runs on them
 	$(SUDO) $(BIN)/python -m vm_lab.demo
+
+demo-delivery: setup ## three real VMs, and a pipeline that delivers a good version and stops two bad ones
+	$(SUDO) $(BIN)/python -m vm_lab.delivery_demo
 
 dev: setup ## a control plane and ten agents in memory, no VM; AGENTS=30 for more
 	$(BIN)/twine-lab dev --agents $(or $(AGENTS),10)
