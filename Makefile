@@ -17,6 +17,9 @@ help: ## show this help
 demo: setup ## three real VMs, the control plane, a job that runs on them
 	$(SUDO) $(BIN)/python -m vm_lab.demo
 
+demo-delivery: setup ## three real VMs, and a pipeline that delivers a good version and stops two bad ones
+	$(SUDO) $(BIN)/python -m vm_lab.delivery_demo
+
 dev: setup ## a control plane and ten agents in memory, no VM; AGENTS=30 for more
 	$(BIN)/twine-lab dev --agents $(or $(AGENTS),10)
 

@@ -8,12 +8,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.api import DigestStr, Name
+from agent.api import Argument, DigestStr, EnvName, Name
 from control_plane.api.policy import JobName
 
 DAY_S = 86_400.0
-STAGE_MAX_S = 6 * DAY_S
-"""The job API holds canaries for at most seven days; a stage must end before that."""
+STAGE_MAX_S = 28 * DAY_S
+"""Longer is taken for a mistake: a push that takes months is none."""
 Span = Annotated[float, Meta(ge=0, le=STAGE_MAX_S)]
 Interval = Annotated[float, Meta(ge=1, le=3600)]
 Url = Annotated[
@@ -120,6 +120,24 @@ class HttpGate(_FilePart, frozen=True, kw_only=True):
     """No answer within this time is no data."""
 
 
+class CommandGate(_FilePart, frozen=True, kw_only=True):
+    """A command that runs once as a task and must end with exit code 0."""
+
+    run: Annotated[list[Argument], Meta(min_length=1, max_length=64)]
+    """The command. It finds `PIPELINE`, `PIPELINE_RUN`, `PIPELINE_IMAGE`, `PIPELINE_NEW_TASKS` and
+    `PIPELINE_STABLE_TASKS` (task ids) in its environment."""
+    image: DigestStr | None = None
+    """Image that has the command; None: the new image."""
+    entitlement: Annotated[str, Meta(max_length=63)] = ""
+    """Where it runs; empty: in that of the stage's first job."""
+    environment: Annotated[dict[EnvName, Argument], Meta(max_length=256)] = {}
+    """What it finds besides."""
+    memory_max_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 44)] = 64 << 20
+    """Its memory limit."""
+    timeout_s: Annotated[float, Meta(ge=1, le=3600)] = 120.0
+    """A command that runs for longer is ended and fails."""
+
+
 class ApprovalGate(_FilePart, frozen=True, kw_only=True):
     """A person says yes: `twinectl pipeline approve`."""
 
@@ -134,6 +152,7 @@ class PipelineGate(_FilePart, frozen=True, kw_only=True):
     compare: CompareGate | None = None
     health: HealthGate | None = None
     http: HttpGate | None = None
+    command: CommandGate | None = None
     approval: ApprovalGate | None = None
     every_s: Interval = 15.0
     """Between two measurements."""
@@ -151,7 +170,8 @@ class PipelineStage(_FilePart, frozen=True, kw_only=True):
     tasks: Annotated[int, Meta(ge=1, le=1000)] | None = None
     """Of a canary stage: how many tasks."""
     percent: Annotated[float, Meta(gt=0, lt=100)] | None = None
-    """Of a percent stage: which share of all tasks, rounded up, at every size of the job."""
+    """Of a percent stage: which share of all tasks, at every size of the job; half a task is
+    rounded up."""
     soak_s: Span = 0.0
     """How long the tasks run before the gates decide. Failing gates act at once."""
     reach_s: Annotated[float, Meta(gt=0, le=STAGE_MAX_S)] = 1800.0
@@ -208,10 +228,13 @@ class PipelineSpec(_FilePart, frozen=True, kw_only=True):
     """Server of `query` and `compare` gates."""
 
 
+GATE_KINDS = ("query", "compare", "health", "http", "command", "approval")
+"""Tables of a gate; each says something else to measure."""
+
+
 def gate_kind(gate: PipelineGate) -> str:
     """Return the name of the table that says what a gate measures."""
-    kinds = ("query", "compare", "health", "http", "approval")
-    return next((kind for kind in kinds if getattr(gate, kind) is not None), "")
+    return next((kind for kind in GATE_KINDS if getattr(gate, kind) is not None), "")
 
 
 class StartRequest(_FilePart, frozen=True, kw_only=True):

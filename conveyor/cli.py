@@ -16,9 +16,11 @@ from control_plane.notify import notify
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
+from conveyor.command_checks import CommandChecks
 from conveyor.config import ConveyorConfig, load, open_store
+from conveyor.gates import GateMeter
 from conveyor.pipeline_file import pipeline_spec
-from conveyor.push import JobApiWriter
+from conveyor.push import PushIntents
 from conveyor.records import DeliveryRecords
 from conveyor.server import DeliveryAccess, serving
 from conveyor.service import DeliveryService
@@ -114,7 +116,8 @@ async def _serving(
 ) -> AsyncIterator[DeliveryService]:
     credential = Path(config.credential) if config.credential else None
     async with Target(config.endpoint or None, credential).client() as client:
-        service = DeliveryService(DeliveryRecords(store), JobApiWriter(client), runtime)
+        meter = GateMeter(CommandChecks(client))
+        service = DeliveryService(DeliveryRecords(store), PushIntents(client), runtime, meter)
         await service.load()
         address, at = config.listen_on(), None
         if address is not None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import aiohttp
 import msgspec
 
-from conveyor.api import CompareGate, HttpGate, PipelineGate, QueryGate
+from conveyor.api import CompareGate, HttpGate, QueryGate
 from conveyor.core import judge
 from conveyor.core.judge import Measured
-from conveyor.runs import JobProgress
+from conveyor.runs import JobProgress, PipelineRun
 from wire.errors import TwineError, Unreachable
 from wire.prometheus import Prometheus
 
@@ -21,24 +22,40 @@ NONE_MATCHES = "$^"
 """A regular expression that matches no task."""
 
 
-class GateMeter:
-    """Measures the gates of a step."""
+class GateReader(Protocol):
+    """Measures gates: all of them (`GateMeter`), or commands alone (`command_checks`)."""
 
     async def measure(
-        self,
-        gate: PipelineGate,
-        prometheus: str,
-        seen: Sequence[JobProgress],
-        restarts_before: int,
-        reached: float,
-        now: float,
-    ) -> Measured:
-        """Return one measurement; `reached` and `now` in seconds since 1970. Never raises
-        `TwineError`: what cannot be measured is no data.
+        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
+    ) -> Measured | None:
+        """Return one measurement of a gate, None: it is under way."""
+        ...
+
+    async def end(self, run: PipelineRun) -> None:
+        """Take away what measurements of a run that ended left."""
+        ...
+
+
+class GateMeter:
+    """Measures the gates of a step; `checks` runs those that are commands."""
+
+    def __init__(self, checks: GateReader | None = None) -> None:
+        self._checks = checks
+
+    async def measure(
+        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
+    ) -> Measured | None:
+        """Return one measurement of a gate, None: it is under way; `now` in seconds since 1970.
+
+        Never raises `TwineError`: what cannot be measured is no data.
         """
+        gate, prometheus, time = run.spec.gates[name], run.spec.prometheus, run.steps[-1]
+        reached = time.reached or now
         try:
+            if gate.command is not None and self._checks is not None:
+                return await self._checks.measure(name, run, seen, now)
             if gate.health is not None:
-                return judge.of_health(gate.health, seen, restarts_before)
+                return judge.of_health(gate.health, seen, time.restarts or 0)
             if gate.query is not None:
                 return await _query(gate.query, prometheus, seen)
             if gate.compare is not None:
@@ -46,8 +63,13 @@ class GateMeter:
             assert gate.http is not None
             return await _http(gate.http)
         except TwineError as e:
-            about = "" if gate.http is not None else f"Prometheus at {prometheus}: "
+            about = "" if gate.http or gate.command else f"Prometheus at {prometheus}: "
             return judge.no_data(f"{about}{e}")
+
+    async def end(self, run: PipelineRun) -> None:
+        """Take away what measurements of a run that ended left."""
+        if self._checks is not None:
+            await self._checks.end(run)
 
 
 def tasks_pattern(tasks: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from conveyor.api import (
-    STAGE_MAX_S,
+    GATE_KINDS,
     DeliveryHold,
     DeliveryWindows,
     PipelineGate,
@@ -28,7 +28,8 @@ from wire.violations import MAX_ERRORS, violations
 from wire.written import plain
 
 T = TypeVar("T")
-_KINDS = ("query", "compare", "health", "http", "approval")
+_JOB_NAME_MAX = 56
+"""Characters of a job's name (`JobName`)."""
 
 
 def pipeline_spec(document: Any, what: str) -> PipelineSpec:
@@ -62,6 +63,7 @@ def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
     yield from _of_stages(document.get("stages"), gates)
     for name, gate in gates.items():
         yield from _of_gate(f"gates.{name}", gate)
+        yield from _of_command(f"gates.{name}", name, gate, document.get("name"))
     yield from _of_trigger(document.get("trigger", {}))
     windows = _readable(document.get("windows"), DeliveryWindows)
     if windows is not None:
@@ -112,22 +114,15 @@ def _of_stage(where: str, stage: PipelineStage, gates: dict[Any, Any]) -> Iterat
         if gate is not None and gate.compare is not None and stage.kind is StageKind.ALL:
             reason = f"gate {name} compares with stable tasks, and stage all leaves none"
             yield FieldError(field=f"{where}.gates", reason=reason)
-    longest = max((g.deadline_s for g in found if g is not None), default=0.0)
-    if stage.kind is not StageKind.ALL and stage.soak_s + longest + stage.reach_s > STAGE_MAX_S:
-        reason = (
-            f"reach_s, soak_s and the longest deadline_s add up to more than {STAGE_MAX_S:g} s:"
-            " the job API holds canaries for at most seven days"
-        )
-        yield FieldError(field=where, reason=reason)
 
 
 def _of_gate(where: str, gate: Any) -> Iterator[FieldError]:
     if not isinstance(gate, dict):
         return
-    given = [kind for kind in _KINDS if gate.get(kind) is not None]
+    given = [kind for kind in GATE_KINDS if gate.get(kind) is not None]
     if len(given) != 1:
         reason = (
-            f"it has {' and '.join(given) or 'none'} of {', '.join(_KINDS)}; exactly one needed"
+            f"it has {' and '.join(given) or 'none'} of {', '.join(GATE_KINDS)}; exactly one needed"
         )
         yield FieldError(field=where, reason=reason)
     query, compare = gate.get("query"), gate.get("compare")
@@ -137,6 +132,22 @@ def _of_gate(where: str, gate: Any) -> Iterator[FieldError]:
     if isinstance(compare, dict) and "$tasks" not in str(compare.get("promql", "$tasks")):
         reason = "must contain $tasks: otherwise new and stable tasks give the same numbers"
         yield FieldError(field=f"{where}.compare.promql", reason=reason)
+
+
+def _of_command(where: str, name: Any, gate: Any, pipeline: Any) -> Iterator[FieldError]:
+    read = _readable(gate, PipelineGate)
+    if read is None or read.command is None:
+        return
+    if read.command.timeout_s > read.deadline_s:
+        reason = f"shorter than command.timeout_s ({read.command.timeout_s:g}): it would never pass"
+        yield FieldError(field=f"{where}.deadline_s", reason=reason)
+    length = len(f"{pipeline}-check-{name}")
+    if length > _JOB_NAME_MAX:
+        reason = (
+            f"its check would be job {pipeline}-check-{name}: {length} characters,"
+            f" {_JOB_NAME_MAX} are possible"
+        )
+        yield FieldError(field=where, reason=reason)
 
 
 def _of_trigger(document: Any) -> Iterator[FieldError]:

@@ -1,22 +1,20 @@
-"""The only module that changes jobs: stages of a push, as today's job API carries them out.
+"""The only module that changes jobs: pushes as intents, on top of the push that was seen.
 
-`PushWriter` is the interface; `JobApiWriter` writes the job's specification with `update.canary`
-as the stage. Each call is idempotent. A writer of push intents will implement the same interface.
+`PushWriter` is the interface; `PushIntents` writes the `push` intent. Size, holds, canaries and the
+runtime are other dimensions with other writers: job control composes them with the push.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec.structs import replace
-
 from agent.api import ImageInfo
-from control_plane.api.jobs import JobRecord
-from control_plane.api.updates import UpdatePolicy
+from control_plane.api.intent_wishes import PushWish
+from control_plane.api.intents import Dimension
 from control_plane.client import ControlPlaneClient
-from conveyor.api import PipelineStage
-from conveyor.core.decide import pushing, restored
+from conveyor.core.acts import DeliveryAct, GiveBack, PushBack, PushStage, SetFrozen
 from conveyor.core.progress import progress
+from conveyor.core.stages import push_of
 from conveyor.runs import JobProgress
 from wire.errors import NotFound
 
@@ -32,29 +30,13 @@ class PushWriter(Protocol):
         """Return the digest of the newest image of a name; empty: there is none."""
         ...
 
-    async def push(self, job: str, image: str, stage: PipelineStage) -> None:
-        """Have the job want an image, on as many tasks as a stage says, at every size."""
-        ...
-
-    async def push_back(self, job: str, image: str) -> None:
-        """Have all tasks want an earlier image; those that still run it are not restarted."""
-        ...
-
-    async def set_frozen(self, job: str, frozen: bool) -> None:
-        """Pause the job's update or let it go on; failures and maintenance go on."""
-        ...
-
-    async def restore(self, job: str, update: UpdatePolicy) -> None:
-        """Put the owner's canary and failure settings back."""
+    async def write(self, act: DeliveryAct) -> None:
+        """Carry out an act; `Conflict` if the push is not the one any more that it was made for."""
         ...
 
 
-class JobApiWriter:
-    """Implements `PushWriter` with the job API: read, change two keys, write.
-
-    The job API has no compare-and-set: another change of the same job between read and write
-    (milliseconds) is overwritten. Push intents will end that.
-    """
+class PushIntents:
+    """Implements `PushWriter` with the front end's API."""
 
     def __init__(self, client: ControlPlaneClient) -> None:
         self._client = client
@@ -68,47 +50,43 @@ class JobApiWriter:
 
     async def newest_image(self, name: str) -> str:
         """Return the digest of the newest image that was signed with a name or fetched from it."""
-        found = [i for i in (await self._client.list_images()).images if _is_named(i, name)]
-        newest = max(found, key=lambda image: (image.created_at, image.digest), default=None)
-        return "" if newest is None else newest.digest
+        return newest((await self._client.list_images()).images, name)
 
-    async def push(self, job: str, image: str, stage: PipelineStage) -> None:
-        """Write image and stage into the job's specification."""
-        spec = (await self._client.get_job(job)).record.spec
-        wanted = replace(spec, image=image, update=pushing(spec.update, stage))
-        await self._client.apply_job(wanted)
+    async def write(self, act: DeliveryAct) -> None:
+        """Write the push of a job, or pause or resume it."""
+        if isinstance(act, SetFrozen):
+            await self._client.change_job("pause" if act.frozen else "resume", act.job)
+        else:
+            await self._client.put_intent(act.job, Dimension.PUSH, push_wish(act))
 
-    async def push_back(self, job: str, image: str) -> None:
-        """Roll the job back, which restarts no task that runs the image; else apply the image."""
-        record = (await self._client.get_job(job)).record
-        if _goes_back_to(record) == image:
-            await self._client.change_job("rollback", job)
-            return
-        update = replace(record.spec.update, canary=None)
-        await self._client.apply_job(replace(record.spec, image=image, update=update))
 
-    async def set_frozen(self, job: str, frozen: bool) -> None:
-        """Pause or resume the job."""
-        await self._client.change_job("pause" if frozen else "resume", job)
+def push_wish(act: PushStage | PushBack | GiveBack) -> PushWish:
+    """Return the write of a push, which replaces the version that the act was decided on."""
+    match act:
+        case PushStage():
+            part = push_of(act.stage)
+            return PushWish(
+                image=act.image,
+                share=part.share,
+                tasks=part.tasks,
+                expect=act.expect,
+                reason=act.reason,
+                take_over=act.take_over,
+            )
+        case PushBack():
+            return PushWish(
+                image=act.image, expect=act.expect, reason=act.reason, take_over=act.take_over
+            )
+        case GiveBack():
+            return PushWish(gives_back=True, expect=act.expect, reason=act.reason)
 
-    async def restore(self, job: str, update: UpdatePolicy) -> None:
-        """Write the owner's settings into the job's specification."""
-        spec = (await self._client.get_job(job)).record.spec
-        await self._client.apply_job(replace(spec, update=restored(spec.update, update)))
+
+def newest(images: list[ImageInfo], name: str) -> str:
+    """Return the digest of the newest image of a name; empty: there is none."""
+    found = [image for image in images if _is_named(image, name)]
+    last = max(found, key=lambda image: (image.created_at, image.digest), default=None)
+    return "" if last is None else last.digest
 
 
 def _is_named(image: ImageInfo, name: str) -> bool:
     return image.reference == name or any(s.name == name for s in image.signatures)
-
-
-def _goes_back_to(record: JobRecord) -> str:
-    """Return the image that `rollback` of the job API goes back to; empty: it cannot be told.
-
-    It takes the newest earlier version with other tasks, so this is certain only if that version
-    differs by its image.
-    """
-    earlier = [version for version in record.specs if version < record.version]
-    if not earlier:
-        return ""
-    image = record.specs[max(earlier)].image
-    return image if image != record.spec.image else ""

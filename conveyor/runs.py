@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from control_plane.api.updates import UpdatePolicy
+from control_plane.api.intents import PushIntent
 from conveyor.api import PipelineSpec
 
 LOG_MAX = 500
@@ -82,6 +82,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: float | None = None
     restarts: int | None = None
     """Restarts of the new tasks when it was reached."""
+    blocked_s: float = 0.0
+    """So long a hold or a pause of the owner kept it from being reached."""
 
 
 class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +118,8 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     log: tuple[LogEntry, ...] = ()
     waits: str = ""
     """What the run waits for, in a sentence."""
+    blocked_since: float | None = None
+    """Since when a hold or a pause of the owner keeps the step from being reached."""
     ended: float | None = None
     reason: str = ""
     """Why it failed, or was ended."""
@@ -132,8 +136,6 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Job → image of the last run that finished on it."""
     previous: dict[str, str] = {}
     """Job → image before `good`: where a rollback after the end of a run goes."""
-    update: dict[str, UpdatePolicy] = {}
-    """Job → its owner's update settings, put back when a run ends."""
     frozen: tuple[str, ...] = ()
     """Jobs whose updates this service paused."""
     last_image: str = ""
@@ -196,9 +198,20 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Why the scheduler halted the update; empty: it did not."""
     frozen: bool = False
     """The job is paused."""
+    push: PushIntent = PushIntent(version=0)
+    """On which part of the tasks the image is wanted."""
+    push_version: int = 0
+    """Of the push intent: what a write replaces."""
+    push_reason: str = ""
+    """What the writer of the push said."""
+    owner: str = ""
+    """Writer who owns the push; empty: the next writer needs not ask."""
+    went_back: str = ""
+    """Why the scheduler brought the job back by itself (`update.on_failure`); empty: no."""
+    held: str = ""
+    """Why, and until when, nothing may begin; empty: the job is not held."""
     refused: str = ""
     """Why the last change of the job was refused; empty: it was not."""
-    update: UpdatePolicy = UpdatePolicy()
     new_tasks: tuple[str, ...] = ()
     stable_tasks: tuple[str, ...] = ()
 

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from control_plane.runtime.runtime import Runtime
 from conveyor.api import ControlRequest, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
-from conveyor.core.decide import DeliveryAct
+from conveyor.core.acts import DeliveryAct
 from conveyor.core.stages import stage_name, steps, wanted
-from conveyor.gates import GateMeter, notify
+from conveyor.gates import GateMeter, GateReader, notify
 from conveyor.push import PushWriter
 from conveyor.records import DeliveryRecords, KnownPipeline
 from conveyor.runs import (
@@ -54,12 +54,13 @@ class DeliveryService:
         records: DeliveryRecords,
         writer: PushWriter,
         runtime: Runtime,
-        meter: GateMeter | None = None,
+        meter: GateReader | None = None,
         send: Notify = notify,
         round_s: float = ROUND_S,
     ) -> None:
         self._records, self._writer, self._runtime = records, writer, runtime
-        self._meter, self._send, self._round_s = meter or GateMeter(), send, round_s
+        self._meter: GateReader = meter or GateMeter()
+        self._send, self._round_s = send, round_s
         self._known: dict[str, KnownPipeline] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._wake: dict[str, asyncio.Event] = {}
@@ -129,6 +130,8 @@ class DeliveryService:
             known = await self._write(known, decision.record, decision.ended)
             for act in decision.acts:
                 await self._act(name, act)
+        for run in decision.ended:
+            await self._clean_up(run)
         if decision.measure and known.record.active is not None:
             await self._measure(name, known.record.active, decision.measure, jobs)
         await self._notify(name)
@@ -191,15 +194,7 @@ class DeliveryService:
         if failure := self._records.failure():
             raise Busy(f"cannot change jobs any more: {failure}")
         try:
-            match act:
-                case decide.PushStage():
-                    await self._writer.push(act.job, act.image, act.stage)
-                case decide.PushBack():
-                    await self._writer.push_back(act.job, act.image)
-                case decide.SetFrozen():
-                    await self._writer.set_frozen(act.job, act.frozen)
-                case decide.RestoreUpdate():
-                    await self._writer.restore(act.job, act.update)
+            await self._writer.write(act)
         except TwineError as e:
             self._refused[act.job] = str(e)
             self._trouble[name] = f"cannot change job {act.job}: {e}"
@@ -207,6 +202,13 @@ class DeliveryService:
         else:
             self._refused.pop(act.job, None)
             log.info("job changed", extra={"job": act.job, "act": type(act).__name__})
+
+    async def _clean_up(self, run: PipelineRun) -> None:
+        """End the checks of a run; those that a crash leaves end by themselves at their timeout."""
+        try:
+            await self._meter.end(run)
+        except TwineError as e:
+            log.warning("a check was left", extra={"run": run.number, "reason": str(e)})
 
     async def _measure(
         self, name: str, run: PipelineRun, gates: Sequence[str], jobs: dict[str, JobProgress]
@@ -218,14 +220,9 @@ class DeliveryService:
         verdicts = []
         for gate in gates:
             now = self._runtime.date()
-            found = await self._meter.measure(
-                run.spec.gates[gate],
-                run.spec.prometheus,
-                seen,
-                time.restarts or 0,
-                time.reached,
-                now,
-            )
+            found = await self._meter.measure(gate, run, seen, now)
+            if found is None:
+                continue
             verdict = GateVerdict(
                 gate=gate,
                 step=run.step,

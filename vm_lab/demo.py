@@ -58,13 +58,13 @@ class Demo:
         self._show_where()
         self._update(images[1])
         self._twinectl("machine", "list")
-        click.echo(NEXT.format(endpoint=self.endpoint, job=_short(JOB_FILE), image=images[1]))
+        click.echo(NEXT.format(endpoint=self.endpoint, job=short_path(JOB_FILE), image=images[1]))
         self._progress.say("the demo is done; the lab goes on running")
 
     def _say_command(self, words: list[str]) -> None:
         click.secho("\n$ " + shlex.join(words), bold=True)
 
-    def _command(self, program: str, *words: str, quiet: bool = False) -> str:
+    def _command(self, program: str, *words: str, quiet: bool = False, code: int = 0) -> str:
         if not quiet:
             self._say_command([program, *words])
         environment = {
@@ -76,7 +76,7 @@ class Demo:
         done = subprocess.run(
             [str(self._bin / program), *words], env=environment, stdout=output, check=False
         )
-        if done.returncode:
+        if done.returncode != code:
             click.echo(f"demo: {program} {words[0]} failed with {done.returncode}", err=True)
             sys.exit(1)
         return done.stdout.decode() if quiet else ""
@@ -92,13 +92,13 @@ class Demo:
 
     def _push(self, version: str) -> str:
         tar = build_app(version, self._progress.say)
-        self._say_command(["twinectl", "image", "push", _short(tar)])
+        self._say_command(["twinectl", "image", "push", short_path(tar)])
         pushed = self._ask("image", "push", str(tar))
         click.echo(pushed["digest"])
         return str(pushed["digest"])
 
     def _apply(self, image: str) -> None:
-        self._twinectl("job", "apply", _short(JOB_FILE), "--set", f"image={image}", "--wait")
+        self._twinectl("job", "apply", short_path(JOB_FILE), "--set", f"image={image}", "--wait")
 
     def _show_where(self) -> None:
         self._twinectl("job", "status", "web")
@@ -143,7 +143,7 @@ class Demo:
             sys.exit(1)
 
 
-def _short(path: Path) -> str:
+def short_path(path: Path) -> str:
     """Return a path as a person in this folder would type it."""
     try:
         return str(path.relative_to(Path.cwd()))

@@ -22,12 +22,19 @@ global
 defaults
     mode http
     retries 3
-    option redispatch
-    timeout connect 15s
+    option redispatch 1
+    retry-on conn-failure empty-response response-timeout
+    timeout connect 4s
     timeout client 60s
-    timeout server 60s
+    timeout server 8s
+frontend metrics
+    bind {host}:{metrics_port}
+    http-request use-service prometheus-exporter
 """
-"""Long time-outs: a guest in software emulation can be slow, and slow is not failed."""
+"""A request to a machine that lost its power is sent to another task after these time-outs, which
+are long all the same: a guest in software emulation can be slow, and slow is not failed."""
+METRICS_PORT = 8405
+"""Where HAProxy tells Prometheus of each task."""
 
 
 class Proxy:
@@ -54,7 +61,8 @@ class Proxy:
         urls = [f"{host}:{FIRST_PORT + i}" for i in range(len(services))]
         wanted = [f"{s}={url}" for s, url in zip(services, urls, strict=True)]
         haproxy = _haproxy()
-        self._own.write_text(_OWN.format(socket=self._socket))
+        own = _OWN.format(socket=self._socket, host=host, metrics_port=METRICS_PORT)
+        self._own.write_text(own)
         self._file.write_text(self._ask(wanted))
         argv: list[str | Path] = [haproxy, "-W", "-f", self._own, "-f", self._file]
         pid = self._sandbox.spawn(argv, self._log)

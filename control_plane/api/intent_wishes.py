@@ -34,6 +34,10 @@ class PushWish(IntentWish, frozen=True, kw_only=True):
     image: DigestStr | None = None
     share: Part = 1.0
     """Of the tasks run it; the rest runs what the job had before the push."""
+    tasks: Number | None = None
+    """So many tasks run it at every size, instead of a share."""
+    gives_back: bool = False
+    """The writer does not stay the owner of the dimension: the next writer needs no `take_over`."""
 
 
 class SizeWish(IntentWish, frozen=True, kw_only=True):

@@ -15,6 +15,18 @@ Part = Annotated[float, Meta(ge=0, le=1)]
 Number = Annotated[int, Meta(ge=0, le=15_000)]
 
 
+_MILLION = 1_000_000
+
+
+def part_of(share: float, size: int) -> int:
+    """Return how many of `size` tasks a share is; half a task is rounded up.
+
+    This is the only rounding rule: job control, the scheduler and the conveyor use it. The share
+    counts in millionths, so that 0.29 of 50 is 14.5 and not a little less.
+    """
+    return (2 * round(share * _MILLION) * size + _MILLION) // (2 * _MILLION)
+
+
 _NO_OVERRIDES = (
     "tasks of a job are alike and are not set one by one (docs/intents.md): for a part of them"
     " `twinectl job push --share`, for a trial `twinectl job canary --tasks` or --machine-type,"
@@ -52,6 +64,17 @@ class PushIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: Count
     """Of the job's specification."""
     share: Part = 1.0
+    tasks: Number | None = None
+    """So many tasks, whatever the size is, and not a share."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all tasks are to run the version."""
+        return self.tasks is None and self.share >= 1.0
+
+    def of(self, size: int) -> int:
+        """Return how many of `size` tasks are to run the version."""
+        return part_of(self.share, size) if self.tasks is None else min(self.tasks, size)
 
 
 class SizeIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -62,12 +62,16 @@ def intents(target: Target, name: str, output: str) -> None:
     show_default=True,
     help="The part of the tasks that runs it; the others run what they had before.",
 )
+@click.option("--tasks", type=click.IntRange(0, 15_000), help="So many tasks, instead of --share.")
+@click.option("--give-back", "gives_back", is_flag=True, help="Let the next writer own the push.")
 def push(
     target: Target,
     name: str,
     file: Path | None,
     image: str | None,
     share: float,
+    tasks: int | None,
+    gives_back: bool,
     output: str,
     **meta: Any,
 ) -> None:
@@ -75,7 +79,7 @@ def push(
     from control_plane.cli.jobfile import read_job
 
     spec = None if file is None else read_job(file, ())
-    wish = PushWish(spec=spec, image=image, share=share, **meta)
+    wish = PushWish(spec=spec, image=image, share=share, tasks=tasks, gives_back=gives_back, **meta)
     _put(target, name, Dimension.PUSH, wish, output)
 
 

@@ -15,10 +15,21 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from control_plane.api.updates import DAY_S, Canary, OnFailure, UpdatePolicy
 from conveyor.api import FailureAction, PipelineStage, StageKind
 from conveyor.core import judge, schedule
-from conveyor.core.stages import DeliveryStep, share, steps, wanted
+from conveyor.core.acts import (
+    DeliveryAct,
+    Jobs,
+    PushBack,
+    SetFrozen,
+    freezing,
+    giving_back,
+    is_pushed,
+    is_taken,
+    said,
+    to_push,
+)
+from conveyor.core.stages import DeliveryStep, steps, wanted
 from conveyor.runs import (
     ENDED,
     LOG_MAX,
@@ -31,46 +42,7 @@ from conveyor.runs import (
 )
 
 WHO = "conveyor"
-HOLD_S = 7 * DAY_S
-"""The job API keeps the share of a stage for so long."""
 _LOG_FIRST = 10
-
-
-@dataclass(frozen=True, slots=True)
-class PushStage:
-    """Have the job want the image, on as many tasks as the stage says."""
-
-    job: str
-    image: str
-    stage: PipelineStage
-
-
-@dataclass(frozen=True, slots=True)
-class PushBack:
-    """Have all tasks of the job want an earlier image again."""
-
-    job: str
-    image: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetFrozen:
-    """Pause the job's update, or let it go on."""
-
-    job: str
-    frozen: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreUpdate:
-    """Put the owner's canary and failure settings back."""
-
-    job: str
-    update: UpdatePolicy
-
-
-DeliveryAct = PushStage | PushBack | SetFrozen | RestoreUpdate
-Jobs = Mapping[str, JobProgress]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +91,11 @@ def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
         run = ended(run, RunState.DONE, "every task runs the image already", now)
         good = record.good | dict.fromkeys(record.spec.jobs, run.image)
         return DeliveryDecision(replace(record, waiting=None, good=good), ended=(run,))
-    good, update = dict(record.good), dict(record.update)
+    good = dict(record.good)
     for job in record.spec.jobs:
         seen = jobs[job]
         if job not in good or (seen.settled and job not in record.frozen):
             good[job] = seen.image
-        if job not in record.frozen:
-            update[job] = seen.update
-        update.setdefault(job, seen.update)
     kept = {job: good[job] for job in record.spec.jobs}
     first = steps(record.spec)[0]
     run = replace(
@@ -138,7 +107,7 @@ def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
         waits="",
     )
     run = logged(run, now, WHO, f"begins {first.name}")
-    return DeliveryDecision(replace(record, active=run, waiting=None, good=kept, update=update))
+    return DeliveryDecision(replace(record, active=run, waiting=None, good=kept))
 
 
 def _begin_later(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> str:
@@ -152,6 +121,10 @@ def _begin_later(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: floa
             return f"job {job} does not exist; create it with twinectl job apply"
         if seen.frozen and not ours:
             return f"job {job} is paused by its owner"
+        if seen.held:
+            return f"job {job}: {seen.held}"
+        if is_taken(record, seen) and run.trigger != "hand":
+            return f"the push of job {job} belongs to {seen.owner}, who has to give it back"
         if seen.updating and not ours and run.trigger != "hand":
             return f"another update of job {job} is under way"
     return schedule.held_back(record.spec, now)
@@ -162,8 +135,13 @@ def _begin_later(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: floa
 
 def _run(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> DeliveryDecision:
     for job in run.pushed:
+        if is_taken(record, jobs[job]):
+            reason = f"{jobs[job].owner} took over the push of job {job}"
+            return _stop(record, run, RunState.STOPPED, reason, now, leave=job)
+        if jobs[job].image != run.image and jobs[job].went_back:
+            return _failed(record, run, f"job {job}: {jobs[job].went_back}", now)
         if jobs[job].image != run.image:
-            reason = f"job {job} was changed to image {jobs[job].image} by somebody else"
+            reason = f"job {job} was changed to image {jobs[job].image} by another writer"
             return _stop(record, run, RunState.STOPPED, reason, now, leave=job)
     seen = tuple(job for job in run.spec.jobs if job in run.pushed or jobs[job].image == run.image)
     if seen != run.pushed:
@@ -172,7 +150,7 @@ def _run(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> De
     if run.paused:
         more = tuple(job for job in run.pushed if job not in record.frozen)
         record = replace(record, frozen=(*record.frozen, *more))
-        return _wait(record, "paused", _freezing(record, jobs))
+        return _wait(record, "paused", freezing(record, jobs))
     if thawing := _thaw(record, jobs, dict.fromkeys(run.spec.jobs, run.image)):
         return thawing
     plan = steps(run.spec)
@@ -188,18 +166,26 @@ def _step(
     halted = [job for job in run.pushed if jobs[job].halted]
     if halted:
         return _failed(record, run, f"job {halted[0]}: {jobs[halted[0]].halted}", now)
-    by_owner = [job for job in step.jobs if jobs[job].frozen and job not in record.frozen]
-    if by_owner:
-        return _wait(record, f"{_jobs(by_owner)} paused by its owner")
+    blocked = _blocked(record, step, jobs)
+    run = _timed(run, bool(blocked), now)
+    record = replace(record, active=run)
+    time = run.steps[-1]
+    if time.reached is None:
+        if blocked:
+            return _wait(record, blocked)
+        if step.stage.kind is not StageKind.ALL and not any(
+            wanted(step.stage, jobs[job].size) for job in step.jobs
+        ):
+            run = logged(run, now, WHO, f"{step.name} is no task at this size")
+            return _next(replace(record, active=run), run, now)
     pushes = tuple(
-        PushStage(job, run.image, step.stage)
+        to_push(record, run, step, jobs[job])
         for job in step.jobs
         if not is_pushed(jobs[job], run.image, step.stage)
     )
     reached = not pushes and all(_is_reached(jobs[job], step.stage) for job in step.jobs)
-    time = run.steps[-1]
     if run.skip == run.step and not pushes:
-        return _next(record, run, now)
+        return _next(record, run, now, blocked=blocked)
     if time.reached is None:
         if reached:
             restarts = sum(jobs[job].restarts for job in step.jobs)
@@ -207,7 +193,7 @@ def _step(
             run = replace(run, steps=(*run.steps[:-1], time))
             run = logged(run, now, WHO, f"{step.name} reached: {_counts(step, jobs)}")
             return _judged(replace(record, active=run), run, step, jobs, now)
-        if now - time.began > step.stage.reach_s:
+        if now - time.began - time.blocked_s > step.stage.reach_s:
             reason = f"{step.name} was not reached within {step.stage.reach_s:g} s"
             return _failed(record, run, f"{reason}: {_counts(step, jobs)}", now)
         return _wait(record, f"{step.name}: {_counts(step, jobs)}", pushes)
@@ -221,28 +207,32 @@ def _judged(
 ) -> DeliveryDecision:
     """Return what the gates of a step that was reached lead to."""
     time = run.steps[-1]
-    found = judge.judged(run, step.stage, now)
+    found, blocked = judge.judged(run, step.stage, now), _blocked(record, step, jobs)
     if found.failed:
         return _failed(record, run, found.failed, now)
     assert time.reached is not None
     if not all(_is_reached(jobs[job], step.stage) for job in step.jobs):
         late_s = now - time.reached - step.stage.soak_s - step.stage.reach_s
-        if late_s > 0:
+        if late_s > 0 and not blocked:
             return _failed(record, run, f"{step.name} is not healthy: {_counts(step, jobs)}", now)
         return _wait(record, f"{step.name}: {_counts(step, jobs)}", measure=found.due)
     if found.waits:
         return _wait(record, f"{step.name}: {found.waits}", measure=found.due)
-    return _next(record, run, now, found.due)
+    return _next(record, run, now, found.due, blocked)
 
 
 def _next(
-    record: PipelineRecord, run: PipelineRun, now: float, due: tuple[str, ...] = ()
+    record: PipelineRecord,
+    run: PipelineRun,
+    now: float,
+    due: tuple[str, ...] = (),
+    blocked: str = "",
 ) -> DeliveryDecision:
     """Return the next step, or that windows and holds keep it back: gates are measured on."""
     plan, number = steps(run.spec), run.step + 1
     is_last = number >= len(plan)
-    if not is_last and (why := schedule.held_back(run.spec, now)):
-        return _wait(record, f"{plan[number].name} {why}", measure=due)
+    if not is_last and (why := schedule.held_back(run.spec, now) or blocked):
+        return _wait(record, f"{plan[number].name}: {why}", measure=due)
     ended = replace(run.steps[-1], ended=now)
     word = "skipped" if run.skip == run.step else "passed"
     run = replace(run, step=number, steps=(*run.steps[:-1], ended), verdicts={}, skip=None)
@@ -253,15 +243,14 @@ def _next(
 
 
 def _finish(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> DeliveryDecision:
-    acts = _restoring(record, run.spec.jobs, jobs)
+    acts = giving_back(record, run, run.spec.jobs, jobs)
     if acts:
-        return _wait(record, "puts the owner's update settings back", acts)
+        return _wait(record, "gives the push back", acts)
     before = {job: image for job, image in record.good.items() if image != run.image}
     record = replace(
         record,
         good=record.good | dict.fromkeys(run.spec.jobs, run.image),
         previous=record.previous | before,
-        update={},
     )
     return _end(record, RunState.DONE, "", now)
 
@@ -310,10 +299,14 @@ def _freeze_and_end(
     record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float
 ) -> DeliveryDecision:
     # A push may have arrived that was not seen yet when the end was asked for.
-    pushed = tuple(job for job in run.spec.jobs if jobs[job].image == run.image)
+    pushed = tuple(
+        job
+        for job in run.spec.jobs
+        if jobs[job].image == run.image and not is_taken(record, jobs[job])
+    )
     run = replace(run, pushed=tuple(dict.fromkeys((*run.pushed, *pushed))))
     record = replace(record, active=run, frozen=pushed)
-    acts = _freezing(record, jobs)
+    acts = freezing(record, jobs)
     if acts or run.ending is None:
         return _wait(record, "pauses its jobs", acts)
     return _end(record, run.ending, run.reason, now)
@@ -322,12 +315,20 @@ def _freeze_and_end(
 def _roll_back(
     record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float
 ) -> DeliveryDecision:
+    by_hand = run.trigger == "rollback"
     ours = [job for job in run.spec.jobs if job in run.pushed or jobs[job].image == run.image]
+    ours = [job for job in ours if by_hand or not is_taken(record, jobs[job])]
     if all(run.back[job] == run.image for job in ours) and ours:
         reason = f"{run.reason}; there is no earlier image to go back to"
         return _stop(record, run, RunState.STOPPED, reason, now)
     acts = tuple(
-        PushBack(job, run.back[job])
+        PushBack(
+            job,
+            run.back[job],
+            jobs[job].push_version,
+            said(record, run, f"rolls back: {run.reason}"),
+            by_hand and is_taken(record, jobs[job]),
+        )
         for job in ours
         if jobs[job].image == run.image != run.back[job]
     )
@@ -337,38 +338,38 @@ def _roll_back(
         return thawing
     going = [job for job in ours if jobs[job].image == run.back[job] and not jobs[job].settled]
     if going:
-        counts = ", ".join(f"{j}: {jobs[j].healthy} of {jobs[j].size} healthy" for j in going)
+        counts = ", ".join(
+            f"{j}: {jobs[j].held or f'{jobs[j].healthy} of {jobs[j].size} healthy'}" for j in going
+        )
         return _wait(record, f"rolls back {_jobs(going)} ({counts})")
-    owners = [job for job in ours if jobs[job].image != run.back[job]]  # changed by somebody else
-    restoring = _restoring(record, [j for j in run.spec.jobs if j not in owners], jobs)
-    if restoring:
-        return _wait(record, "puts the owner's update settings back", restoring)
+    there = [job for job in run.spec.jobs if jobs[job].image == run.back[job]]
+    if giving := giving_back(record, run, there, jobs):
+        return _wait(record, "gives the push back", giving)
     good = record.good | {job: run.back[job] for job in run.spec.jobs}
-    return _end(replace(record, good=good, update={}), RunState.ROLLED_BACK, run.reason, now)
+    return _end(replace(record, good=good), RunState.ROLLED_BACK, run.reason, now)
 
 
 # -- parts
 
 
-def pushing(update: UpdatePolicy, stage: PipelineStage) -> UpdatePolicy:
-    """Return the update settings that keep a job in a stage; failures are ours to judge."""
-    canary: Canary | None = None
-    match stage.kind:
-        case StageKind.CANARY:
-            canary = Canary(tasks=stage.tasks or 1, hold_s=HOLD_S)
-        case StageKind.PERCENT:
-            canary = Canary(tasks=1, share=share(stage.percent or 0.0), hold_s=HOLD_S)
-    return replace(update, canary=canary, on_failure=OnFailure.PAUSE)
+def _blocked(record: PipelineRecord, step: DeliveryStep, jobs: Jobs) -> str:
+    """Return which job of a step its owner paused or holds; empty: none."""
+    paused = [job for job in step.jobs if jobs[job].frozen and job not in record.frozen]
+    if paused:
+        return f"{_jobs(paused)} paused by its owner"
+    return next((f"job {job}: {jobs[job].held}" for job in step.jobs if jobs[job].held), "")
 
 
-def is_pushed(seen: JobProgress, image: str, stage: PipelineStage) -> bool:
-    """Return whether the job wants what a stage says."""
-    return seen.image == image and pushing(seen.update, stage) == seen.update
-
-
-def restored(now: UpdatePolicy, owners: UpdatePolicy) -> UpdatePolicy:
-    """Return the update settings of now with what a push changed put back."""
-    return replace(now, canary=owners.canary, on_failure=owners.on_failure)
+def _timed(run: PipelineRun, is_blocked: bool, now: float) -> PipelineRun:
+    """Return the run with the time noted that its step may not be carried out."""
+    since, time = run.blocked_since, run.steps[-1]
+    if is_blocked and since is None:
+        return replace(run, blocked_since=now)
+    if is_blocked or since is None:
+        return run
+    if time.reached is None:
+        time = replace(time, blocked_s=time.blocked_s + max(0.0, now - max(since, time.began)))
+    return replace(run, blocked_since=None, steps=(*run.steps[:-1], time))
 
 
 def logged(run: PipelineRun, now: float, who: str, what: str) -> PipelineRun:
@@ -411,10 +412,6 @@ def _wait(
     return DeliveryDecision(record, acts, measure=measure)
 
 
-def _freezing(record: PipelineRecord, jobs: Jobs) -> tuple[DeliveryAct, ...]:
-    return tuple(SetFrozen(j, True) for j in record.frozen if j in jobs and not jobs[j].frozen)
-
-
 def _thaw(record: PipelineRecord, jobs: Jobs, target: Mapping[str, str]) -> DeliveryDecision | None:
     """Return how jobs that this service paused go on, once they want their target image.
 
@@ -429,15 +426,6 @@ def _thaw(record: PipelineRecord, jobs: Jobs, target: Mapping[str, str]) -> Deli
         return None
     left = tuple(job for job in record.frozen if job not in ready)
     return DeliveryDecision(replace(record, frozen=left))
-
-
-def _restoring(record: PipelineRecord, names: list[str], jobs: Jobs) -> tuple[DeliveryAct, ...]:
-    return tuple(
-        RestoreUpdate(job, record.update[job])
-        for job in names
-        if job in record.update
-        and restored(jobs[job].update, record.update[job]) != jobs[job].update
-    )
 
 
 def _is_reached(seen: JobProgress, stage: PipelineStage) -> bool:

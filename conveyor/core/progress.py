@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
+import msgspec
+
 from agent.api import Health, TaskState
+from control_plane.api.intents import Dimension, PushIntent, StoredIntent
 from control_plane.api.jobs import JobRecord, JobStatus, TaskPhase, TaskRecord, spec_of, task_id
 from conveyor.runs import JobProgress
 
@@ -10,15 +15,21 @@ _TROUBLE = (TaskState.BACKOFF, TaskState.FAILED)
 
 
 def progress(status: JobStatus, image: str) -> JobProgress:
-    """Return how far a job is with an image."""
+    """Return how far a job is with an image.
+
+    Tasks of a canary intent belong to its writer: they are neither new nor stable, and no part of
+    the push. Extra tasks of an update do not count.
+    """
     record, rollout = status.record, status.record.rollout
     if record.stopping:
         return JobProgress(job=record.name)
-    new = [task for task in record.tasks if spec_of(record, task).image == image]
-    stable = [task for task in record.tasks if spec_of(record, task).image != image]
+    tasks = [task for task in record.tasks if not _is_beside(record, task)]
+    new = [task for task in tasks if spec_of(record, task).image == image]
+    stable = [task for task in tasks if spec_of(record, task).image != image]
+    intent = record.intents.get(Dimension.PUSH, StoredIntent())
     is_current = rollout is not None and rollout.version == record.version
     updating = (is_current and rollout is not None and not rollout.done) or any(
-        task.version != record.version and task.phase is not TaskPhase.LOST for task in record.tasks
+        task.version != record.version and task.phase is not TaskPhase.LOST for task in tasks
     )
     missing = status.wanted - status.healthy
     serves = status.healthy > 0 or status.wanted == 0
@@ -36,10 +47,34 @@ def progress(status: JobStatus, image: str) -> JobProgress:
         settled=not updating and serves and missing <= record.spec.update.max_unavailable,
         halted=halted,
         frozen=record.paused,
-        update=record.spec.update,
+        push=_push(record, intent),
+        push_version=intent.version,
+        push_reason=intent.reason,
+        owner=intent.writer if intent.is_owned and intent.value is not None else "",
+        went_back=rollout.reason if is_current and rollout and rollout.returns_from else "",
+        held=_held(record),
         new_tasks=_ids(record, new),
         stable_tasks=_ids(record, stable),
     )
+
+
+def _push(record: JobRecord, intent: StoredIntent) -> PushIntent:
+    if intent.value is None:
+        return PushIntent(version=record.version)
+    return msgspec.convert(intent.value, PushIntent)
+
+
+def _held(record: JobRecord) -> str:
+    hold = record.intents.get(Dimension.HOLD)
+    if hold is None or hold.value is None or hold.expires_at is None:
+        return ""
+    until = datetime.fromtimestamp(hold.expires_at, UTC)
+    why = f": {hold.reason}" if hold.reason else ""
+    return f"{hold.writer} holds it until {until:%Y-%m-%d %H:%M:%S} UTC{why}"
+
+
+def _is_beside(record: JobRecord, task: TaskRecord) -> bool:
+    return task.extra or task.version in record.trials
 
 
 def _is_healthy(task: TaskRecord) -> bool:

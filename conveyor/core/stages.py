@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
+from control_plane.api.intents import PushIntent
 from conveyor.api import JobOrder, PipelineGate, PipelineSpec, PipelineStage, StageKind
 
 
@@ -37,20 +37,17 @@ def stage_name(stage: PipelineStage) -> str:
 
 
 def wanted(stage: PipelineStage, size: int) -> int:
-    """Return how many of `size` tasks run the new image in a stage.
+    """Return how many of `size` tasks run the new image in a stage, as job control rounds."""
+    return push_of(stage).of(size)
 
-    Percentages are rounded up, as the job API does with `canary.share`.
-    """
+
+def push_of(stage: PipelineStage) -> PushIntent:
+    """Return what a stage writes as the push of a job, of which it does not know the version."""
     if stage.kind is StageKind.CANARY:
-        return min(size, stage.tasks or 1)
+        return PushIntent(version=0, tasks=stage.tasks or 1)
     if stage.kind is StageKind.PERCENT and stage.percent is not None:
-        return min(size, max(1, ceil(size * share(stage.percent))))
-    return size
-
-
-def share(percent: float) -> float:
-    """Return a percentage as the share that is written into the job."""
-    return percent / 100
+        return PushIntent(version=0, share=stage.percent / 100)
+    return PushIntent(version=0)
 
 
 def stage_gates(spec: PipelineSpec, stage: PipelineStage) -> dict[str, PipelineGate]:

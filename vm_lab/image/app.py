@@ -1,4 +1,4 @@
-"""The demo application's image: a root file system with nginx, as a tar, in two versions."""
+"""The demo application: nginx and what it needs as a tar, in two versions and two bad ones."""
 
 from pathlib import Path
 
@@ -7,6 +7,8 @@ from vm_lab.errors import LabError
 from vm_lab.image.recipe import RECIPE, run_recipe
 
 VERSIONS = ("v1", "v2")
+BAD_VERSIONS = ("v3", "v4")
+"""One that answers slowly, and one that answers half of the requests with errors."""
 FILES = ("app.sh", "app-start.sh", "app-nginx.conf")
 
 
@@ -16,8 +18,9 @@ def build_app(version: str, say: Say) -> Path:
     The same recipe and the same Debian packages make the same bytes. Its entry point is
     `/usr/bin/start`; it listens on $PORT and answers / and /healthz.
     """
-    if version not in VERSIONS:
-        raise LabError(f"no version {version!r} of the demo", hint=f"have: {' '.join(VERSIONS)}")
+    known = (*VERSIONS, *BAD_VERSIONS)
+    if version not in known:
+        raise LabError(f"no version {version!r} of the demo", hint=f"have: {' '.join(known)}")
     cache = cache_root()
     cache.mkdir(parents=True, exist_ok=True)
     key = recipe_key([RECIPE / name for name in FILES], version)

@@ -41,6 +41,10 @@ cp "$all/etc/nginx/mime.types" "$app/etc/nginx/"
 cp "$recipe/app-nginx.conf" "$app/etc/nginx/nginx.conf"
 install -m 0755 "$recipe/app-start.sh" "$app/usr/bin/start"
 echo "$version" >"$app/etc/demo-version"
+case $version in
+v3) echo 'limit_rate 100; # bytes in a second: a page takes a second or two' ;;
+v4) echo 'if ($request_id ~ "^[0-7]") { return 500 "broken\n"; } # half of the requests' ;;
+esac >"$app/etc/nginx/version.conf"
 cp "$all/usr/lib/os-release" "$app/etc/os-release"
 printf 'root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n' >"$app/etc/passwd"
 printf 'root:x:0:\nnogroup:x:65534:\n' >"$app/etc/group"

@@ -30,6 +30,8 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
     for name, owned in region.clients.jobs.items():
         if owned.granted is None or owned.asked is None or not region.clients.has_settled(name):
             continue
+        if name in region.foreign:
+            continue
         record = await _record(control_plane, name)
         found = record.spec if record is not None else None
         wanted = expected(owned, record) if record is not None else owned.granted

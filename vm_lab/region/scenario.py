@@ -70,6 +70,8 @@ class Work(_Written, frozen=True, kw_only=True):
     slow_to_stop: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs whose tasks use up two minutes to stop; machines that are cut off stop
     them."""
+    delivered: Annotated[int, Meta(ge=0, le=100)] = 0
+    """So many of the jobs have a pipeline, a scaler and an operator (`delivery.py`)."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the entitlements whose profile needs a reboot."""
 

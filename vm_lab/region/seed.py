@@ -132,6 +132,12 @@ class SimulatedRegion:
         self.samples: list[Sample] = []
         self.policies: dict[str, Autoscale] = {}
         """What is in the files of jobs whose size follows their load (`load.py`)."""
+        self.foreign: frozenset[str] = frozenset()
+        """Jobs whose image and size other clients write than their owners."""
+        self.figures: dict[str, int] = {}
+        """What else is counted."""
+        self.more_unrest: Callable[[], list[str]] = list
+        """Returns what else is not at rest."""
         self.rested_at = 0.0
         self.faults_end = 0.0
         self._reasons: list[str] = []
@@ -220,7 +226,7 @@ class SimulatedRegion:
         serving = life.control_plane
         if serving is None:
             return
-        reasons = await quiescence.unrest(self, serving)
+        reasons = [*await quiescence.unrest(self, serving), *self.more_unrest()]
         if not life.alive:
             return
         self._reasons = reasons
@@ -295,6 +301,10 @@ def run_seed(
     began = time.process_time()
     try:
         region = SimulatedRegion(scenario, seed, passed)
+        if scenario.work.delivered:
+            from vm_lab.region.delivery import DeliveredJobs
+
+            DeliveredJobs(region, scenario.work.delivered)
         region.run(told)
     finally:
         logging.disable(silenced)
@@ -322,6 +332,7 @@ def run_seed(
 def _figures(region: SimulatedRegion, story: Sequence[Fault]) -> dict[str, int]:
     kinds = Counter(fault.kind for fault in story)
     figures = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
+    figures |= region.figures
     figures["calls to agents"] = region.network.calls
     figures["transactions"] = sum(disk.transactions for disk in region.disks.values())
     figures["largest value"] = max(disk.largest_value for disk in region.disks.values())

@@ -4,7 +4,8 @@
 which order the intents were written. Its promises, in this order (docs/intents.md):
 
 - under a hold every task keeps the version that it has, and the job its size;
-- exactly `part_of(share, size)` tasks run what is pushed, fewer only where canaries need them;
+- exactly `part_of(share, size)` tasks, or the given number, run what is pushed, fewer only where
+  canaries need them;
 - canary tasks are taken from those that run the version before, and count for no push;
 - as few tasks as possible change their version; a smaller size takes tasks of all versions away
   in proportion.
@@ -18,12 +19,11 @@ from enum import StrEnum
 from itertools import chain
 from operator import attrgetter
 
-from control_plane.api.intents import Dimension, SizeIntent
+from control_plane.api.intents import Dimension, PushIntent, SizeIntent, part_of
 
 NOWHERE, ILL, SILENT, SERVES = range(4)
 """How much a task would be missed: it runs nowhere, is known not to serve, cannot be asked because
 its machine does not answer, or serves."""
-_MILLION = 1_000_000
 
 
 class Why(StrEnum):
@@ -44,6 +44,13 @@ class Pushed:
     """0: nothing is known of before; all tasks run the target."""
     share: float = 1.0
     runtime: str = ""
+    tasks: int | None = None
+    """So many tasks, and not a share."""
+
+    @property
+    def intent(self) -> PushIntent:
+        """Return the push as it is stored."""
+        return PushIntent(version=self.target, share=self.share, tasks=self.tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +124,6 @@ class UnifiedSpec:
     """Dimension → why not all that it says is in force."""
 
 
-def part_of(share: float, size: int) -> int:
-    """Return how many of `size` tasks a share is; half a task is rounded up.
-
-    The share counts in millionths, so that 0.29 of 50 is 14.5 and not a little less.
-    """
-    return (2 * round(share * _MILLION) * size + _MILLION) // (2 * _MILLION)
-
-
 def compose(
     wanted: JobWants, tasks: Sequence[TaskSeen], infrastructure: Infrastructure, now: float
 ) -> UnifiedSpec:
@@ -186,7 +185,7 @@ def _most(canary: CanaryWanted | None, size: int) -> int:
 
 
 def _targets(push: Pushed, size: int) -> int:
-    return part_of(push.share, size) if push.stable else size
+    return push.intent.of(size) if push.stable else size
 
 
 def _new(tasks: Sequence[TaskSeen], size: int, taken: frozenset[int]) -> list[int]:
@@ -353,7 +352,7 @@ def _versions(
 ) -> dict[int, Assigned]:
     """Return what all but the canaries run, with as few changes as there can be."""
     to_target = Assigned(push.target, Why.PUSH)
-    if not push.stable or push.share >= 1.0:
+    if not push.stable or push.intent.is_whole:
         spec = {t.index: to_target for t in tasks if t.index not in canaries}
         spec |= {index: to_target for index in new if index not in canaries}
         return spec

@@ -76,7 +76,7 @@ def is_plain(record: JobRecord) -> bool:
     if record.trials or is_held(record):
         return False
     push = _value(record, Dimension.PUSH)
-    return push is None or push.get("share", 1.0) >= 1.0
+    return push is None or (push.get("tasks") is None and push.get("share", 1.0) >= 1.0)
 
 
 def target_of(record: JobRecord, task: TaskRecord) -> int:
@@ -123,7 +123,7 @@ def wanted_of(record: JobRecord) -> JobWants:
     if hold is not None and hold.value is not None:
         held_until = hold.expires_at
     return JobWants(
-        push=Pushed(record.version, stable_of(record), push.share, record.spec.runtime),
+        push=Pushed(record.version, stable_of(record), push.share, record.spec.runtime, push.tasks),
         size=SizeIntent(tasks=record.spec.tasks),
         canary=None
         if canary is None
@@ -223,11 +223,12 @@ def pushed(
     now: float,
     *,
     share: float = 1.0,
+    tasks: int | None = None,
     reason: str = "",
     is_owned: bool = False,
 ) -> JobRecord:
     """Return the record whose newest version is what is pushed."""
-    value = PushIntent(version=record.version, share=share)
+    value = PushIntent(version=record.version, share=share, tasks=tasks)
     return written(record, Dimension.PUSH, value, writer, now, reason=reason, is_owned=is_owned)
 
 

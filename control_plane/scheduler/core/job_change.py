@@ -112,25 +112,62 @@ def moving(name: str, entitlement: str, writer: str, now: float) -> JobChange:
 
 
 def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
-    """Return the write of the push intent."""
+    """Return the write of the push intent.
+
+    A push of an image that the job had before, with all else as it is, goes back to that version:
+    tasks that still run it are not restarted.
+    """
 
     def checked(known: JobRecord | None) -> JobSpec:
         record = going_on(_there(known, name))
         check_writer(record, Dimension.PUSH, writer, wish)
+        if (version := _goes_back_to(record, wish)) is not None:
+            return back_to(record.spec, record.specs[version])
         spec = wish.spec or record.spec
         return replace(spec, tasks=record.spec.tasks, image=wish.image or spec.image)
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
-        after = _changed(known, spec)
-        if wish.share < 1.0 and not stable_of(begun(after)):
+        if _goes_back_to(known, wish) is None:
+            after = _changed(known, spec)
+        else:
+            after = returned(known, spec, wish.reason or f"{writer} pushes the earlier image again")
+        is_part = wish.share < 1.0 or wish.tasks is not None
+        if is_part and not stable_of(begun(after)):
             raise Conflict(
                 f"cannot push to a part of job {name!r}: no earlier version of it is known that"
                 " the other tasks could run in its entitlement",
                 hint="push to all of it (share 1)",
             )
-        return pushed(after, writer, now, share=wish.share, reason=wish.reason, is_owned=True)
+        return pushed(
+            after,
+            writer,
+            now,
+            share=wish.share,
+            tasks=wish.tasks,
+            reason=wish.reason,
+            is_owned=not wish.gives_back,
+        )
 
     return JobChange(name, writer, now, checked, record)
+
+
+def _goes_back_to(record: JobRecord, wish: PushWish) -> int | None:
+    """Return the version that a push of an image to all tasks goes back to; None: it is new."""
+    is_whole = wish.share >= 1.0 and wish.tasks is None
+    if wish.spec is not None or not is_whole or wish.image in (None, record.spec.image):
+        return None
+    now = record.spec
+    return max(
+        (
+            version
+            for version, then in record.specs.items()
+            if version < record.version
+            and version not in record.trials
+            and then.image == wish.image
+            and same_tasks(replace(then, image=now.image, runtime=now.runtime), now)
+        ),
+        default=None,
+    )
 
 
 def sizing(name: str, wish: SizeWish, writer: str, now: float) -> JobChange:

@@ -18,7 +18,6 @@ from agent.api import Health, RestartWhen, TaskState, exit_text
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of
 from control_plane.api.operations import Cause, OperationKind, OperationState
 from control_plane.api.updates import OnFailure, Rollout
-from control_plane.job_control.core.compose import part_of
 from control_plane.job_control.core.intents import (
     is_on_trial,
     is_plain,
@@ -205,7 +204,7 @@ def canaries(record: JobRecord) -> int:
     if canary is None:
         return 0
     part = ceil(tasks * canary.share) if canary.share is not None else 0
-    most = tasks if is_plain(record) else part_of(push_of(record).share, tasks)
+    most = tasks if is_plain(record) else push_of(record).of(tasks)
     return min(most, max(canary.tasks, part))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from control_plane.api.jobs import JobRecord
 from control_plane.api.updates import Rollout
-from control_plane.job_control.core.compose import part_of
 from control_plane.job_control.core.intents import push_of, stable_of
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import is_going
@@ -28,10 +27,10 @@ def told(record: JobRecord, now: Moment) -> str:
 
 def _share_told(record: JobRecord) -> str:
     push = push_of(record)
-    if push.share >= 1.0 or not stable_of(record):
+    if push.is_whole or not stable_of(record):
         return ""
     run = sum(1 for task in record.tasks if task.version == record.version and not is_going(task))
-    most = part_of(push.share, record.spec.tasks)
+    most = push.of(record.spec.tasks)
     return (
         f"version {record.version} is pushed to {most} of {record.spec.tasks} tasks, {run} have it"
     )

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from agent.api import ImageFormat, Limits
 from control_plane.api.jobs import JobSpec, UpdatePolicy, spec_of, task_id
+from control_plane.api.updates import Canary
 from control_plane.cli import main as twinectl
 from control_plane.client import ControlPlaneClient
 from conveyor.cli import run_service
@@ -31,7 +32,7 @@ from conveyor.config import ConveyorConfig
 from conveyor.runs import PipelineView
 from vm_lab.fleet import fleet
 
-PATIENCE_S = 300.0
+PATIENCE_S = 60.0
 FILE = """
 name = "web"
 jobs = ["web"]
@@ -186,7 +187,7 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
             image=one,
             command=["/bin/serve"],
             limits=Limits(memory_max_bytes=64 << 20),
-            update=UpdatePolicy(max_unavailable=3, drain_s=0),
+            update=UpdatePolicy(max_unavailable=3, drain_s=0, canary=Canary(hold_s=1)),
         )
         await client.apply_job(spec)
         await until(lambda: client.get_job("web"), lambda s: s.phase == "stable")

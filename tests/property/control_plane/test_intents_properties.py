@@ -16,6 +16,7 @@ from control_plane.api.intents import (
     InfrastructureIntent,
     PushIntent,
     SizeIntent,
+    part_of,
 )
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.job_control.core.compose import (
@@ -29,7 +30,6 @@ from control_plane.job_control.core.compose import (
     UnifiedSpec,
     Why,
     compose,
-    part_of,
 )
 from control_plane.job_control.core.intents import sized, wanted_of, written
 
@@ -85,6 +85,17 @@ def test_exactly_the_share_runs_the_target_at_every_size(tasks, where, size, sha
     assert counts(spec)[TARGET] == min(part_of(share, size), size - trial)
     assert counts(spec)[STABLE] == size - counts(spec)[TARGET] - trial
     assert not spec.removed & spec.tasks.keys()
+
+
+@given(crowds, machines, sizes, st.integers(0, 20), st.none() | canaries)
+def test_exactly_the_given_number_runs_the_target_at_every_size(
+    tasks, where, size, number, canary
+):  # JC7 CV2
+    push = Pushed(TARGET, STABLE, tasks=number)
+    spec = compose(JobWants(push, SizeIntent(tasks=size), canary), tasks, where, NOW)
+    trial = sum(1 for task in spec.tasks.values() if task.why is Why.CANARY)
+    assert counts(spec)[TARGET] == min(number, size - trial)
+    assert counts(spec)[STABLE] == size - counts(spec)[TARGET] - trial
 
 
 @given(sizes, sizes, shares, machines)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
 import msgspec
 
-from control_plane.api.updates import Canary, UpdatePolicy
+from control_plane.api.intents import PushIntent
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
-from conveyor.api import PipelineGate, PipelineSpec, PipelineStage
-from conveyor.core.decide import pushing, restored
+from conveyor.api import PipelineSpec
+from conveyor.core.acts import DeliveryAct, GiveBack, PushBack, PushStage, SetFrozen
 from conveyor.core.judge import Measured, no_data, of_health
 from conveyor.pipeline_file import pipeline_spec
+from conveyor.push import push_wish
 from conveyor.records import DeliveryRecords
 from conveyor.runs import GateOutcome, JobProgress, PipelineRun
 from conveyor.service import DeliveryService
-from wire.errors import Unreachable
+from wire.errors import Conflict, Unreachable
 
-OWNERS = UpdatePolicy(max_unavailable=2, canary=Canary(tasks=3, hold_s=5))
+ME = "user:conveyor"
+"""Writer of what the service writes."""
 
 
 def digest(number: int) -> str:
@@ -47,41 +48,51 @@ def a_pipeline(**changes: Any) -> PipelineSpec:
 
 @dataclass
 class ModelJob:
-    """A job whose tasks are updated one in each tick, as far as its stage lets."""
+    """A job whose tasks are updated one in each tick, as far as its push lets."""
 
     image: str = digest(1)
     base: str = digest(1)
-    update: UpdatePolicy = OWNERS
     paused: bool = False
     tasks: list[str] = field(default_factory=lambda: [digest(1)] * 10)
     broken: set[str] = field(default_factory=set)
-    passed: bool = True
-    """The image may run on every task: there is no canary setting, or it is known to work."""
+    push: PushIntent = field(default_factory=lambda: PushIntent(version=1))
+    version: int = 0
+    owner: str = ""
+    reason: str = ""
+    held: str = ""
+    went_back: str = ""
 
     def allowed(self) -> int:
-        canary, size = self.update.canary, len(self.tasks)
-        if canary is None or self.passed:
-            return size
-        return min(size, max(canary.tasks, ceil(size * (canary.share or 0))))
+        return self.push.of(len(self.tasks))
 
-    def want(self, image: str) -> None:
+    def write(self, who: str, image: str, push: PushIntent, reason: str = "") -> None:
+        """Write the push, as any writer of it does."""
         if image != self.image:
             self.base = max(set(self.tasks), key=self.tasks.count) if self.tasks else image
-            self.image, self.passed = image, False
+        self.image, self.push, self.reason = image, push, reason
+        self.owner, self.version, self.went_back = who, self.version + 1, ""
+
+    def want(self, image: str) -> None:
+        """Roll back, or apply a file, as an owner may at any time."""
+        self.write("", image, PushIntent(version=1))
 
     def tick(self) -> None:
-        self.passed |= self.update.canary is None
-        if self.paused or self.tasks.count(self.image) >= self.allowed():
+        if self.paused or self.held:
             return
-        if self.image in self.broken and self.image in self.tasks and self.image != self.base:
-            return  # the budget is used up
-        old = next(i for i, image in enumerate(self.tasks) if image != self.image)
-        self.tasks[old] = self.image
+        new, allowed = self.tasks.count(self.image), self.allowed()
+        if new > allowed:
+            self.tasks[self.tasks.index(self.image)] = self.base
+        elif new < allowed:
+            if self.image in self.broken and self.image in self.tasks and self.image != self.base:
+                return  # the budget is used up
+            old = next(i for i, image in enumerate(self.tasks) if image != self.image)
+            self.tasks[old] = self.image
 
     def resize(self, size: int) -> None:
-        held = self.allowed() < len(self.tasks)
-        new = self.base if held else self.image
-        self.tasks = (self.tasks + [new] * size)[:size]
+        tasks = self.tasks
+        whole = self.push.is_whole
+        new = self.image if whole else self.base
+        self.tasks = (tasks + [new] * size)[:size]
 
     def seen(self, job: str, image: str) -> JobProgress:
         new = self.tasks.count(image)
@@ -98,7 +109,12 @@ class ModelJob:
             updating=any(task != self.image for task in self.tasks),
             settled=settled,
             frozen=self.paused,
-            update=self.update,
+            push=self.push,
+            push_version=self.version,
+            push_reason=self.reason,
+            owner=self.owner,
+            went_back=self.went_back,
+            held=self.held,
             new_tasks=tuple(f"{job}-{i}" for i, t in enumerate(self.tasks) if t == image),
             stable_tasks=tuple(f"{job}-{i}" for i, t in enumerate(self.tasks) if t != image),
         )
@@ -118,6 +134,8 @@ class ModelPlane:
         self.kill_in: int | None = None
         """So many awaits until the process is killed, before or after the change."""
         self.calls: list[tuple[str, ...]] = []
+        self.before_write: Callable[[], None] | None = None
+        """Is called once between a look and the write that follows from it."""
 
     def point(self) -> None:
         """One place where a process may be killed."""
@@ -141,33 +159,32 @@ class ModelPlane:
         self._call()
         return self.images.get(name, "")
 
-    async def push(self, job: str, image: str, stage: PipelineStage) -> None:
+    async def write(self, act: DeliveryAct) -> None:
         self._call()
-        found = self.jobs[job]
-        found.want(image)
-        found.update = pushing(found.update, stage)
-        self.calls.append(("push", job, image, stage.kind.value))
-        self.point()
-
-    async def push_back(self, job: str, image: str) -> None:
-        self._call()
-        found = self.jobs[job]
-        found.want(image)
-        found.passed = True
-        self.calls.append(("back", job, image))
-        self.point()
-
-    async def set_frozen(self, job: str, frozen: bool) -> None:
-        self._call()
-        self.jobs[job].paused = frozen
-        self.calls.append(("freeze" if frozen else "thaw", job))
-        self.point()
-
-    async def restore(self, job: str, update: UpdatePolicy) -> None:
-        self._call()
-        found = self.jobs[job]
-        found.update = restored(found.update, update)
-        self.calls.append(("restore", job))
+        if self.before_write is not None:
+            self.before_write()
+            self.before_write = None
+        found = self.jobs[act.job]
+        if isinstance(act, SetFrozen):
+            found.paused = act.frozen
+            self.calls.append(("freeze" if act.frozen else "thaw", act.job))
+            self.point()
+            return
+        wish = push_wish(act)
+        if wish.expect != found.version:
+            raise Conflict(f"the push is at version {found.version}, not {wish.expect}")
+        if found.owner not in ("", ME) and not wish.take_over:
+            raise Conflict(f"{found.owner} is its writer")
+        push = PushIntent(version=1, share=wish.share, tasks=wish.tasks)
+        owner = "" if wish.gives_back else ME
+        found.write(owner, wish.image or found.image, push, wish.reason)
+        match act:
+            case PushStage():
+                self.calls.append(("push", act.job, act.image, act.stage.kind.value))
+            case PushBack():
+                self.calls.append(("back", act.job, act.image))
+            case GiveBack():
+                self.calls.append(("give", act.job))
         self.point()
 
 
@@ -181,18 +198,16 @@ class ScriptedMeter:
         self.bad: set[str] = set()
         """Images that gates fail."""
 
-    async def measure(
-        self,
-        gate: PipelineGate,
-        prometheus: str,
-        seen: Sequence[JobProgress],
-        restarts_before: int,
-        reached: float,
-        now: float,
-    ) -> Measured:
+    async def end(self, run: PipelineRun) -> None:
         self.plane.point()
+
+    async def measure(
+        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
+    ) -> Measured | None:
+        self.plane.point()
+        gate = run.spec.gates[name]
         if gate.health is not None:
-            return of_health(gate.health, seen, restarts_before)
+            return of_health(gate.health, seen, run.steps[-1].restarts or 0)
         if any(job.image in self.bad for job in seen):
             return Measured(GateOutcome.FAIL, "0.4 errors, at most 0.1", {"max": 0.4})
         return self.default

@@ -13,17 +13,18 @@ import msgspec
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from control_plane.cli import main as twinectl
 from control_plane.identity.authority import Authority, Subject, open_authority
 from control_plane.store.sqlite import SqliteStore
 from conveyor import cli, gates
-from conveyor.api import ControlRequest, ControlVerb, PipelineGate
+from conveyor.api import ControlRequest, ControlVerb, PipelineGate, PipelineStage
 from conveyor.client import ConveyorClient
 from conveyor.config import ConveyorConfig, load, open_store
 from conveyor.gates import GateMeter
 from conveyor.routes import IDENTITY, READS, ROUTES, WRITES
-from conveyor.runs import GateOutcome, JobProgress
+from conveyor.runs import GateOutcome, JobProgress, PipelineRun, StepTime
 from conveyor.server import DeliveryAccess, serving
 from tests.unit.conveyor.delivery_model import World, a_pipeline, digest
 from wire import tls
@@ -169,7 +170,18 @@ QUERY = a_gate(query={"promql": 'errors{task=~"$tasks"}', "at_most": 1})
 
 
 async def measured(gate: PipelineGate, url: str) -> Any:
-    return await GateMeter().measure(gate, url, SEEN, 0, 0.0, 1000.0)
+    stage = {"kind": "all", "gates": ["one"]}
+    spec = replace(a_pipeline(), gates={"one": gate}, prometheus=url or "http://127.0.0.1:9")
+    run = PipelineRun(
+        number=1,
+        image=digest(2),
+        trigger="hand",
+        by="ann",
+        created=0.0,
+        spec=replace(spec, stages=[msgspec.convert(stage, PipelineStage)]),
+        steps=(StepTime(name="all", began=0.0, reached=0.0, restarts=0),),
+    )
+    return await GateMeter().measure("one", run, SEEN, 1000.0)
 
 
 async def test_a_query_asks_for_the_new_tasks_and_reads_every_series():

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from conveyor.api import ControlRequest, ControlVerb, StageKind
-from conveyor.core.decide import pushing
+from conveyor.core.acts import is_pushed
 from conveyor.core.judge import Measured
 from conveyor.core.stages import wanted
 from conveyor.runs import ENDED, GateOutcome, PipelineRun, RunState
 from tests.unit.conveyor.delivery_model import (
     NO_DATA,
-    OWNERS,
     Killed,
     World,
     a_pipeline,
@@ -71,7 +70,7 @@ class Deliveries(RuleBasedStateMachine):
         assert (record.active, record.waiting) == (None, None), world.plane.jobs["web"]
         job = world.plane.jobs["web"]
         if not record.frozen:
-            assert job.update == OWNERS
+            assert job.owner == ""
             assert not job.paused
 
     # -- events
@@ -138,9 +137,10 @@ class Deliveries(RuleBasedStateMachine):
         run, job = record.active, self.world.plane.jobs["web"]
         if run is None or run.state is not RunState.RUNNING or job.image != run.image:
             return
-        if job.update == OWNERS or run.step >= len(SPEC.stages):
+        if run.step >= len(SPEC.stages):
             return
-        written = [i for i, s in enumerate(SPEC.stages) if pushing(job.update, s) == job.update]
+        seen = job.seen("web", run.image)
+        written = [i for i, s in enumerate(SPEC.stages) if is_pushed(seen, run.image, s)]
         assert written[0] <= run.step
 
     @invariant()
@@ -229,7 +229,7 @@ async def test_cv1_a_process_killed_at_any_await_goes_on_exactly_where_it_was():
         _, story = await _play(world, point)
         assert story == expected, f"killed at await {point}"
         job = world.plane.jobs["web"]
-        assert (job.tasks, job.update, job.paused) == ([digest(2)] * 10, OWNERS, False)
+        assert (job.tasks, job.owner, job.paused) == ([digest(2)] * 10, "", False)
         pushes = [c for c in world.plane.calls if c[0] == "push"]
         kinds = list(dict.fromkeys((c[2], c[3]) for c in pushes))
         assert kinds == [

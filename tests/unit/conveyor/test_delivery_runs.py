@@ -11,7 +11,7 @@ from conveyor import records
 from conveyor.api import ControlRequest, ControlVerb, StartRequest
 from conveyor.core.judge import Measured
 from conveyor.runs import GateOutcome, RunState
-from tests.unit.conveyor.delivery_model import NO_DATA, OWNERS, ModelJob, World, a_pipeline, digest
+from tests.unit.conveyor.delivery_model import NO_DATA, ModelJob, World, a_pipeline, digest
 from wire.errors import Busy, Conflict, Forbidden, InvalidInput, Unreachable
 
 
@@ -19,7 +19,7 @@ def control(verb: str, reason: str = "because", gate: str = "") -> ControlReques
     return ControlRequest(verb=ControlVerb(verb), reason=reason, gate=gate)
 
 
-async def test_cv1_a_good_image_goes_through_every_stage_and_the_owner_keeps_its_settings():
+async def test_cv1_a_good_image_goes_through_every_stage_and_gives_the_push_back():
     world = await World().begin()
     await world.rounds(3)
     assert world.plane.calls == [], "the job runs the newest image already"
@@ -27,8 +27,9 @@ async def test_cv1_a_good_image_goes_through_every_stage_and_the_owner_keeps_its
     run = await world.until("done")
     job = world.plane.jobs["web"]
     assert [c[3] for c in world.plane.calls if c[0] == "push"] == ["canary", "percent", "all"]
+    assert world.plane.calls[-1] == ("give", "web")
     assert job.tasks == [digest(2)] * 10
-    assert job.update == OWNERS
+    assert job.owner == ""
     assert [s.name for s in run.steps] == ["canary 1", "50 %", "all"]
     for step in run.steps[:2]:
         assert step.reached is not None
@@ -48,7 +49,7 @@ async def test_cv1_cv5_a_bad_image_is_stopped_at_the_canary_and_rolled_back_with
     run = await world.until("rolled-back")
     job = world.plane.jobs["web"]
     assert job.tasks == [digest(2)] * 10
-    assert job.update == OWNERS
+    assert job.owner == ""
     assert [s.name for s in run.steps] == ["canary 1", "rollback"]
     assert "0.4 errors" in run.reason
     [*_, last] = (await world.service.history("web", 1, None)).verdicts[run.number]
@@ -179,7 +180,7 @@ async def test_an_aborted_run_leaves_its_jobs_as_they_are_and_the_next_run_goes_
     assert job.tasks == mixed
     world.plane.images["web"] = digest(3)
     await world.until("done")
-    assert (job.tasks, job.paused, job.update) == ([digest(3)] * 10, False, OWNERS)
+    assert (job.tasks, job.paused, job.owner) == ([digest(3)] * 10, False, "")
 
 
 async def test_an_aborted_run_can_be_rolled_back():
@@ -191,7 +192,7 @@ async def test_an_aborted_run_can_be_rolled_back():
     await world.service.control("web", control("rollback"), "user/ann")
     await world.until("rolled-back")
     job = world.plane.jobs["web"]
-    assert (job.tasks, job.paused, job.update) == ([digest(1)] * 10, False, OWNERS)
+    assert (job.tasks, job.paused, job.owner) == ([digest(1)] * 10, False, "")
 
 
 async def test_a_skipped_step_is_written_down_with_who_and_why():
@@ -453,7 +454,6 @@ async def test_a_run_that_waits_for_another_update_of_its_job_begins_after_it():
     world = await World().begin()
     job = world.plane.jobs["web"]
     job.want(digest(9))
-    job.update = replace(OWNERS, canary=None)
     world.plane.images["web"] = digest(2)
     await world.rounds(3)
     waiting = (await world.service.view("web")).record.waiting

@@ -13,9 +13,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.api import Exit, TaskState
+from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
 from control_plane.cli.pipeline_gantt import gantt_svg
 from conveyor.api import CompareGate, HealthGate, PipelineSpec, QueryGate
 from conveyor.cli import main
+from conveyor.command_checks import outcome_of
 from conveyor.core import judge, schedule
 from conveyor.core.stages import steps
 from conveyor.core.statistics import p_greater, worse
@@ -31,7 +34,7 @@ BAD = {
     "jobs": ["web", "web"],
     "stages": [
         {"kind": "percent", "percent": 50, "tasks": 1, "gates": ["missing"]},
-        {"kind": "canary", "soak_s": "5d", "reach_s": "2d"},
+        {"kind": "canary", "soak_s": "5d"},
         {"kind": "percent", "percent": 20},
     ],
     "gates": {
@@ -56,7 +59,6 @@ def test_every_violation_of_a_file_is_told_at_once():
         "stages[0].tasks",
         "stages[0].gates",
         "stages[1].tasks",
-        "stages[1]",
         "stages[2].kind",
         "stages[2].percent",
         "gates.two",
@@ -225,3 +227,39 @@ def test_the_reference_is_what_the_types_say():
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) > 40
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_a_command_gate_has_time_to_pass_and_a_job_name():
+    gate = {"command": {"run": ["/bin/smoke"], "timeout_s": 600}, "deadline_s": 300}
+    stages = [{"kind": "all", "gates": ["a-rather-long-name-of-a-gate"]}]
+    with pytest.raises(InvalidInput) as caught:
+        a_pipeline(
+            name="a-rather-long-name-of-a-pipeline",
+            stages=stages,
+            gates={"a-rather-long-name-of-a-gate": gate},
+        )
+    found = {e.field: e.reason for e in caught.value.errors}
+    assert "it would never pass" in found["gates.a-rather-long-name-of-a-gate.deadline_s"]
+    assert "56 are possible" in found["gates.a-rather-long-name-of-a-gate"]
+
+
+@pytest.mark.parametrize(
+    ("state", "result", "code", "outcome"),
+    [
+        (TaskState.STOPPED, "success", 0, GateOutcome.PASS),
+        (TaskState.STOPPED, "exit-code", 3, GateOutcome.FAIL),
+        (TaskState.FAILED, "timeout", None, GateOutcome.FAIL),
+        (TaskState.STOPPED, "lost", None, GateOutcome.NO_DATA),
+        (TaskState.RUNNING, "exit-code", 3, None),
+    ],
+)
+def test_the_end_of_a_command_is_its_verdict(
+    state: TaskState, result: str, code: int | None, outcome: GateOutcome | None
+):
+    """CV1: a machine that failed meanwhile says nothing of what was checked."""
+    spec = JobSpec(name="c", entitlement="e", tasks=1, image=f"sha256:{1:064x}", command=["/c"])
+    last = Exit(result=result, code=code, at=1.0)
+    task = TaskRecord(index=0, version=1, generation=1, state=state, last_exit=last)
+    record = JobRecord(name="c", spec=spec, version=1, specs={1: spec}, tasks=[task])
+    found = outcome_of(record)
+    assert (None if found is None else found.outcome) is outcome

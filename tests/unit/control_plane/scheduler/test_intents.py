@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
+from fake_agents import IMAGE_2
 from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region, scenario
@@ -21,11 +22,10 @@ from control_plane.api.intent_wishes import (
     PushWish,
     SizeWish,
 )
-from control_plane.api.intents import StoredIntent
+from control_plane.api.intents import StoredIntent, part_of
 from control_plane.api.jobs import JobPhase, JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.stored_jobs import intent_of, record_of
 from control_plane.api.updates import Canary, UpdatePolicy
-from control_plane.job_control.core.compose import part_of
 from control_plane.scheduler.core.rollout import wanted_tasks
 from control_plane.scheduler.core.task_spec import task_spec
 from wire.errors import Conflict, InvalidInput
@@ -66,6 +66,64 @@ async def test_half_of_the_job_stays_half_at_every_size(w: World):
     await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
     await w.stable()
     assert counts(w) == {2: 7}
+
+
+@scenario()
+async def test_a_count_of_tasks_runs_what_is_pushed_at_every_size(w: World):
+    """JC7, CV2: the first stage of a push is so many tasks, which the next stage keeps."""
+    await w.deployed(a_job(6, update=FAST))
+    push = PushWish(spec=a_job(1, command=OTHER, update=FAST), tasks=2)
+    await w.cp.intents.push("web", push, DEPLOYER)
+    await w.stable()
+    for size in (6, 12, 3, 1, 8):
+        await w.cp.intents.size("web", SizeWish(tasks=size), SCALER)
+        await w.stable()
+        assert counts(w) == Counter({2: min(2, size)}) + Counter({1: max(0, size - 2)})
+    first = indexes(w, 2)
+    await w.cp.intents.push("web", PushWish(share=0.5), DEPLOYER)
+    await w.stable()
+    assert counts(w) == {1: 4, 2: 4}
+    assert first <= indexes(w, 2)
+
+
+@scenario()
+async def test_a_push_of_the_image_of_before_restarts_no_task_that_runs_it(w: World):
+    """CV1: the rollback of a stage, on top of the push that its writer knows."""
+    await w.deployed(a_job(6, update=FAST))
+    image = w.cp._jobs.get("web").spec.image
+    before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
+    shown = await w.cp.intents.push("web", PushWish(image=IMAGE_2, tasks=2), DEPLOYER)
+    await w.stable()
+    changed = indexes(w, 2)
+    assert len(changed) == 2
+    expect = shown.intents[0].intent.version
+    with pytest.raises(Conflict, match="was to be replaced"):
+        await w.cp.intents.push("web", PushWish(image=image, expect=expect - 1), DEPLOYER)
+    back = PushWish(image=image, expect=expect, reason="it fails")
+    await w.cp.intents.push("web", back, DEPLOYER)
+    await w.stable()
+    record = w.cp._jobs.get("web")
+    assert (counts(w), record.spec.image) == ({3: 6}, image)
+    assert all(
+        (task.generation == before[task.index]) == (task.index not in changed)
+        for task in record.tasks
+    )
+    assert record.rollout is not None
+    assert record.rollout.reason == "it fails"
+
+
+@scenario()
+async def test_a_push_that_is_given_back_is_of_the_next_writer(w: World):
+    await w.deployed(a_job(4, update=FAST))
+    await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
+    with pytest.raises(Conflict, match="user:conveyor is its writer"):
+        await w.cp.apply_job(a_job(4, update=FAST, command=THIRD), writer="user:ann")
+    await w.cp.intents.push("web", PushWish(gives_back=True), DEPLOYER)
+    await w.stable()
+    assert counts(w) == {2: 4}
+    await w.cp.apply_job(a_job(4, update=FAST, command=THIRD), writer="user:ann")
+    await w.stable()
+    assert counts(w) == {3: 4}
 
 
 @scenario()

@@ -1,0 +1,123 @@
+"""Gates that run a command: each check is a job of one task that runs once.
+
+The job is named after the pipeline and the gate. Its environment says which check it is, so a check
+of another stage, or one that began during the soak, is never taken for this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.api import Health, Limits, RestartPolicy, RestartWhen, TaskState, exit_text
+from control_plane.api.job_life import JobLife
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.client import ControlPlaneClient
+from conveyor.api import CommandGate
+from conveyor.core import judge
+from conveyor.core.judge import Measured
+from conveyor.core.stages import steps
+from conveyor.runs import GateOutcome, JobProgress, PipelineRun
+from wire.errors import NotFound
+
+MARK = "PIPELINE_CHECK"
+"""Variable by which a job is known as a check."""
+_BLAMELESS = ("lost", "cut-off", "evicted", "oomd-kill")
+"""Ends that say something of the machine, and nothing of what was checked."""
+
+
+class CommandChecks:
+    """Runs the commands of gates, each as a task."""
+
+    def __init__(self, client: ControlPlaneClient) -> None:
+        self._client = client
+
+    async def measure(
+        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
+    ) -> Measured | None:
+        """Return the outcome of a command once it ended, None while it runs."""
+        gate, time = run.spec.gates[name].command, run.steps[-1]
+        assert gate is not None
+        assert time.reached is not None
+        is_soaked = now - time.reached >= steps(run.spec)[run.step].stage.soak_s
+        mark = f"{run.number}.{len(run.steps)}.{'after' if is_soaked else 'in'}-soak"
+        job = check_job_name(run.spec.name, name)
+        try:
+            record = (await self._client.get_job(job)).record
+        except NotFound:
+            base = (await self._client.get_job(seen[0].job)).record.spec
+            await self._client.apply_job(_check_spec(job, gate, base, run, mark, seen))
+            return None
+        known = record.spec.environment.get(MARK)
+        if known is None:
+            return judge.no_data(f"job {job} is no check of a pipeline: rename the gate")
+        if record.stopping:
+            return None
+        found = outcome_of(record) if known == mark else None
+        if found is not None or known != mark:
+            await self._client.stop_job(job)
+        return found
+
+    async def end(self, run: PipelineRun) -> None:
+        """Stop the checks that a run which ended left."""
+        for name, gate in run.spec.gates.items():
+            if gate.command is None:
+                continue
+            job = check_job_name(run.spec.name, name)
+            try:
+                record = (await self._client.get_job(job)).record
+            except NotFound:
+                continue
+            if record.spec.environment.get(MARK, "").startswith(f"{run.number}."):
+                await self._client.stop_job(job)
+
+
+def check_job_name(pipeline: str, gate: str) -> str:
+    """Return the name of the job in which a gate's command runs."""
+    return f"{pipeline}-check-{gate}"
+
+
+def outcome_of(record: JobRecord) -> Measured | None:
+    """Return what the end of a check says; None: it runs, or waits for a machine."""
+    for task in record.tasks:
+        last = task.last_exit
+        if task.state is TaskState.FAILED and last is None:
+            return Measured(GateOutcome.FAIL, f"the command cannot be started: {task.reason}", {})
+        if task.state not in (TaskState.STOPPED, TaskState.FAILED) or last is None:
+            continue
+        if last.result in _BLAMELESS:
+            return judge.no_data(f"the command did not end by itself: {exit_text(last)}")
+        numbers = {} if last.code is None else {"exit": float(last.code)}
+        is_good = last.result == "success" and task.health is not Health.UNHEALTHY
+        outcome = GateOutcome.PASS if is_good else GateOutcome.FAIL
+        return Measured(outcome, f"the command ended: {exit_text(last)}", numbers)
+    return None
+
+
+def _check_spec(
+    job: str,
+    gate: CommandGate,
+    base: JobSpec,
+    run: PipelineRun,
+    mark: str,
+    seen: Sequence[JobProgress],
+) -> JobSpec:
+    environment = {
+        **gate.environment,
+        MARK: mark,
+        "PIPELINE": run.spec.name,
+        "PIPELINE_RUN": str(run.number),
+        "PIPELINE_IMAGE": run.image,
+        "PIPELINE_NEW_TASKS": " ".join(task for one in seen for task in one.new_tasks),
+        "PIPELINE_STABLE_TASKS": " ".join(task for one in seen for task in one.stable_tasks),
+    }
+    return JobSpec(
+        name=job,
+        entitlement=gate.entitlement or base.entitlement,
+        tasks=1,
+        image=gate.image or run.image,
+        command=gate.run,
+        environment=environment,
+        limits=Limits(memory_max_bytes=gate.memory_max_bytes),
+        restart=RestartPolicy(when=RestartWhen.NEVER),
+        life=JobLife(max_run_s=gate.timeout_s),
+    )

@@ -1,0 +1,101 @@
+"""What a run does to a job, and how the conveyor knows its own push among those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from control_plane.api.intent_wishes import REASON_MAX
+from conveyor.api import PipelineStage
+from conveyor.core.stages import DeliveryStep, push_of
+from conveyor.runs import JobProgress, PipelineRecord, PipelineRun
+
+
+@dataclass(frozen=True, slots=True)
+class PushStage:
+    """Write the push of a job: the image, on as many tasks as the stage says."""
+
+    job: str
+    image: str
+    stage: PipelineStage
+    expect: int
+    """Version of the push that it replaces; a newer one is refused, and decided on again."""
+    reason: str
+    take_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PushBack:
+    """Write the push of a job: an earlier image on all tasks."""
+
+    job: str
+    image: str
+    expect: int
+    reason: str
+    take_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetFrozen:
+    """Pause the job's update, or let it go on."""
+
+    job: str
+    frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Let the next writer own the push of a job."""
+
+    job: str
+    expect: int
+    reason: str
+
+
+DeliveryAct = PushStage | PushBack | SetFrozen | GiveBack
+Jobs = Mapping[str, JobProgress]
+
+
+def is_pushed(seen: JobProgress, image: str, stage: PipelineStage) -> bool:
+    """Return whether the job wants what a stage says."""
+    part = push_of(stage)
+    return seen.image == image and (seen.push.share, seen.push.tasks) == (part.share, part.tasks)
+
+
+def is_taken(record: PipelineRecord, seen: JobProgress) -> bool:
+    """Return whether another writer owns the push of a job: ours names the pipeline."""
+    return bool(seen.owner) and not seen.push_reason.startswith(_mark(record))
+
+
+def _mark(record: PipelineRecord) -> str:
+    return f"pipeline {record.spec.name}, run "
+
+
+def said(record: PipelineRecord, run: PipelineRun, what: str) -> str:
+    """Return the reason of a write, by which a later round knows it as its own."""
+    return f"{_mark(record)}{run.number}: {what}"[:REASON_MAX]
+
+
+def to_push(
+    record: PipelineRecord, run: PipelineRun, step: DeliveryStep, seen: JobProgress
+) -> PushStage:
+    """Return the write that brings a job to a step."""
+    reason, is_first = said(record, run, step.name), seen.job not in run.pushed
+    take_over = run.trigger == "hand" and is_first and is_taken(record, seen)
+    return PushStage(seen.job, run.image, step.stage, seen.push_version, reason, take_over)
+
+
+def freezing(record: PipelineRecord, jobs: Jobs) -> tuple[DeliveryAct, ...]:
+    """Return what pauses the jobs that are to stay as they are."""
+    return tuple(SetFrozen(j, True) for j in record.frozen if j in jobs and not jobs[j].frozen)
+
+
+def giving_back(
+    record: PipelineRecord, run: PipelineRun, names: list[str], jobs: Jobs
+) -> tuple[DeliveryAct, ...]:
+    """Return what ends the ownership of pushes at the end of a run."""
+    return tuple(
+        GiveBack(job, jobs[job].push_version, said(record, run, "is over"))
+        for job in names
+        if jobs[job].owner and not is_taken(record, jobs[job])
+    )

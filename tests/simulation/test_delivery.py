@@ -1,0 +1,81 @@
+"""CV1, CV2, CV4, CV5, JC15: the conveyor in regions that fail, beside a scaler and an operator.
+
+The rules of the region hold, no wrong image gets beyond its canary, and every run ends. Bugs that
+are planted into the conveyor and into job control are found. More seeds:
+`twine-lab region run delivery --seeds 1..500`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from control_plane.api.intent_wishes import PushWish
+from control_plane.api.intents import PushIntent
+from conveyor.core import acts, judge, stages
+from conveyor.core.acts import DeliveryAct
+from conveyor.push import push_wish
+from vm_lab.region import delivery, scenario
+from vm_lab.region.results import told
+from vm_lab.region.run import Job, run_one
+
+SLICE = range(1, 21)
+MOST = 30
+
+
+def broken_by(rules: set[str]) -> int:
+    """Return the first seed of the scenario that breaks one of the rules."""
+    chosen = scenario.load("delivery")
+    for seed in range(1, MOST + 1):
+        outcome = run_one(Job(chosen, seed))
+        if rules & {violation.rule for violation in outcome.violations}:
+            return seed
+    raise AssertionError(f"none of {MOST} seeds breaks {' or '.join(sorted(rules))}")
+
+
+def test_good_images_arrive_and_wrong_ones_stop_at_the_canary_whatever_fails() -> None:
+    """CV1, CV2, CV4, CV5: several releases within the half hour, and no budget is broken."""
+    outcomes = [run_one(Job(scenario.load("delivery"), seed)) for seed in SLICE]
+    broken = [outcome for outcome in outcomes if not outcome.ok]
+    assert not broken, "\n".join(told(outcome) for outcome in broken)
+    runs = Counter[str]()
+    for outcome in outcomes:
+        runs.update({k: n for k, n in outcome.figures.items() if k.startswith("runs ")})
+    assert runs["runs done"] > len(outcomes)
+    assert runs["runs rolled-back"] > len(outcomes) / 2
+
+
+def test_a_canary_stage_that_is_pushed_to_all_tasks_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = PushIntent(version=0)
+    monkeypatch.setattr(stages, "push_of", lambda _: whole)
+    monkeypatch.setattr(acts, "push_of", lambda _: whole)
+    monkeypatch.setattr(
+        delivery,
+        "push_wish",
+        lambda act: replace(push_wish(act), share=1.0, tasks=None),
+    )
+    assert broken_by({"canary"}) <= MOST
+
+
+def test_a_gate_of_which_failures_are_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "_fails", lambda *_: False)
+    monkeypatch.setattr(judge, "_has_passed", lambda *_: True)
+    assert broken_by({"canary", "delivered"}) <= MOST
+
+
+def test_a_count_of_tasks_that_is_read_as_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule before in job control: a push is a share and nothing else."""
+    monkeypatch.setattr(PushIntent, "of", lambda push, size: size)
+    assert broken_by({"canary"}) <= MOST
+
+
+def test_a_push_that_is_never_given_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(act: DeliveryAct) -> PushWish:
+        return replace(push_wish(act), gives_back=False)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(delivery, "push_wish", kept)
+    assert broken_by({"rest"}) <= MOST

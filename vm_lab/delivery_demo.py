@@ -1,0 +1,201 @@
+"""`make demo-delivery`: a pipeline on three real VMs, under constant requests.
+
+Version 2 goes to a canary, to half and to all tasks while the size of the job changes and a machine
+loses its power. Version 3 answers slowly and version 4 with errors: both are stopped at the canary.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vm_lab.demo import PROXY, Demo, short_path
+from vm_lab.image.app import BAD_VERSIONS, VERSIONS
+from vm_lab.progress import PATIENCE_S
+
+FILES = Path(__file__).parent / "delivery"
+"""The files of the demo, which docs/pipelines.md explains."""
+RUN_S = 1800.0
+"""For a run of the pipeline: guests in software emulation are slow."""
+NEXT = """
+What next? (in this shell first:  . .venv/bin/activate; export TWINE_ENDPOINT={endpoint})
+
+  twinectl job intents web           who wants what of the job
+  twine-lab down                     take it all away
+"""
+
+
+class DeliveryDemo(Demo):
+    """The demo on one lab, and what the long lab test asks of it."""
+
+    def __init__(self, lab: str) -> None:
+        super().__init__(lab)
+        self._folder = self._paths.state / "delivery"
+        self._service = f"unix:{self._paths.run}/conveyor.sock"
+        self._programs: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> None:
+        """Run all steps; the lab stays up, Prometheus and the conveyor end."""
+        self._lab_command("up")
+        images = {v: self._push(v) for v in (*VERSIONS, *BAD_VERSIONS)}
+        self._twinectl("entitlement", "create", "demo", "--machines", "3", "--host-profile", "web")
+        self._apply(images["v1"])
+        try:
+            self.begin()
+            self.all_goes_through(images["v2"])
+            for version in BAD_VERSIONS:
+                self.is_stopped(images[version])
+        finally:
+            self.end()
+        self._twinectl("job", "status", "web")
+        click.echo(NEXT.format(endpoint=self.endpoint))
+        self._progress.say("the demo is done; the lab goes on running")
+
+    def begin(self) -> None:
+        """Start HAProxy, Prometheus and the conveyor, and apply the pipeline."""
+        self._lab_command("proxy", "start", "web:http")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True, mode=0o700)
+        config = self._folder / "conveyor.toml"
+        socket = self._service.removeprefix("unix:")
+        config.write_text(
+            f'state = "{self._folder}/conveyor"\nsocket = "{socket}"\n'
+            f'endpoint = "{self.endpoint}"\n'
+        )
+        self._start(
+            "prometheus",
+            f"--config.file={FILES / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self._folder / 'prometheus'}",
+            "--web.listen-address=127.0.0.1:9090",
+            "--log.level=warn",
+        )
+        self._start(str(self._bin / "twine-conveyor"), "serve", "--config", str(config))
+        self._wait("the conveyor serves", Path(socket).exists)
+        pipeline = short_path(FILES / "web.toml")
+        self.pipeline("plan", pipeline, code=2)
+        self.pipeline("apply", pipeline)
+
+    def end(self) -> None:
+        """End Prometheus and the conveyor."""
+        for program in reversed(self._programs):
+            program.terminate()
+            program.wait(PATIENCE_S)
+        self._programs.clear()
+
+    def all_goes_through(self, image: str) -> dict[str, Any]:
+        """Deliver a good version; the size changes and a machine is lost meanwhile."""
+        click.secho("\nVersion 2, under constant requests", bold=True)
+
+        def meanwhile(view: Any) -> None:
+            step = view["record"]["active"].get("step", 0)
+            if step == 0 and "size" not in done and _is_reached(view):
+                done.add("size")
+                self._twinectl("job", "scale", "web", "--tasks", "8", "--reason", "more users")
+            if step == 1 and "power" not in done:
+                done.add("power")
+                self._lab_command("power-off", "m3")
+
+        done: set[str] = set()
+        outcome = self.delivered(image, meanwhile)
+        self._lab_command("power-on", "m3")
+        return self._expected(outcome, "done", failed=0)
+
+    def is_stopped(self, image: str) -> dict[str, Any]:
+        """Deliver a bad version, which must not get beyond the canary."""
+        click.secho("\nA bad version", bold=True)
+        return self._expected(self.delivered(image, lambda _: None), "rolled-back", failed=None)
+
+    def delivered(self, image: str, meanwhile: Callable[[Any], None]) -> dict[str, Any]:
+        """Run the pipeline with an image under requests; return its run and what came of them."""
+        traffic = self._traffic()
+        self.pipeline("start", "web", "--image", image)
+        deadline, shown = time.monotonic() + RUN_S, ""
+        while True:
+            view = self._ask_pipeline("status", "web")
+            run = view["record"].get("active") or view["record"].get("waiting")
+            if run is None:
+                break
+            if time.monotonic() > deadline:
+                raise click.ClickException(f"no end within {RUN_S:g} s: {run.get('waits')}")
+            if (now := str(run.get("waits", ""))) != shown:
+                shown = now
+                self._progress.say(f"run {run['number']}: {now}")
+            if view["record"].get("active") is not None:
+                meanwhile(view)
+            time.sleep(1)
+        out, _ = traffic.communicate(timeout=PATIENCE_S)
+        outcome: dict[str, Any] = json.loads(out.splitlines()[-1])
+        self.pipeline("history", "web", "--run", str(view["last"]["number"]))
+        answers = ", ".join(f"{n} x {page}" for page, n in sorted(outcome["answers"].items()))
+        click.secho(
+            f"{outcome['requests']} requests, {outcome['failed']} failed ({answers})", bold=True
+        )
+        click.echo("\n".join(outcome["failures"]), err=True)
+        return outcome | {"run": view["last"], "most_new": _most_new(view["last"])}
+
+    def pipeline(self, *words: str, code: int = 0) -> str:
+        """Type `twinectl pipeline`."""
+        return self._command("twinectl", "pipeline", "--service", self._service, *words, code=code)
+
+    def _ask_pipeline(self, *words: str) -> Any:
+        given = ["pipeline", "--service", self._service, *words]
+        return json.loads(self._command("twinectl", *given, "-o", "json", quiet=True))
+
+    def _expected(self, outcome: dict[str, Any], state: str, failed: int | None) -> dict[str, Any]:
+        run = outcome["run"]
+        click.secho(f"the run ended: {run['state']} {run.get('reason', '')}", bold=True)
+        if run["state"] != state or failed not in (None, outcome["failed"]):
+            sys.exit(1)
+        return outcome
+
+    def _traffic(self) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "vm_lab.traffic", "--endpoint", self.endpoint]
+        words += ["--job", "web", "--url", PROXY]
+        return self._inside(*words, pipes=True)
+
+    def _start(self, *words: str) -> None:
+        self._say_command(["twine-lab", "exec", "--", *words])
+        self._programs.append(self._inside(*words))
+
+    def _inside(self, *words: str, pipes: bool = False) -> subprocess.Popen[bytes]:
+        """Start a program in the lab's network."""
+        argv = [str(self._bin / "twine-lab"), "exec", "--name", self._lab, "--", *words]
+        if pipes:
+            return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with (self._folder / "log").open("ab") as log:
+            return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _wait(self, what: str, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            if time.monotonic() > deadline:
+                raise click.ClickException(f"not within {PATIENCE_S:g} s: {what}")
+            time.sleep(0.1)
+
+
+def _is_reached(view: Any) -> bool:
+    steps = view["record"]["active"].get("steps", [])
+    return bool(steps) and steps[-1].get("reached") is not None
+
+
+def _most_new(run: Any) -> list[str]:
+    return [step["name"] for step in run["steps"]]
+
+
+@click.command()
+@click.option("--name", default="lab", show_default=True, help="Which lab.")
+def main(name: str) -> None:
+    """Show continuous delivery on three real machines."""
+    DeliveryDemo(name).run()
+
+
+if __name__ == "__main__":
+    main()

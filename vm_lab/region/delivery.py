@@ -1,0 +1,314 @@
+"""Continuous delivery in a simulated region: the production conveyor as a client of it.
+
+The conveyor lives and dies with a life of the control plane; its store outlives both. While
+machines fail, images of three kinds appear, a scaler writes sizes and an operator holds jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from control_plane.api.intent_wishes import HoldWish, SizeWish
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.job_control.core.intents import size_of
+from control_plane.roles import ControlPlane
+from control_plane.runtime.runtime import SteppedRuntime
+from control_plane.store.memory import MemoryStore
+from conveyor.api import PipelineSpec
+from conveyor.core import judge
+from conveyor.core.acts import DeliveryAct, SetFrozen
+from conveyor.core.judge import Measured
+from conveyor.core.progress import progress
+from conveyor.pipeline_file import pipeline_spec
+from conveyor.push import push_wish
+from conveyor.records import DeliveryRecords
+from conveyor.runs import GateOutcome, JobProgress, PipelineRecord, PipelineRun
+from conveyor.service import DeliveryService
+from vm_lab.region.plane import Life
+from wire.errors import Busy, NotFound, TwineError, Unreachable
+
+if TYPE_CHECKING:
+    from vm_lab.region.seed import SimulatedRegion
+
+LOOK_S = 1.0
+"""Between two looks at what runs."""
+CANARIES = 1
+LASTS_S = 30.0
+"""A task that moves may be seen twice for so long."""
+IMAGE_S, SIZE_S, HOLD_S = 240.0, 60.0, 400.0
+"""On average there is a new image, a new size and a hold of a job so often."""
+HELD_S = (20.0, 120.0)
+"""Shortest and longest hold."""
+ME = "user:conveyor"
+
+
+class DeliveredJobs:
+    """Pipelines of the first jobs of a region, and all who write to these jobs."""
+
+    def __init__(self, region: SimulatedRegion, count: int) -> None:
+        """Begin when the region does."""
+        self._region = region
+        self._chance = random.Random(f"{region.scenario.name} {region.number} deliveries")
+        self.jobs = [f"job{number}" for number in range(count)]
+        self.newest: dict[str, str] = {}
+        self.wrong: dict[str, str] = {}
+        """Images that must not get beyond the canary → their job."""
+        self._made = 0
+        self._sizing: dict[str, tuple[int, int]] = {}
+        """Job → life in which a size was asked for that was not answered yet, and the size."""
+        self._store = MemoryStore()
+        self._service: DeliveryService | None = None
+        self._over_since: dict[str, float] = {}
+        self._records: dict[str, PipelineRecord] = {}
+        self._counted: set[tuple[str, int]] = set()
+        self._figures = region.figures
+        region.foreign = frozenset(self.jobs)
+        region.more_unrest = self.unrest
+        region.plane.started.append(self._begin)
+        region.timeline.after(LOOK_S, self._look)
+
+    # -- what happens to the jobs
+
+    def _look(self) -> None:
+        region = self._region
+        if region.story_at and region.timeline.now < region.faults_end:
+            for job in self.jobs:
+                self._write(job)
+        for image, job in self.wrong.items():
+            self._check(image, job)
+        region.timeline.after(LOOK_S, self._look)
+
+    def _write(self, job: str) -> None:
+        """Have writers want something of a job, now and then."""
+        if self._chance.random() < LOOK_S / IMAGE_S:
+            self.release(job, self._chance.choice(["good", "good", "good", "wrong", "ill"]))
+        if self._chance.random() < LOOK_S / SIZE_S:
+            fewest, most = self._region.scenario.work.tasks
+            self._size(job, self._chance.randint(fewest, most))
+        if self._chance.random() < LOOK_S / HOLD_S:
+            hold = HoldWish(lasts_s=self._chance.uniform(*HELD_S), reason="an incident")
+            self._ask(lambda cp: cp.intents.hold(job, hold, "user:operator"))
+
+    def _size(self, job: str, tasks: int) -> None:
+        life = self._region.plane.life
+        if life is None or self._region.plane.serving is None:
+            return
+        self._sizing[job] = (life.number, tasks)
+        wish = SizeWish(tasks=tasks, reason="load")
+
+        async def ask(cp: ControlPlane) -> None:
+            await cp.intents.size(job, wish, "user:scaler")
+            self._sizing.pop(job, None)
+
+        self._expect(job, self._region.clients.jobs[job].asked, tasks)
+        self._ask(ask)
+
+    def _expect(self, job: str, asked: JobSpec | None, tasks: int) -> None:
+        """Tell the checker that a job may have so few tasks: a write of its size is under way."""
+        if asked is not None:
+            owned = self._region.clients.jobs[job]
+            owned.asked = replace(asked, tasks=min(asked.tasks, tasks))
+
+    def release(self, job: str, kind: str) -> str:
+        """Have a new image of a job: `good`, `wrong` (its gate fails) or `ill` (never healthy)."""
+        self._made += 1
+        digest = "sha256:" + hashlib.sha256(f"{job} {self._made} {kind}".encode()).hexdigest()
+        region = self._region
+        region.plane.images.add(digest)
+        region.setting.known_images.add(digest)
+        if kind == "ill":
+            region.setting.bad_images.add(digest)
+        if kind != "good":
+            self.wrong[digest] = job
+        owned = region.clients.jobs[job]
+        if owned.granted is not None:
+            owned.wishes = (*owned.wishes, replace(owned.granted, image=digest))
+        self.newest[job] = digest
+        region.history.note(f"image {digest[7:11]} of {job} is {kind}")
+        return digest
+
+    def _ask(self, call: Callable[[ControlPlane], Awaitable[object]]) -> None:
+        life = self._region.plane.life
+        serving = self._region.plane.serving
+        if life is None or serving is None:
+            return
+
+        async def attempt() -> None:
+            try:
+                await call(serving)
+            except TwineError as e:
+                self._region.history.note(f"a writer is refused: {e.code}")
+
+        life.loop.create_task(attempt())
+
+    # -- rules
+
+    def _check(self, image: str, job: str) -> None:
+        """No wrong image runs on more tasks than the canary stage has."""
+        region = self._region
+        tasks = {
+            copy.task_id
+            for name, machine in region.machines.items()
+            if machine.on and region.checker.standings[name].sound
+            for copy in machine.copies.values()
+            if copy.alive and copy.wanted and copy.runs == image
+        }
+        if len(tasks) <= CANARIES:
+            self._over_since.pop(image, None)
+            return
+        since = self._over_since.setdefault(image, region.timeline.now)
+        if region.timeline.now - since > LASTS_S:
+            text = f"{image[7:11]}, which is wrong, runs on {len(tasks)} tasks of {job}"
+            region.checker.violate("canary", text, image)
+
+    def unrest(self) -> list[str]:
+        """Return which pipelines are not at rest; what rests wrongly is a violation."""
+        found = []
+        for job, record in self._records.items():
+            run = record.active or record.waiting
+            if run is not None:
+                found.append(f"pipeline of {job}: {run.state} {run.waits}")
+            elif record.good.get(job, "") in self.wrong:
+                self._region.checker.violate("delivered", f"{job} finished with a wrong image", job)
+        missing = [job for job in self.jobs if job not in self._records]
+        return [*found, *(f"pipeline of {job} is not known" for job in missing)]
+
+    def saw(self, record: JobRecord) -> None:
+        """Take over what a job wants by now: owners here write no image and no size."""
+        owned = self._region.clients.jobs[record.name]
+        if owned.granted is None or owned.asked is None:
+            return
+        owned.granted = replace(owned.granted, image=record.spec.image, tasks=record.spec.tasks)
+        self._expect(record.name, owned.granted, size_of(record).wanted)
+        life, tasks = self._sizing.get(record.name, (0, 0))
+        if life == self._region.plane.lives:
+            self._expect(record.name, owned.asked, tasks)
+        owned.most, owned.runs = max(owned.most, record.spec.tasks), record.spec.image
+
+    # -- the conveyor
+
+    def _begin(self, life: Life) -> None:
+        life.loop.create_task(self._run(life))
+
+    async def _run(self, life: Life) -> None:
+        runtime = SteppedRuntime(self._region.plane.wall, life.number)
+        if life.number > 1:
+            await self._store.__aexit__(None, None, None)
+        async with self._store:
+            meter = _RegionMeter(self)
+            service = DeliveryService(
+                DeliveryRecords(self._store), _RegionPushes(self, life), runtime, meter
+            )
+            await service.load()
+            for job in self.jobs:
+                await service.apply(_pipeline(job), "owner")
+            life.loop.create_task(self._follow(service, life))
+            try:
+                await service.run()
+            except Busy:
+                return  # the next life has the store
+
+    async def _follow(self, service: DeliveryService, life: Life) -> None:
+        """See how runs stand and what jobs want, also while no run is under way."""
+        while life.alive:
+            for job in self.jobs:
+                self._records[job] = (await service.view(job)).record
+                for run in (await service.history(job, 5, None)).runs:
+                    if run.ended is not None and (job, run.number) not in self._counted:
+                        self._counted.add((job, run.number))
+                        figure = f"runs {run.state}"
+                        self._figures[figure] = self._figures.get(figure, 0) + 1
+                serving = life.control_plane
+                if serving is None:
+                    return
+                try:
+                    self.saw((await serving.get_job(job)).record)
+                except TwineError:
+                    continue
+            await asyncio.sleep(2.0)
+
+
+class _RegionPushes:
+    """`PushWriter` over the control plane of one life."""
+
+    def __init__(self, jobs: DeliveredJobs, life: Life) -> None:
+        self._jobs, self._life = jobs, life
+
+    def _plane(self) -> ControlPlane:
+        if not self._life.alive or self._life.control_plane is None:
+            raise Unreachable("the control plane does not serve")
+        return self._life.control_plane
+
+    async def look(self, job: str, image: str) -> JobProgress:
+        try:
+            status = await self._plane().get_job(job)
+        except NotFound:
+            return JobProgress(job=job)
+        self._jobs.saw(status.record)
+        return progress(status, image)
+
+    async def newest_image(self, name: str) -> str:
+        self._plane()
+        return self._jobs.newest.get(name, "")
+
+    async def write(self, act: DeliveryAct) -> None:
+        if isinstance(act, SetFrozen):
+            await self._plane().pause_job(act.job, paused=act.frozen)
+        else:
+            await self._plane().intents.push(act.job, push_wish(act), ME)
+
+
+class _RegionMeter:
+    """Gates as they are: health from the job's status, errors from what the image is."""
+
+    def __init__(self, jobs: DeliveredJobs) -> None:
+        self._jobs = jobs
+
+    async def measure(
+        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
+    ) -> Measured | None:
+        del now
+        gate = run.spec.gates[name]
+        if gate.health is not None:
+            return judge.of_health(gate.health, seen, run.steps[-1].restarts or 0)
+        if not any(job.new_healthy for job in seen):
+            return judge.no_data("no new task answers")
+        is_wrong = run.image in self._jobs.wrong
+        outcome = GateOutcome.FAIL if is_wrong else GateOutcome.PASS
+        return Measured(outcome, "half of the answers are errors" if is_wrong else "no error", {})
+
+    async def end(self, run: PipelineRun) -> None:
+        """Leave nothing."""
+
+
+def _pipeline(job: str) -> PipelineSpec:
+    document = {
+        "name": job,
+        "jobs": [job],
+        "trigger": {"image": job},
+        "stages": [
+            {
+                "kind": "canary",
+                "tasks": CANARIES,
+                "soak_s": 20,
+                "reach_s": 300,
+                "gates": ["errors"],
+            },
+            {"kind": "percent", "percent": 50, "soak_s": 20, "reach_s": 600, "gates": ["errors"]},
+            {"kind": "all", "reach_s": 600, "gates": ["errors"]},
+        ],
+        "gates": {
+            "errors": {
+                "query": {"promql": "errors", "at_most": 0.1},
+                "every_s": 5,
+                "deadline_s": 120,
+            }
+        },
+    }
+    return pipeline_spec(document, job)
