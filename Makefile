@@ -9,13 +9,16 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,etcd,rebalancer,lab,native,dev
 
-.PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts store-faults test-unit test-simulation test-root test-lab test-lab-long package bench clean
+.PHONY: help demo demo-ha dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts store-faults test-unit test-simulation test-root test-lab test-lab-long package bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: setup ## three real VMs, the control plane, a job that runs on them
 	$(SUDO) $(BIN)/python -m vm_lab.demo
+
+demo-ha: setup ## three real VMs and etcd: the leader is killed again and again, nothing notices (root)
+	$(SUDO) $(BIN)/python -m vm_lab.demo_ha
 
 dev: setup ## a control plane and ten agents in memory, no VM; AGENTS=30 for more
 	$(BIN)/twine-lab dev --agents $(or $(AGENTS),10)
@@ -69,7 +72,7 @@ fuzz: setup ## new bytes for every place that reads those of others; EXAMPLES=20
 		$(BIN)/pytest -q tests/integration/fuzz
 
 store-faults: setup ## faults of etcd and its control planes; leaders are paused for PAUSE=60 s (root)
-	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_PAUSE_S=$(or $(PAUSE),60) \
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_PAUSE_S=$(or $(PAUSE),60) TWINE_HISTORIES=5 \
 		$(BIN)/pytest -q tests/integration/etcd
 
 package: setup ## the agent as a Debian package, into dist/ (root)
