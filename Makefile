@@ -9,7 +9,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,etcd,rebalancer,lab,native,dev
 
-.PHONY: help demo demo-ha dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts store-faults test-unit test-simulation test-root test-lab test-lab-long package bench clean
+.PHONY: help demo demo-ha dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts store-faults million-shards test-unit test-simulation test-root test-lab test-lab-long package bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ fuzz: setup ## new bytes for every place that reads those of others; EXAMPLES=20
 store-faults: setup ## faults of etcd and its control planes; leaders are paused for PAUSE=60 s (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_PAUSE_S=$(or $(PAUSE),60) TWINE_HISTORIES=5 \
 		$(BIN)/pytest -q tests/integration/etcd
+
+million-shards: setup ## 1,000,000 machines in 20 shards: one free pool, and Figure 13; needs 4 GiB
+	$(BIN)/python -m tests.bench.shared_pool
 
 package: setup ## the agent as a Debian package, into dist/ (root)
 	$(SUDO) $(BIN)/twine-lab package --into dist
