@@ -19,6 +19,8 @@ demo: setup ## three real VMs, the control plane, a job that runs on them
 
 demo-delivery: setup ## three real VMs, and a pipeline that delivers a good version and stops two bad ones
 	$(SUDO) $(BIN)/python -m vm_lab.delivery_demo
+demo-ha: setup ## three real VMs and etcd: the leader is killed again and again, nothing notices (root)
+	$(SUDO) $(BIN)/python -m vm_lab.demo_ha
 
 dev: setup ## a control plane and ten agents in memory, no VM; AGENTS=30 for more
 	$(BIN)/twine-lab dev --agents $(or $(AGENTS),10)
@@ -72,8 +74,11 @@ fuzz: setup ## new bytes for every place that reads those of others; EXAMPLES=20
 		$(BIN)/pytest -q tests/integration/fuzz
 
 store-faults: setup ## faults of etcd and its control planes; leaders are paused for PAUSE=60 s (root)
-	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_PAUSE_S=$(or $(PAUSE),60) \
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_PAUSE_S=$(or $(PAUSE),60) TWINE_HISTORIES=5 \
 		$(BIN)/pytest -q tests/integration/etcd
+
+million-shards: setup ## 1,000,000 machines in 20 shards: one free pool, and Figure 13; needs 4 GiB
+	$(BIN)/python -m tests.bench.shared_pool
 
 package: setup ## the agent as a Debian package, into dist/ (root)
 	$(SUDO) $(BIN)/twine-lab package --into dist

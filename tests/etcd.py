@@ -120,9 +120,16 @@ class Replica:
     """One `twine-control-plane serve` with a state folder of its own, and what it tells systemd."""
 
     def __init__(
-        self, folder: Path, name: str, urls: list[str], ttl_s: int = 12, prefix: str = "/t"
+        self,
+        folder: Path,
+        name: str,
+        urls: list[str],
+        ttl_s: int = 12,
+        prefix: str = "/t",
+        state: str = "",
     ) -> None:
-        self.state, self.socket = folder / name, folder / f"{name}.sock"
+        """Start it; `state` names a folder that replicas share, for authority and images."""
+        self.state, self.socket = folder / (state or name), folder / f"{name}.sock"
         self.state.mkdir(exist_ok=True)
         listed = ", ".join(f'"{url}"' for url in urls)
         config = folder / f"{name}.toml"

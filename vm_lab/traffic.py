@@ -18,7 +18,7 @@ import msgspec
 
 from control_plane.api.jobs import Endpoint, Endpoints
 from control_plane.client import ControlPlaneClient
-from wire.errors import TwineError
+from wire.errors import TwineError, Unreachable
 
 REQUEST_TIMEOUT_S = 15.0
 """Generous: a guest in software emulation can be slow, and slow is not failed."""
@@ -61,13 +61,12 @@ class Traffic:
 
     async def run(self, until: asyncio.Event) -> Outcome:
         """Send requests until told to stop, and return what came of them."""
-        first = await self._client.endpoints(self._job)
-        self._take(first)
+        first = await self._first(until)
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True),
             timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
         ) as session:
-            follower = asyncio.create_task(self._follow(first.revision))
+            follower = asyncio.create_task(self._follow(first))
             turn = 0
             while not until.is_set():
                 if self._url:
@@ -82,6 +81,18 @@ class Traffic:
         self._outcome.answers = dict(self._answers)
         self._outcome.machines = dict(self._machines)
         return self._outcome
+
+    async def _first(self, until: asyncio.Event) -> int:
+        """Return the revision of what discovery lists; ask again while no control plane serves."""
+        while not until.is_set():
+            try:
+                found = await self._client.endpoints(self._job)
+            except Unreachable:
+                await asyncio.sleep(0.5)
+                continue
+            self._take(found)
+            return found.revision
+        return 0
 
     def _take(self, endpoints: Endpoints) -> None:
         self._listed = endpoints.endpoints

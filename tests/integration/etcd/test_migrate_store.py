@@ -22,10 +22,12 @@ from control_plane import migrate_store
 from control_plane.client import ControlPlaneClient
 from control_plane.config import Config, EtcdSettings
 from control_plane.daemon import serve
+from control_plane.restore_store import copy_all, restore
 from control_plane.store import Delete, Put, Store, migration
 from control_plane.store.bulk import put_all
 from control_plane.store.etcd import EtcdStore
 from control_plane.store.opening import main_store, stopped_store
+from control_plane.store.records import RESTORED
 from control_plane.store.sqlite import SqliteStore
 from tests.etcd import Cluster, etcd_cluster
 from vm_lab.fleet import SETTINGS, Fleet, FleetHost
@@ -338,6 +340,23 @@ async def test_a_region_moves_to_etcd_and_back_and_no_task_restarts(
                         pass
         finally:
             await asyncio.gather(*(host.stop() for host in hosts))
+
+
+async def test_a_restored_cluster_is_put_back_as_a_store_that_asks_first(
+    both: Config, tmp_path: Path
+) -> None:
+    """AV1: what docs/scale.md says of a cluster restored from a snapshot."""
+    await fill(both, 10)
+    await moved(both, to_etcd=False)
+    sqlite = sqlite_of(both)
+    copy = await asyncio.to_thread(copy_all, sqlite, tmp_path / "copies")
+    await restore(sqlite, copy, keep_credentials=False)
+    async with main_store(sqlite) as store:
+        assert await store.get(RESTORED) is not None
+        assert await store.get("k/00001") is not None
+    await moved(both, to_etcd=True)
+    async with main_store(both) as store:
+        assert await store.get(RESTORED) is not None
 
 
 async def test_a_started_control_plane_does_not_open_half_a_store(both: Config) -> None:

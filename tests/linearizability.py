@@ -1,0 +1,89 @@
+"""Checks whether what clients saw of registers can have happened in one order (Wing, Gong, Lowe).
+
+A history has the calls and answers of many clients. It is linearizable if each operation can be
+given one moment between its call and its answer, so that all answers are those of one register that
+does them in that order. Keys are independent of each other: each is checked alone. A write whose
+outcome is unknown may have happened at any moment after its call, or never.
+
+J. M. Wing, C. Gong, "Testing and Verifying Concurrent Objects", 1993; G. Lowe, "Testing for
+Linearizability", 2017: states that were seen before (operations done, value) are not tried again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NEVER = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Did:
+    """One operation on one register. Times are of one clock, any unit."""
+
+    key: str
+    kind: str
+    """`read`, `write`, or `swap`: a write that happens only if the register has `expected`."""
+    value: Any
+    """What was read, or is written."""
+    called: float
+    answered: float = NEVER
+    """NEVER: the outcome is unknown; such a read says nothing and is left out."""
+    expected: Any = None
+    refused: bool = False
+    """A swap that was answered with "another value is there"."""
+
+
+@dataclass
+class Recorder:
+    """Notes what clients do, in whatever order it ends."""
+
+    done: list[Did] = field(default_factory=list)
+
+    def add(self, did: Did) -> None:
+        """Note one operation."""
+        self.done.append(did)
+
+
+def violations_in(history: Iterable[Did], initial: Any = None) -> list[str]:
+    """Return the keys whose operations fit no order."""
+    by_key: dict[str, list[Did]] = defaultdict(list)
+    for did in history:
+        if did.kind != "read" or did.answered < NEVER:
+            by_key[did.key].append(did)
+    return sorted(key for key, of in by_key.items() if not _fits(of, initial))
+
+
+def _after(did: Did, value: Any) -> tuple[bool, Any]:
+    """Return whether an operation can happen at this value, and the value afterwards."""
+    if did.kind == "read":
+        return did.value == value, value
+    if did.kind == "write":
+        return True, did.value
+    if did.refused:
+        return value != did.expected, value
+    return value == did.expected, did.value
+
+
+def _fits(operations: Sequence[Did], initial: Any) -> bool:
+    """Search depth first for an order; a set of bits says which operations are done."""
+    known = sum(1 << n for n, did in enumerate(operations) if did.answered < NEVER)
+    stack, seen = [(0, initial)], {(0, initial)}
+    while stack:
+        done, value = stack.pop()
+        if done & known == known:
+            return True
+        left = [n for n in range(len(operations)) if not done >> n & 1]
+        first_answer = min(operations[n].answered for n in left)
+        for n in left:
+            if operations[n].called > first_answer:
+                continue  # another operation had been answered before this one was called
+            possible, after = _after(operations[n], value)
+            state = (done | 1 << n, after)
+            if possible and state not in seen:
+                seen.add(state)
+                stack.append(state)
+    return False
