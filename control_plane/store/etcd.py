@@ -54,11 +54,19 @@ class EtcdStore:
         settings: EtcdSettings,
         history: int = HISTORY,
         standing_by: Callable[[str], None] = lambda _leader: None,
+        role: str = "",
+        announce: Callable[[int], Sequence[Put]] = lambda _epoch: (),
     ) -> None:
+        """Open nothing yet.
+
+        Each `role` has a leader of its own; all of them write to one store, and their epochs are
+        those of one counter. What `announce(epoch)` returns is written with the election.
+        """
         self.bounds = Bounds(strict=True)
         self._settings, self._history, self._standing_by = settings, history, standing_by
         root = settings.prefix.rstrip("/").encode() + b"/"
         self._meta, self._data = root + b"meta/", root + b"data/"
+        self._role, self._announce = role, announce
         self._feed: Feed | None = None
         self._newest = 0
         self._leadership: Leadership | None = None
@@ -70,6 +78,7 @@ class EtcdStore:
             self._client = await stack.enter_async_context(EtcdClient(self._settings))
             name = f"{socket.gethostname()}:{os.getpid()}"
             leadership = Leadership(self._client, self._meta, self._settings.ttl_s, name)
+            leadership.of_role(self._role, lambda epoch: map(self._put, self._announce(epoch)))
             revision = await leadership.take(self._standing_by if self._settings.standby else None)
             stack.push_async_callback(leadership.give_up)
             self._feed, self._newest = Feed(revision, revision, self._history), revision
@@ -137,6 +146,14 @@ class EtcdStore:
         self._newest = max(self._newest, answer.header.revision)
         return int(answer.header.revision)
 
+    async def leaders(self) -> dict[str, str]:
+        """Return the process that leads each role now, by role; the first has no name."""
+        begin = self._meta + b"leader"
+        request = pb.RangeRequest(key=begin, range_end=begin + b"\xff")
+        answer = await self._client.read("KV/Range", request)
+        found = {kv.key[len(begin) :].decode().removeprefix("-"): kv for kv in answer.kvs}
+        return {role: kv.value.decode() for role, kv in found.items()}
+
     def failure(self) -> str:
         """Return why this process will never write again; empty: it will."""
         return "" if self._leadership is None else self._leadership.failure()
@@ -193,10 +210,13 @@ class EtcdStore:
         return request
 
     def _operation(self, operation: Operation) -> pb.RequestOp:
-        key = self._bytes(operation.key)
         if isinstance(operation, Put):
-            return pb.RequestOp(request_put=pb.PutRequest(key=key, value=operation.value))
+            return pb.RequestOp(request_put=self._put(operation))
+        key = self._bytes(operation.key)
         return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
+
+    def _put(self, put: Put) -> pb.PutRequest:
+        return pb.PutRequest(key=self._bytes(put.key), value=put.value)
 
     def _stale(
         self, leadership: Leadership, compare: Mapping[str, int], answer: pb.TxnResponse
