@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
-from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.jobs import Endpoints, JobRecord, Jobs, JobSpec, JobStatus
 from control_plane.api.operations import JobEvents, RestartWish, TaskStory
 from control_plane.api.watch import EndpointsNews
 from control_plane.discovery.discovery import Discovery
@@ -35,6 +35,10 @@ class JobCalls:
             await self.shards.give(spec.entitlement)
         record = await self._control.apply(spec, dry_run=dry_run, writer=writer)
         return summarize(record)
+
+    def job_records(self) -> list[JobRecord]:
+        """Return the records of all jobs of the region, by name."""
+        return self._jobs.records()
 
     async def get_job(self, name: str) -> JobStatus:
         """Return a job, or raise `NotFound`."""

@@ -404,6 +404,17 @@ class ControlPlane(JobCalls):
         ]
         processes.following = Following(self._store, tables)
 
+    async def followed(self, revision: int, patience_s: float) -> bool:
+        """Return whether all that was written up to a revision is known within a time."""
+        following = self.processes.following if self.processes is not None else None
+        return following is None or await following.reached(revision, patience_s)
+
+    def also_follow(self, table: Followed) -> None:
+        """Have what other processes write told to something more; before anything is loaded."""
+        assert self.processes is not None
+        assert self.processes.following is not None
+        self.processes.following.add(table)
+
     def _used(self, name: str) -> Used:
         record = self._broker.table.find(name)
         owner = self._owner_of(record.entitlement if record is not None else FREE)

@@ -40,12 +40,17 @@ class Following:
 
     def __init__(self, store: Store, tables: Sequence[Followed]) -> None:
         """Follow nothing yet; make it before the tables are loaded, and `run` it afterwards."""
-        self._store, self._tables = store, tables
+        self._store, self._tables = store, list[Followed]()
         self.at = store.revision()
         """Everything up to this revision is in the tables."""
         self._more = asyncio.Event()
         for table in tables:
-            table.is_followed = True
+            self.add(table)
+
+    def add(self, table: Followed) -> None:
+        """Have one table more brought up to date, before it is loaded."""
+        table.is_followed = True
+        self._tables.append(table)
 
     async def run(self) -> None:
         """Follow until cancelled."""

@@ -104,6 +104,10 @@ class Processes:
             raise away(shard, "no process of it has ever led")
         return record.url
 
+    def core_url(self) -> str:
+        """Return where the core takes requests."""
+        return self.table.get(_FIRST).url
+
     def headers(self) -> Mapping[str, str]:
         """Return what a request to an agent says of the store: the life of the core.
 
