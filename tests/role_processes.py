@@ -97,7 +97,11 @@ class RegionOfProcesses:
             f'socket = "{self.folder / name}.sock"',
             f'listen = "127.0.0.1:{free_port()}"',
             f'role = "{role}"',
-            *([f"shard = {shard}", f'shard_credential = "{self.credential(shard)}"'] if shard else []),
+            *(
+                [f"shard = {shard}", f'shard_credential = "{self.credential(shard)}"']
+                if shard
+                else []
+            ),
             "[etcd]",
             f"endpoints = [{urls}]",
             f'prefix = "{self.folder}"',
