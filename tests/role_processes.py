@@ -86,16 +86,22 @@ class RegionOfProcesses:
         self.client = ControlPlaneClient(f"unix:{self.socket}")
         self.hosts: list[FleetHost] = []
         self.processes: list[PlaneProcess] = []
+        self._ports: dict[str, int] = {}
+
+    def url(self, name: str) -> str:
+        """Return where a process takes requests."""
+        return f"https://127.0.0.1:{self._ports[name]}"
 
     def made(self, name: str, role: str, shard: int = 0) -> PlaneProcess:
         """Return a process that is not started yet, with a configuration of its own."""
         state = self.folder / name
         state.mkdir()
+        self._ports[name] = free_port()
         urls = ", ".join(f'"{url}"' for url in self._urls)
         lines = [
             f'state = "{state}"',
             f'socket = "{self.folder / name}.sock"',
-            f'listen = "127.0.0.1:{free_port()}"',
+            f'listen = "127.0.0.1:{self._ports[name]}"',
             f'role = "{role}"',
             *(
                 [f"shard = {shard}", f'shard_credential = "{self.credential(shard)}"']

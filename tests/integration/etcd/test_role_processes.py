@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.api.shard_routes import SHARD_ROUTES
 from control_plane.client import ControlPlaneClient
+from control_plane.identity.authority import Subject, open_authority
 from tests.etcd import Cluster, etcd_cluster
 from tests.role_processes import PlaneProcess, RegionOfProcesses, region_of_processes
-from wire.errors import Busy, NotFound, TwineError
+from wire import tls
+from wire.client import WireClient
+from wire.errors import Busy, Forbidden, NotFound, TwineError, Unreachable
 
 HOSTS = 6
 
@@ -212,3 +216,30 @@ async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_
         assert shard.process is not None
         assert await asyncio.to_thread(shard.process.wait, 60) == Busy.exit_code
         assert shard.said("--role core")
+
+
+async def test_only_the_core_may_call_the_process_of_a_shard(one: Cluster, tmp_path: Path) -> None:
+    """FE2: every route of a shard by every kind of caller; users are judged by the core."""
+    async with region_of_processes(tmp_path, one, 2) as region:
+        authority = open_authority(tmp_path / "core" / "authority.pem", "twine")
+        callers = [
+            *(("user", "root"), ("host", "h1"), ("controller", "c")),
+            *(("component", "shard-1"), ("component", "shard-2"), ("component", "x")),
+        ]
+        for role, name in callers:
+            held = authority.credential(Subject(role, name), "", 600.0)
+            context = tls.client_context(held, "/component/shard-1")
+            async with WireClient(region.url("shard1"), context) as client:
+                for route in SHARD_ROUTES:
+                    given = dict.fromkeys(route.parameters, "x")
+                    with pytest.raises(Forbidden, match="/component/control-plane"):
+                        await client.call(route, None, **given)
+        context = tls.pinned_context(authority.ca_pem, "/component/shard-1")
+        route = next(route for route in SHARD_ROUTES if route.name == "readyz")
+        async with WireClient(region.url("shard1"), context) as client:
+            with pytest.raises(Unreachable):
+                await client.call(route)
+        held = authority.credential(Subject("component", "control-plane"), "", 600.0)
+        context = tls.client_context(held, "/component/shard-1")
+        async with WireClient(region.url("shard1"), context) as client:
+            assert (await client.call(route)).ok
