@@ -143,7 +143,7 @@ async def _build(
     from control_plane.runtime.garbage import heap_that_stays
     from control_plane.runtime.runtime import Runtime
     from control_plane.shards.ownership import OwnershipMap
-    from control_plane.shards.processes import CORE, Processes
+    from control_plane.shards.processes import CORE, RoleLeaders
     from control_plane.store.term import OwnTerm
     from control_plane.task_control.caller import ControllerCaller
     from control_plane.task_control.core.addresses import rules_of
@@ -151,7 +151,7 @@ async def _build(
 
     authority, identity = trust
     store, role = opened
-    processes = Processes(store, role) if role.name == CORE else None
+    processes = RoleLeaders(store, role) if role.name == CORE else None
     runtime, settings = Runtime(), config.scheduler
     patience = Patience(settings.poll_wait_s, settings.poll_patience_s)
 
@@ -189,7 +189,7 @@ async def _build(
     async def load() -> ControlPlane:
         nonlocal ownership, processes
         ownership = OwnershipMap(store)
-        processes = Processes(store, role) if processes is not None else None
+        processes = RoleLeaders(store, role) if processes is not None else None
         await people.load()
         await trail.load()
         return await stack.enter_async_context(

@@ -59,7 +59,7 @@ from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.task_service import TaskService
 from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.ownership import OwnershipMap
-from control_plane.shards.processes import OwnRole, Processes, away
+from control_plane.shards.processes import OwnRole, RoleLeaders, away
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
 from control_plane.task_control.controllers import CallController, Controllers, nobody
@@ -85,7 +85,7 @@ class ControlPlane(JobCalls):
         boot_id: str = "",
         solve: Solve | None = None,
         ownership: OwnershipMap | None = None,
-        processes: Processes | None = None,
+        processes: RoleLeaders | None = None,
     ) -> None:
         """Wire the services together; nothing is read or started yet.
 
@@ -174,7 +174,7 @@ class ControlPlane(JobCalls):
             self.shards = RunningShards(parts, self.ownership, allocators)
         else:
             self.shards = ShardProcesses(
-                parts, self.ownership, allocators, role, self._checker.look_at
+                parts, self.ownership, allocators, processes, self._checker.look_at
             )
         for shard in self.shards.all:
             shard.keeper.keeps = partial(self._keeps, shard.scheduler.ahead)
@@ -395,7 +395,7 @@ class ControlPlane(JobCalls):
         """Return whether this process follows the machines of a pool: free ones the core does."""
         return self.role.is_core if pool == FREE else self.role.runs(self.ownership.shard_of(pool))
 
-    def _follow(self, processes: Processes) -> None:
+    def _follow(self, processes: RoleLeaders) -> None:
         """Have all that other processes write told to the tables, from before they are loaded."""
         self.ownership.epoch = processes.epoch
         tables: list[Followed] = [

@@ -27,7 +27,7 @@ from control_plane.roles import ControlPlane
 from control_plane.runtime.garbage import heap_that_stays
 from control_plane.runtime.runtime import Runtime
 from control_plane.shards.ownership import OwnershipMap
-from control_plane.shards.processes import OwnRole, Processes
+from control_plane.shards.processes import OwnRole, RoleLeaders
 from control_plane.store import Store
 from control_plane.store.opening import main_store
 from control_plane.task_control.caller import ControllerCaller
@@ -84,7 +84,7 @@ class _Loading:
 
     async def __call__(self) -> ControlPlane:
         config, store, runtime = self._config, self._store, self._runtime
-        ownership, processes = OwnershipMap(store), Processes(store, self._role)
+        ownership, processes = OwnershipMap(store), RoleLeaders(store, self._role)
         images = _Images(processes, self._identity.core_context(), runtime)
         rules = rules_of(config.controller_networks, config.reachable_at())
         patience = Patience(config.scheduler.poll_wait_s, config.scheduler.poll_patience_s)
@@ -121,7 +121,7 @@ class _Loading:
 class _Images:
     """What the core's image store has, asked when it is needed."""
 
-    def __init__(self, processes: Processes, tls: ssl.SSLContext, runtime: Runtime) -> None:
+    def __init__(self, processes: RoleLeaders, tls: ssl.SSLContext, runtime: Runtime) -> None:
         """Ask nothing yet."""
         self._processes, self._tls, self._runtime = processes, tls, runtime
         self._known: dict[str, ImageInfo] = {}

@@ -12,13 +12,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
+
 from control_plane.allocator import handover
 from control_plane.allocator.allocator import Allocator
-from control_plane.api.ownership import EntitlementOwner
+from control_plane.api.ownership import EntitlementOwner, ShardLoad
 from control_plane.running_shards import IDLE_S, RunningShard, RunningShards, ShardParts
 from control_plane.runtime.loops import Loops
 from control_plane.shards.ownership import OwnershipMap
-from control_plane.shards.processes import OwnRole
+from control_plane.shards.processes import RoleLeaders
 from wire.errors import Busy, Conflict, TwineError
 
 log = logging.getLogger(__name__)
@@ -36,12 +38,13 @@ class ShardProcesses(RunningShards):
         parts: ShardParts,
         ownership: OwnershipMap,
         allocators: Mapping[int, Allocator],
-        role: OwnRole,
+        processes: RoleLeaders,
         look_at: Callable[[str], None],
     ) -> None:
         """Run nothing yet; `look_at(machine)` begins to follow a machine or ends it."""
         super().__init__(parts, ownership, allocators)
-        self._role, self._look_at, self._runs = role, look_at, False
+        self._processes, self._role = processes, processes.own
+        self._look_at, self._runs = look_at, False
         self._runtime = parts.region.runtime
         ownership.table.listen(self._heard)
 
@@ -56,6 +59,14 @@ class ShardProcesses(RunningShards):
                 self._runtime.spawn("shard move", self._withdraw(record.entitlement))
             elif self._role.runs(record.shard):
                 self._runtime.spawn("shard move", self._release(record.entitlement))
+
+    def loads(self) -> list[ShardLoad]:
+        """Return what each shard has to do, and which process leads it."""
+        loads = []
+        for load in super().loads():
+            by = self._processes.leader_of(load.shard)
+            loads.append(load if by is None else replace(load, host=by.host, since=by.since))
+        return loads
 
     async def give(self, entitlement: str) -> None:
         """Give an entitlement that is not used yet to the shard with least to do: the core does."""

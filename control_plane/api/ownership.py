@@ -59,6 +59,10 @@ class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that the records of its jobs have."""
     moving: list[str] = []
     """Entitlements that are being moved to it."""
+    host: str = ""
+    """Where its process led last; empty: it is a shard of the core's process."""
+    since: float | None = None
+    """Since when that process leads, in seconds since 1970."""
 
 
 class ShardLoads(msgspec.Struct, frozen=True, kw_only=True):

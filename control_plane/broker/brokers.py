@@ -90,7 +90,8 @@ class Brokers:
                 self._twice |= {entry.key.removeprefix(_MOVES) for entry in page}
         for broker in self.by_datacenter.values():
             await broker.load(after_page)
-        await self._settle_moves()
+        if not (self.is_followed and self._writer):  # else the process that moves them settles
+            await self._settle_moves()
         self._loaded = True
         await self._imports.load()
 

@@ -28,7 +28,7 @@ from control_plane.api.shard_routes import (
 from control_plane.front_end.recorder import caller_of
 from control_plane.roles import ControlPlane
 from control_plane.scheduler.core.rollout import summarize
-from control_plane.shards.processes import Processes, away
+from control_plane.shards.processes import RoleLeaders, away
 from wire.client import WireClient
 from wire.duplex import Duplex, Talk, join
 from wire.errors import TwineError, Unreachable
@@ -159,7 +159,7 @@ class Forwarding:
         return known
 
     @property
-    def _processes(self) -> Processes:
+    def _processes(self) -> RoleLeaders:
         assert self._plane.processes is not None
         return self._plane.processes
 

@@ -75,7 +75,7 @@ class OwnRole(msgspec.Struct, frozen=True, kw_only=True):
         return [Put(PROCESSES + (self.lock or _FIRST), encode(record))]
 
 
-class Processes:
+class RoleLeaders:
     """Who leads each role, as their elections wrote it."""
 
     def __init__(self, store: Store, own: OwnRole) -> None:
@@ -99,10 +99,14 @@ class Processes:
 
     def url_of(self, shard: int) -> str:
         """Return where the process of a shard takes requests, or raise `Unreachable`."""
-        record = self.table.find(f"shard-{shard}")
+        record = self.leader_of(shard)
         if record is None:
             raise away(shard, "no process of it has ever led")
         return record.url
+
+    def leader_of(self, shard: int) -> RoleProcess | None:
+        """Return which process led a shard last; None: it is the core's, or none has."""
+        return self.table.find(f"shard-{shard}")
 
     def core_url(self) -> str:
         """Return where the core takes requests."""

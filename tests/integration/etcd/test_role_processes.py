@@ -54,7 +54,7 @@ async def refused(region: RegionOfProcesses, job: str) -> TwineError:
 async def test_a_shard_that_is_away_fails_its_own_jobs_only_and_restarts_nothing(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """AV7, AV4: one of two shard processes is killed and comes back."""
+    """AV7, FE3: one of two shard processes is killed and comes back."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         before, killed = region.started(), region.processes[1]
@@ -87,7 +87,7 @@ async def test_a_shard_that_is_away_fails_its_own_jobs_only_and_restarts_nothing
 async def test_an_entitlement_moves_between_running_processes_and_no_task_restarts(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """SH3, SH4: there, to the core's shard, and back; clients ask all the time."""
+    """SH3, SH4, FE2, WH8: there, to the core's shard, and back; clients ask all the time."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         before, errors, ends = region.started(), list[TwineError](), asyncio.Event()
@@ -156,7 +156,7 @@ def replica(region: RegionOfProcesses) -> PlaneProcess:
 async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """AV1, AV14: two replicas of one shard; the leader is killed."""
+    """AV1: two replicas of one shard; the leader is killed."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, before = replica(region), region.started()
@@ -200,7 +200,7 @@ async def test_a_paused_leader_of_a_shard_that_wakes_up_is_refused_and_ends(
 
 
 async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_path: Path) -> None:
-    """SH16: all roles in one process beside shards in others would be two owners."""
+    """SH1: all roles in one process beside shards in others would be two owners."""
     async with region_of_processes(tmp_path, one, 2) as region:
         whole = region.made("whole", "all")
         core, shard = region.processes[:2]
@@ -219,7 +219,7 @@ async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_
 
 
 async def test_only_the_core_may_call_the_process_of_a_shard(one: Cluster, tmp_path: Path) -> None:
-    """FE2: every route of a shard by every kind of caller; users are judged by the core."""
+    """F-79: every route of a shard by every kind of caller; users are judged by the core."""
     async with region_of_processes(tmp_path, one, 2) as region:
         authority = open_authority(tmp_path / "core" / "authority.pem", "twine")
         callers = [

@@ -92,7 +92,7 @@ async def test_a_record_that_was_deleted_here_does_not_come_back_by_its_own_echo
 
 
 async def test_a_process_whose_history_is_gone_lists_everything_again() -> None:
-    """AV16: compacted while it did not follow; deletions are found, too."""
+    """AL2: compacted while it did not follow; deletions are found, too."""
     async with MemoryStore() as store:
         here, there = owners(store, "here"), owners(store, "there")
         for name, shard in (("a", 1), ("b", 1)):
