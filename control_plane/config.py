@@ -90,6 +90,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     broker_stores: dict[Name, Folder] = {}
     """Data center → folder of the store of its machines; those of others are in `state`."""
     etcd: EtcdSettings = EtcdSettings()
+    role: Literal["all", "core", "shard"] = "all"
+    """What this process is: the whole control plane; all of it but the shards from 1 on; or one of
+    those shards. All but `all` need `etcd` and a fixed port (docs/scale.md)."""
+    shard: Annotated[int, Meta(ge=0, le=63)] = 0
+    """Number of the shard of a process with `role = "shard"`, from 1 on."""
+    shard_credential: str = ""
+    """File with the credential of that process: `twine-control-plane shard-credential`."""
     operators: list[Principal] = []
     """Users and groups who may do everything, such as `user:ann` and `group:sre`; besides them
     those who were made operators by `twinectl role grant`, and each user that may open `socket`."""
@@ -147,7 +154,9 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
             raise ConfigError(f"the configuration {path} is not TOML: {e}") from e
     document |= {k: v for k, v in overrides.items() if v not in (None, (), [])}
     document = plain(document, Config)
-    if found := violations(document, Config) + _folder_errors(document) + _etcd_errors(document):
+    relations = (_folder_errors, _etcd_errors, _role_errors)
+    found = violations(document, Config)
+    if found := [*found, *(error for of in relations for error in of(document))]:
         listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
         raise ConfigError(f"the configuration is not valid: {listed}", errors=tuple(found))
     return msgspec.convert(document, Config)
@@ -194,6 +203,27 @@ def _etcd_errors(document: dict[str, Any]) -> list[FieldError]:
     if document.get("broker_stores"):
         reason = "folders of one host, which a standby on another cannot read: leave it empty"
         found.append(FieldError(field="broker_stores", reason=reason))
+    return found
+
+
+def _role_errors(document: dict[str, Any]) -> list[FieldError]:
+    """Return what does not go together with the role of the process."""
+    role, shard = document.get("role", "all"), document.get("shard", 0)
+    if role not in ("core", "shard"):
+        return []
+    found, etcd, listen = [], document.get("etcd"), str(document.get("listen", ""))
+    if not (isinstance(etcd, dict) and etcd.get("endpoints")):
+        reason = f"the processes of a region share a store: role {role} needs an etcd cluster"
+        found.append(FieldError(field="etcd.endpoints", reason=reason))
+    if listen.endswith(":0"):
+        reason = f"role {role} tells others its port, which is fixed: not 0"
+        found.append(FieldError(field="listen", reason=reason))
+    if role == "shard" and not document.get("shard_credential"):
+        reason = "a shard needs the file that `twine-control-plane shard-credential` wrote"
+        found.append(FieldError(field="shard_credential", reason=reason))
+    if role == "shard" and shard == 0:
+        reason = "shard 0 runs in the core: other processes have 1 and above"
+        found.append(FieldError(field="shard", reason=reason))
     return found
 
 

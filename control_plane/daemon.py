@@ -12,9 +12,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,19 @@ from control_plane import config as configuration
 from control_plane.commands import CONFIG, STATE, fail, run
 from control_plane.config import Config
 from control_plane.copy_commands import backup, forget_store, migrate_store, restore_store
+from control_plane.credential_commands import controller, shard_credential, user
 from control_plane.notify import notify, standing_by
+from control_plane.process import (
+    before,
+    boot_id,
+    despite_damage,
+    make_folder,
+    until,
+    url_of,
+    version,
+)
 from wire import log as logs
-from wire.errors import ConfigError, InvalidInput, TwineError
-from wire.options import seconds
+from wire.errors import TwineError
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -38,13 +46,13 @@ if TYPE_CHECKING:
     from control_plane.identity.authority import Authority, OwnIdentity
     from control_plane.identity.rotation import Rotation
     from control_plane.roles import ControlPlane
+    from control_plane.shards.processes import OwnRole
     from control_plane.store import Store
 
 log = logging.getLogger(__name__)
 
 _ROOMS = ("roles", "front_end.frontend", "identity.registrar", "task_control.caller", "web.serving")
 """Modules that import all others, a second's work."""
-USER_LIFE_MAX_S = 90 * 86_400.0
 Started = Callable[[str], None]
 
 
@@ -57,18 +65,22 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     from control_plane.front_end.listen import serving, tcp_socket, unix_socket
     from control_plane.identity.authority import OwnIdentity, open_authority
     from control_plane.identity.loss import refuse_if_lost
-    from control_plane.store.opening import main_store
+    from control_plane.store.opening import check_alone, main_store
 
     async with AsyncExitStack() as stack:
-        _make_folder(config.state_path, "state folder")
+        make_folder(config.state_path, "state folder")
+        role = _role_of(config)
         for room in _ROOMS:  # a standby has them when it takes over
             importlib.import_module(f"control_plane.{room}")
-        opening = asyncio.ensure_future(stack.enter_async_context(main_store(config, standing_by)))
-        if not await _before(stopping, opening):
+        opened = main_store(config, standing_by, role.lock, role.announced)
+        opening = asyncio.ensure_future(stack.enter_async_context(opened))
+        if not await before(stopping, opening):
             return
         store = opening.result()
         if config.etcd.endpoints:
             notify("STATUS=leads, loading")
+        if role.name == "all":
+            await check_alone(store)
         broker_stores = await _open_broker_stores(stack, config, store)
         await refuse_if_lost(store, config.authority_path)
         authority = open_authority(
@@ -83,7 +95,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         identity = OwnIdentity(authority, config.reachable_at())
         control_plane, app, rotation = await _build(
-            stack, config, store, broker_stores, (authority, identity), url
+            stack, config, (store, role), broker_stores, (authority, identity), url
         )
         doors = serving(
             app, tcp, identity.server_context(), local, is_void=lambda *who: identity.is_void(*who)
@@ -93,7 +105,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         started(url)
         ends = identity.end_connections_forever(control_plane.disconnect)
         loops = control_plane.wait_failed(), identity.renew_forever(), ends, rotation.run()
-        await _until(stopping, *loops)
+        await until(stopping, *loops)
         log.info("ending; tasks go on")
 
 
@@ -106,7 +118,7 @@ async def _open_broker_stores(
 
     own: dict[str, OwnStore] = {}
     for datacenter, folder in config.broker_stores.items():
-        _make_folder(Path(folder), f"folder of broker_stores.{datacenter},")
+        make_folder(Path(folder), f"folder of broker_stores.{datacenter},")
         store = await stack.enter_async_context(SqliteStore(Path(folder)))
         own[datacenter] = OwnStore(store, folder)
     await claim(main, own)
@@ -116,7 +128,7 @@ async def _open_broker_stores(
 async def _build(
     stack: AsyncExitStack,
     config: Config,
-    store: Store,
+    opened: tuple[Store, OwnRole],
     broker_stores: Mapping[str, Store],
     trust: tuple[Authority, OwnIdentity],
     url: str,
@@ -138,16 +150,24 @@ async def _build(
     from control_plane.runtime.garbage import heap_that_stays
     from control_plane.runtime.runtime import Runtime
     from control_plane.shards.ownership import OwnershipMap
+    from control_plane.shards.processes import CORE, RoleLeaders
     from control_plane.store.term import OwnTerm
     from control_plane.task_control.caller import ControllerCaller
     from control_plane.task_control.core.addresses import rules_of
     from control_plane.web.serving import Console
 
     authority, identity = trust
+    store, role = opened
+    processes = RoleLeaders(store, role) if role.name == CORE else None
     runtime, settings = Runtime(), config.scheduler
     patience = Patience(settings.poll_wait_s, settings.poll_patience_s)
 
-    context, term, ownership = identity.agents_context(), OwnTerm(store), OwnershipMap(store)
+    context, ownership = identity.agents_context(), OwnershipMap(store)
+    own_term = OwnTerm(store)
+
+    def term() -> Mapping[str, str]:
+        return processes.headers() if processes is not None else own_term.headers()
+
     rules = rules_of(config.controller_networks, config.reachable_at())
 
     def agent_client(machine: MachineRecord) -> PolledAgent:
@@ -159,7 +179,13 @@ async def _build(
         )
         client.expected = f"/host/{machine.machine}"
         client.epoch = ownership.number
-        client.headers = lambda: {**term.headers(), **ownership.said(machine.machine)}
+        client.headers = lambda: {**term(), **ownership.said(machine.machine)}
+        return client
+
+    def identity_client(machine: str) -> PolledAgent:
+        """Return a client for what is no owner's business: another process may own the machine."""
+        client = agent_client(control_plane.inventory.get(machine).record)
+        client.headers = term
         return client
 
     most, of_owner = config.image_max_bytes, config.images_of_owner_max_bytes
@@ -168,8 +194,9 @@ async def _build(
     trail = Trail(store, runtime, config.audit_entries)
 
     async def load() -> ControlPlane:
-        nonlocal ownership
+        nonlocal ownership, processes
         ownership = OwnershipMap(store)
+        processes = RoleLeaders(store, role) if processes is not None else None
         await people.load()
         await trail.load()
         return await stack.enter_async_context(
@@ -182,17 +209,18 @@ async def _build(
                 config.portal,
                 broker_stores,
                 ControllerCaller(context, rules),
-                _boot_id(),
+                boot_id(),
                 ownership=ownership,
+                processes=processes,
             )
         )
 
     with heap_that_stays():
-        control_plane = await _despite_damage(load, [store, *broker_stores.values()])
+        control_plane = await despite_damage(load, [store, *broker_stores.values()])
     registrar = Registrar(store, authority, control_plane, url, runtime, config.reachable_at())
 
     async def have_renewed(machine: str) -> None:
-        async with agent_client(control_plane.inventory.get(machine).record) as client:
+        async with identity_client(machine) as client:
             await client.renew_identity()
 
     rotation = registrar.rotation
@@ -211,14 +239,15 @@ async def _build(
     rotation.issued = issued
 
     async def who_answers(machine: str) -> Presence:
-        async with agent_client(control_plane.inventory.get(machine).record) as client:
+        async with identity_client(machine) as client:
             return await client.get_presence()
 
     duplicates = registrar.duplicates
     await duplicates.load()
     duplicates.ask, duplicates.tell = who_answers, trail.second_host
     duplicates.disconnect, control_plane.duplicates = control_plane.disconnect, duplicates.known
-    front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending)
+    shard_tls = identity.agents_context() if processes is not None else None
+    front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending, shard_tls)
     access = Access(os.getuid(), config.socket_group, config.cluster)
     front_end.store_failure = store.failure
     app = front_end.app(access, version())
@@ -228,70 +257,17 @@ async def _build(
     return control_plane, app, rotation
 
 
-async def _despite_damage(
-    load: Callable[[], Awaitable[ControlPlane]], stores: Sequence[Store]
-) -> ControlPlane:
-    """Load everything; damaged records are set aside first, if there are any."""
-    from control_plane.store.quarantine import set_all_aside
-    from control_plane.store.records import DamagedRecord
+def _role_of(config: Config) -> OwnRole:
+    from control_plane.shards.processes import OwnRole
 
-    try:
-        return await load()
-    except DamagedRecord:
-        for store in stores:
-            await set_all_aside(store)
-        return await load()
-
-
-async def _until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
-    """Return when asked to stop, or raise what broke one of the loops."""
-    waiting = asyncio.ensure_future(stopping.wait())
-    running = [asyncio.ensure_future(loop) for loop in loops]
-    try:
-        done, _ = await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
-        for future in done:
-            future.result()
-    finally:
-        for future in (waiting, *running):
-            future.cancel()
-        await asyncio.gather(waiting, *running, return_exceptions=True)
-
-
-def url_of(host: str, port: int) -> str:
-    """Return the address of the front end as others write it."""
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
-def version() -> str:
-    """Return the version of the installed distribution."""
-    return metadata.version("twine-cluster")
-
-
-async def _before(stopping: asyncio.Event, opening: asyncio.Future[Any]) -> bool:
-    """Return whether `opening` ended before `stopping` was set; it is cancelled otherwise."""
-    stopped = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait((stopped, opening), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if opening.done():
-        return True
-    opening.cancel()
-    await asyncio.gather(opening, return_exceptions=True)
-    return False
-
-
-def _boot_id() -> str:
-    """Return the kernel's name of this boot (random(4)); empty where it does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _make_folder(path: Path, what: str) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as e:
-        raise ConfigError(f"cannot use the {what} {path}: {e.strerror}") from e
+    host, port = config.reachable_at()[0], config.listen_on()[1]
+    name = f"shard-{config.shard}" if config.role == "shard" else config.role
+    return OwnRole(
+        name=name,
+        shard=config.shard if config.role == "shard" else None,
+        url=url_of(host, port),
+        shards=config.scheduler.shards,
+    )
 
 
 async def _serve_until_signal(config: Config) -> None:
@@ -302,10 +278,16 @@ async def _serve_until_signal(config: Config) -> None:
 
     def started(url: str) -> None:
         notify(f"READY=1\nSTATUS=serving at {url}")
-        click.echo(f"serving at {url} and {config.socket}", err=True)
+        where = "" if config.role == "shard" else f" and {config.socket}"
+        click.echo(f"serving at {url}{where}", err=True)
 
     try:
-        await serve(config, stopping, started)
+        if config.role == "shard":
+            from control_plane.shard_daemon import serve_shard
+
+            await serve_shard(config, _role_of(config), stopping, started)
+        else:
+            await serve(config, stopping, started)
     finally:
         notify("STOPPING=1")
 
@@ -322,6 +304,8 @@ def main() -> None:
 @click.option("--listen", metavar="HOST:PORT", help="For hosts and users, with TLS.")
 @click.option("--advertise", metavar="HOST", multiple=True, help="Where they reach it; repeat.")
 @click.option("--socket", "socket_", metavar="PATH", help="Unix socket for this host's operators.")
+@click.option("--role", type=click.Choice(["all", "core", "shard"]), help="See docs/scale.md.")
+@click.option("--shard", type=int, metavar="N", help="Number of the shard, with --role shard.")
 @click.option("--cluster", metavar="NAME", help="Trust domain of all certificates.")
 @click.option(
     "--down-after", "--down-after-s", metavar="DURATION", help="Silence of a machine that is down."
@@ -380,103 +364,10 @@ def new_authority(**given: Any) -> None:
     run(begin(config))
 
 
-@main.group()
-def user() -> None:
-    """Credentials of people and programs that call the front end."""
-
-
-@user.command("add")
-@click.argument("name")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
-@click.option("--ttl", type=seconds(), default="8h", show_default=True, help="30m, 8h, 30d, …")
-@click.option("--url", help="Where the user reaches the front end.")
-@CONFIG
-@STATE
-def user_add(name: str, out: Path, ttl: float, url: str | None, **given: Any) -> None:
-    """Write a credential for `twinectl --credential FILE`: key, certificate, authority, URL."""
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-        host, port = config.reachable_at()[0], config.listen_on()[1]
-        url = url or url_of(host, port)
-        _write_credential(config, ("user", name, ()), out, ttl, url)
-        click.echo(f"{out}: {name} may call {url} for {ttl / 3600:g} h")
-    except TwineError as e:
-        fail(e)
-    except OSError as e:
-        fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
-
-
-@main.group()
-def controller() -> None:
-    """Credentials of TaskControllers, which the control plane calls."""
-
-
-@controller.command("add")
-@click.argument("name")
-@click.option("--host", "hosts", multiple=True, required=True, help="Where it serves; repeat.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
-@click.option("--ttl", type=seconds(), default="30d", show_default=True, help="8h, 30d, …")
-@CONFIG
-@STATE
-def controller_add(name: str, hosts: tuple[str, ...], out: Path, ttl: float, **given: Any) -> None:
-    """Write a credential with which a controller can serve as NAME at these hosts.
-
-    Written again to the same file, it is taken by a controller that runs.
-    """
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-        _write_credential(config, ("controller", name, hosts), out, ttl, "")
-        where = ", ".join(hosts)
-        click.echo(f"{out}: controller {name} may serve at {where} for {ttl / 86_400:g} d")
-    except TwineError as e:
-        fail(e)
-    except OSError as e:
-        fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
-
-
-def _write_credential(
-    config: Config, subject: tuple[str, str, tuple[str, ...]], out: Path, life_s: float, url: str
-) -> None:
-    """Issue a credential for (role, name, hosts) and write it."""
-    from control_plane.api.people import IssuedCredential
-    from control_plane.identity.authority import (
-        Subject,
-        check_host,
-        check_user_name,
-        open_authority,
-    )
-    from control_plane.identity.issued import FOLDER, note
-    from wire import pins, tls
-
-    role, name, hosts = subject
-    check_user_name(name)
-    for host in hosts:
-        check_host(host)
-    if not 60 <= life_s <= USER_LIFE_MAX_S:
-        raise InvalidInput(f"the credential of a {role} lives between 1m and 90d")
-    if not config.authority_path.exists():
-        raise ConfigError(
-            f"there is no authority in {config.state}",
-            hint="start the control plane once, and pass the same --state or --config here",
-        )
-    authority = open_authority(config.authority_path, config.cluster)
-    held = authority.credential(Subject(role, name, hosts), url, life_s)
-    tls.save(held, out)
-    issued = IssuedCredential(
-        name=name,
-        role=role,
-        issued_at=held.issued_at,
-        not_after=held.not_after,
-        issuer=authority.ca_hash,
-        trusts=pins.ca_hashes(authority.ca_pem),
-    )
-    note(config.state_path / FOLDER, issued)
-
-
 main.add_command(backup)
 main.add_command(restore_store)
-main.add_command(migrate_store)
-main.add_command(forget_store)
+for command in (migrate_store, forget_store, user, controller, shard_credential):
+    main.add_command(command)
 
 if __name__ == "__main__":
     main()

@@ -1,8 +1,8 @@
-"""The whole control plane in one process: what the front end calls."""
+"""The control plane of one process, which has all roles or some: what the front end calls."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -17,14 +17,12 @@ from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.claims import Claim
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.duplicates import Duplicate
-from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord, Machines, MachineView
-from control_plane.api.operations import JobEvents, RestartWish, TaskStory
 from control_plane.api.settings import PortalSettings, SchedulerSettings
-from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
+from control_plane.broker.many import FollowedMachines
 from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
 from control_plane.discovery.discovery import Discovery
@@ -33,6 +31,7 @@ from control_plane.health.checker import HealthChecker
 from control_plane.health.service import HealthService
 from control_plane.identity.core.duplicates import is_second, words
 from control_plane.images.store import FindImage
+from control_plane.job_calls import JobCalls
 from control_plane.ops_planner.planner import OpsPlanner
 from control_plane.portal.core.report import Used
 from control_plane.portal.portal import Portal
@@ -44,11 +43,11 @@ from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.rebalancer.solver import solver_process
 from control_plane.running_shards import RunningShards, ShardParts, allocators_of
 from control_plane.runtime.anchor import Anchor
+from control_plane.runtime.following import Followed, Following
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
 from control_plane.runtime.loops import Failing, Loops
 from control_plane.runtime.runtime import Runtime
-from control_plane.scheduler.core.rollout import earlier, summarize
 from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.intent_service import IntentService
@@ -58,14 +57,15 @@ from control_plane.scheduler.preparation import PreparedMachines
 from control_plane.scheduler.rebalance_desk import RebalanceDesk
 from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.task_service import TaskService
+from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.ownership import OwnershipMap
+from control_plane.shards.processes import OwnRole, RoleLeaders, away
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
 from control_plane.task_control.controllers import CallController, Controllers, nobody
-from wire.errors import InvalidInput
 
 
-class ControlPlane:
+class ControlPlane(JobCalls):
     """Broker, portal, allocator, scheduler and the services around them.
 
     `async with` loads everything from an open store and runs the loops until it is left;
@@ -85,6 +85,7 @@ class ControlPlane:
         boot_id: str = "",
         solve: Solve | None = None,
         ownership: OwnershipMap | None = None,
+        processes: RoleLeaders | None = None,
     ) -> None:
         """Wire the services together; nothing is read or started yet.
 
@@ -92,15 +93,19 @@ class ControlPlane:
         `call_controller` makes the calls of jobs' TaskControllers, `boot_id` names this boot of
         the host: on it the date goes on over restarts of the process. `solve` answers the
         ReBalancer instead of a process of its own. From `ownership` clients of agents take the
-        term that they say; None: they say none.
+        term that they say; None: they say none. `processes` says who leads the roles that run in
+        processes of their own, this one included; None: this process has all of them.
         """
         self.clock = runtime.now
         self._store = store
         self._stores = [store, *(broker_stores or {}).values()]
         self._runtime = runtime
         self._anchor = Anchor(store, runtime, boot_id)
-        self._broker = Brokers(store, runtime, broker_stores)
+        self.processes, role = processes, processes.own if processes is not None else OwnRole()
+        self.role = role
+        self._broker = Brokers(store, runtime, broker_stores, role.writer)
         self.ownership = ownership or OwnershipMap(store)
+        self.ownership.is_ours = role.runs
         self.ownership.find_machine = self._broker.table.find
         self._pool = AgentPool(agents)
         self._portal = Portal(store, runtime, portal)
@@ -114,17 +119,20 @@ class ControlPlane:
         self.inventory = MachineService(
             self._broker, runtime, self._view, self._profile_of, take_away
         )
-        self._jobs = JobTable(store, runtime.checkpoint)
+        self._jobs = JobTable(store, runtime.checkpoint, role.writer)
         self._jobs.listen(self.census.job_heard)
         self._observations = Observations(self._broker, runtime)
         region = Region(
             *(self._broker, self._observations, settings, runtime, self.limits),
             lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
+            follows=self._follows,
         )
-        allocators = allocators_of(region, self._portal, self._jobs, store, self.ownership)
-        self._allocator = allocators[0]
+        allocators = allocators_of(
+            region, self._portal, self._jobs, store, self.ownership, role.runs
+        )
+        self._allocator = next(iter(allocators.values()))
         losses = Losses(region, self._jobs)
-        self.allocations = [allocator.allocations for allocator in allocators]
+        self.allocations = [allocator.allocations for allocator in allocators.values()]
         self._shards = ShardMaps(store, self._jobs, runtime.checkpoint)
         self.discovery = Discovery(
             self._jobs, self._broker, self._allocator.directory.jobs, self._shards
@@ -153,7 +161,7 @@ class ControlPlane:
         )
         self._switcher = Switcher(region, self._dispatcher)
         self.profiles = ProfileRollouts(
-            region, self._portal, store, self._portal.settings.profile_keys
+            *(region, self._portal, store, self._portal.settings.profile_keys, role.writer)
         )
         self._dispatcher.profile_text = self.profiles.text_of
         self._events = EventLog(store)
@@ -162,7 +170,12 @@ class ControlPlane:
             *(region, self._portal, self._jobs, self._control),
             *(self._dispatcher, self._events, self._controllers, losses),
         )
-        self.shards = RunningShards(parts, self.ownership, allocators)
+        if processes is None:
+            self.shards = RunningShards(parts, self.ownership, allocators)
+        else:
+            self.shards = ShardProcesses(
+                parts, self.ownership, allocators, processes, self._checker.look_at
+            )
         for shard in self.shards.all:
             shard.keeper.keeps = partial(self._keeps, shard.scheduler.ahead)
         self.job_planner = self.shards
@@ -170,12 +183,12 @@ class ControlPlane:
             machines=self._broker.table,
             held=self._broker.held,
             jobs_of=self._allocator.jobs_of,
-            release_idle=self._release_idle,
+            release_idle=self.release_idle,
             used=self._used,
             power=self._allocator.index.power_budgets,
         )
         self.rebalancer = ReBalancer(
-            *(region, self._jobs, ShardedPlaces(allocators, self.ownership.shard_of)),
+            *(region, self._jobs, ShardedPlaces([*allocators.values()], self.ownership.shard_of)),
             *(RebalanceDesk(self._jobs, runtime), store),
             solve or solver_process(settings.rebalance.memory_mib),
             self._unwell,
@@ -189,7 +202,11 @@ class ControlPlane:
         """Machine → a second host that has its identity."""
         self.quarantined: list[str] = []
         """Stored records that cannot be used: an alarm while there are any."""
+        self.ask_shard: Callable[[int, str], Awaitable[None]] = _nobody_asked
+        """Have the process of a shard give back idle machines of an entitlement."""
         self._loops: Loops | None = None
+        if processes is not None:
+            self._follow(processes)
 
     async def __aenter__(self) -> Self:
         """Load from the store, then start the loops.
@@ -197,6 +214,8 @@ class ControlPlane:
         Records are complete before the first agent is asked: a task is never taken for a
         stray because its job was not read yet.
         """
+        if self.processes is not None:
+            await self.processes.load()
         for one in self._stores:
             self.quarantined += await quarantined(one)
         await self._anchor.load()
@@ -207,7 +226,7 @@ class ControlPlane:
         await self._portal.load()
         await self._jobs.load()
         await self._shards.load()
-        self.ownership.check(len(self.shards.all), self._portal.table)
+        self.ownership.check(self.shards.count, self._portal.table)
         for shard in self.shards.all:
             await shard.allocator.load()
         await self.maintenance.load()
@@ -239,7 +258,11 @@ class ControlPlane:
     def _start(self, loops: Loops) -> None:
         """Start every loop; those that command wait until a restored store was looked at."""
         loops.start("clocks", self._runtime.watch_clocks)
-        loops.start("date", self._anchor.run, Failing.BEGINS_ANEW)
+        if self.processes is not None and self.processes.following is not None:
+            loops.start("following", self.processes.following.run)
+            loops.start("leadership", self.processes.wait_replaced)
+        if self.role.is_core:
+            loops.start("date", self._anchor.run, Failing.BEGINS_ANEW)
         self.restored.begin = lambda: self._start_commanding(loops)
         if not self.restored.waits:
             self._start_commanding(loops)
@@ -258,112 +281,12 @@ class ControlPlane:
         loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)
         loops.start("profile rollouts", self.profiles.run, Failing.BEGINS_ANEW)
         loops.start("controllers", self._controllers.run)
+        if not self.role.is_core:
+            return
         loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
         loops.start("rebalancer", self.rebalancer.run, Failing.BEGINS_ANEW)
         loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
         loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
-
-    # -- jobs
-
-    async def apply_job(
-        self, spec: JobSpec, *, dry_run: bool = False, writer: str = ""
-    ) -> JobStatus:
-        """Create a job or change what is wanted of it; all errors at once, or none applied."""
-        if not dry_run:
-            await self.shards.give(spec.entitlement)
-        record = await self._control.apply(spec, dry_run=dry_run, writer=writer)
-        return summarize(record)
-
-    async def get_job(self, name: str) -> JobStatus:
-        """Return a job, or raise `NotFound`."""
-        return self.shards.of_job(name).scheduler.status(name)
-
-    async def list_jobs(self) -> Jobs:
-        """Return all jobs, by name."""
-        return Jobs(jobs=[self.shards.of_job(name).scheduler.status(name) for name in self._jobs])
-
-    async def stop_job(self, name: str) -> JobStatus:
-        """Stop all tasks of a job; it disappears once they are gone."""
-        return summarize(await self._control.stop(name))
-
-    async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
-        """Hold back the update of a job, or let it go on."""
-        return summarize(await self._control.pause(name, held_back=paused))
-
-    async def restart_job(self, name: str, writer: str = "") -> JobStatus:
-        """Have every task of a job started anew, like an update."""
-        return summarize(await self._control.restart(name, writer))
-
-    async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
-        """Go back to what the version before wanted of the tasks."""
-        if before := self.goes_back_to(name):
-            self.shards.check_move(name, before)
-        return summarize(await self._control.rollback(name, writer))
-
-    async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
-        """Have a job run in another entitlement."""
-        await self.shards.give(entitlement)
-        self.shards.check_move(name, entitlement)
-        return summarize(await self._control.move(name, entitlement, writer))
-
-    async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
-        """Have a task run elsewhere."""
-        await self._control.move_task(name, index, to, reason)
-        return await self.task_story(name, index)
-
-    async def restart_task(self, name: str, index: int, wish: RestartWish) -> TaskStory:
-        """Have a task start anew where it is: in its turn, or at once."""
-        if not wish.now:
-            await self._control.restart_task(name, index, wish.reason)
-        elif not wish.reason:
-            raise InvalidInput(
-                f"task {name}-{index} is restarted past its job's budget and controller only for"
-                " a reason, which the audit log keeps",
-                hint="twinectl task restart --now --reason …",
-            )
-        else:
-            await self.task_desk.restart(name, index)
-        return await self.task_story(name, index)
-
-    async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
-        """Return a page of a job's log, oldest first; also of one that is gone."""
-        return await self._events.page(self._jobs, name, after, limit)
-
-    async def task_story(self, name: str, index: int) -> TaskStory:
-        """Return what is being done to a task and what was."""
-        return await self._events.story(self._jobs, name, index)
-
-    def users_of_image(self, digest: str) -> list[str]:
-        """Return the jobs that run an image, or are about to."""
-        return self._control.users_of_image(digest)
-
-    def job_logs(
-        self,
-        name: str,
-        index: int,
-        *,
-        follow: bool = False,
-        since: str | None = None,
-        tail: int | None = None,
-        previous: bool = False,
-    ) -> AsyncIterator[bytes]:
-        """Yield what a task wrote, from the machine where it is now.
-
-        `NotFound` is raised by the first `__anext__`, not by the call.
-        """
-        return self.task_desk.logs(
-            name, index, follow=follow, since=since, tail=tail, previous=previous
-        )
-
-    async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
-        """Return the listed tasks of a job; waits up to `wait_s` for a revision > `after`."""
-        return await self.discovery.endpoints(job, after, wait_s)
-
-    async def watch_endpoints(
-        self, known: Mapping[str, int | None], wait_s: float = 0.0
-    ) -> EndpointsNews:
-        """Return where those of many jobs answer of which something else is known."""
-        return await self.discovery.watch(known, wait_s)
 
     # -- machines
 
@@ -407,12 +330,6 @@ class ControlPlane:
         record = self._jobs.find(job)
         return None if record is None else record.spec.entitlement
 
-    def goes_back_to(self, job: str) -> str | None:
-        """Return the entitlement that a rollback of a job would bring it to, if there is one."""
-        record = self._jobs.find(job)
-        version = earlier(record) if record is not None else None
-        return record.specs[version].entitlement if record is not None and version else None
-
     def is_raw(self, job: str) -> bool:
         """Return whether some version of a job that is kept has tasks without a sandbox."""
         record = self._jobs.find(job)
@@ -450,6 +367,8 @@ class ControlPlane:
 
     def _unwell(self) -> str:
         """Return why no task is to be moved that could stay; empty: the region is well."""
+        if self.shards.count > len(self.shards.all):
+            return "the ReBalancer plans for the shards of its process, and others run elsewhere"
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
@@ -463,16 +382,46 @@ class ControlPlane:
     def _claims_of(self, job: str) -> Iterable[Claim]:
         return self.shards.of_job(job).allocator.index.claims.get(job) or ()
 
-    def _owner_of(self, pool: str) -> Allocator:
-        return self.shards.of_pool(pool).allocator
+    def _owner_of(self, pool: str) -> Allocator | None:
+        shard = self.shards.find_pool(pool)
+        return None if shard is None else shard.allocator
 
-    async def _release_idle(self, entitlement: str) -> None:
-        await self.shards.of_pool(entitlement).keeper.release_idle(entitlement)
+    async def release_idle(self, entitlement: str) -> None:
+        """Give back the machines of an entitlement on which nothing is placed."""
+        shard = self.shards.find_pool(entitlement)
+        if shard is not None:
+            await shard.keeper.release_idle(entitlement)
+        else:
+            await self.ask_shard(self.ownership.shard_of(entitlement), entitlement)
+
+    def _follows(self, pool: str) -> bool:
+        """Return whether this process follows the machines of a pool: free ones the core does."""
+        return self.role.is_core if pool == FREE else self.role.runs(self.ownership.shard_of(pool))
+
+    def _follow(self, processes: RoleLeaders) -> None:
+        """Have all that other processes write told to the tables, from before they are loaded."""
+        self.ownership.epoch = processes.epoch
+        tables: list[Followed] = [
+            *(processes.table, self._portal.table, FollowedMachines(self._broker, self._store)),
+            *(self._jobs, *self.profiles.tables, self.ownership.table),
+        ]
+        processes.following = Following(self._store, tables)
+
+    async def followed(self, revision: int, patience_s: float) -> bool:
+        """Return whether all that was written up to a revision is known within a time."""
+        following = self.processes.following if self.processes is not None else None
+        return following is None or await following.reached(revision, patience_s)
+
+    def also_follow(self, table: Followed) -> None:
+        """Have what other processes write told to something more; before anything is loaded."""
+        assert self.processes is not None
+        assert self.processes.following is not None
+        self.processes.following.add(table)
 
     def _used(self, name: str) -> Used:
         record = self._broker.table.find(name)
-        owner = self.shards.of_pool(record.entitlement if record is not None else FREE)
-        machine = owner.allocator.index.machines.get(name)
+        owner = self._owner_of(record.entitlement if record is not None else FREE)
+        machine = (owner or self._allocator).index.machines.get(name)
         if machine is None:
             return Used()
         capacity = machine.capacity
@@ -497,3 +446,7 @@ class ControlPlane:
             identity_not_after=self.identity_ends.get(record.machine),
             duplicate=words(second) if second is not None else "",
         )
+
+
+async def _nobody_asked(shard: int, _: str) -> None:
+    raise away(shard, "this process does not call it")

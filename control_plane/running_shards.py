@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -38,7 +38,7 @@ from control_plane.task_control.controllers import Controllers
 from wire.errors import Busy, Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
-_IDLE_S, _PAUSE_S = 10.0, 0.01
+IDLE_S, _PAUSE_S = 10.0, 0.01
 """How long a move waits for what is under way in its entitlement, and between two looks."""
 _SETTLE_S = 1.0
 """Between two questions whether the new owner was written, of a store that does not answer."""
@@ -75,11 +75,17 @@ class ShardParts:
 class RunningShards:
     """The shards by number; each question goes to the one that owns what it is about."""
 
-    def __init__(self, parts: ShardParts, ownership: OwnershipMap, allocators: list[Allocator]):
+    def __init__(
+        self, parts: ShardParts, ownership: OwnershipMap, allocators: Mapping[int, Allocator]
+    ):
         """Run nothing yet; `allocators` are those of `allocators_of`."""
         self._parts, self._ownership = parts, ownership
         self._moves = asyncio.Lock()
-        self.all = [self._made(number, made) for number, made in enumerate(allocators)]
+        self._by_number = {number: self._made(number, a) for number, a in allocators.items()}
+        self.all = [*self._by_number.values()]
+        """Those of this process."""
+        self.count = parts.region.settings.shards
+        """Shards of the region, those of other processes included."""
         parts.dispatcher.follow(self._wanted)
 
     def _made(self, number: int, allocator: Allocator) -> RunningShard:
@@ -98,19 +104,42 @@ class RunningShards:
         planner = JobPlanner(parts.jobs, placing, parts.control, scheduler)
         return RunningShard(number, allocator, placing, keeper, scheduler, planner)
 
+    def number_of_entitlement(self, name: str) -> int:
+        """Return the number of the shard that places the tasks of an entitlement."""
+        record = self._parts.portal.table.find(name)
+        pool = pool_of(name, record.spec) if record is not None else name
+        return self._ownership.shard_of(pool)
+
+    def number_of_job(self, name: str) -> int | None:
+        """Return the number of the shard of a job; None: there is no such job."""
+        record = self._parts.jobs.find(name)
+        return None if record is None else self.number_of_entitlement(record.spec.entitlement)
+
+    def find_pool(self, pool: str) -> RunningShard | None:
+        """Return the shard that owns a pool; None: another process runs it."""
+        return self._by_number.get(self._ownership.shard_of(pool))
+
     def of_pool(self, pool: str) -> RunningShard:
         """Return the shard that owns a pool; shard 0 for the free one."""
-        return self.all[self._ownership.shard_of(pool)]
+        return self._running(self._ownership.shard_of(pool))
 
     def of_entitlement(self, name: str) -> RunningShard:
         """Return the shard that places the tasks of an entitlement."""
-        record = self._parts.portal.table.find(name)
-        return self.of_pool(pool_of(name, record.spec) if record is not None else name)
+        return self._running(self.number_of_entitlement(name))
 
     def of_job(self, name: str) -> RunningShard:
         """Return the shard of a job; any where there is no such job."""
-        record = self._parts.jobs.find(name)
-        return self.of_entitlement(record.spec.entitlement) if record is not None else self.all[0]
+        number = self.number_of_job(name)
+        return self.all[0] if number is None else self._running(number)
+
+    def _running(self, number: int) -> RunningShard:
+        found = self._by_number.get(number)
+        if found is None:
+            raise Busy(
+                f"shard {number} does not run in this process",
+                hint="an entitlement was moved a moment ago, perhaps: try again",
+            )
+        return found
 
     # -- which shard has what
 
@@ -118,20 +147,18 @@ class RunningShards:
         """Return what each shard has to do, by number."""
         broker, loads = self._parts.region.broker, []
         pools = members(self._parts.portal.specs())
-        for shard in self.all:
-            own = [pool for pool in pools if self._ownership.shard_of(pool) == shard.number]
+        for number in range(self.count):
+            own = [pool for pool in pools if self._ownership.shard_of(pool) == number]
             jobs = [job for pool in own for job in self.jobs_in(pool)]
             records = [record for job in jobs if (record := self._parts.jobs.find(job))]
             loads.append(
                 ShardLoad(
-                    shard=shard.number,
+                    shard=number,
                     machines=sum(len(broker.held(pool)) for pool in own),
                     entitlements=own,
                     jobs=len(records),
                     tasks=sum(len(record.tasks) for record in records),
-                    moving=sorted(
-                        p for p, to in self._ownership.moving.items() if to == shard.number
-                    ),
+                    moving=sorted(p for p in pools if self._ownership.moves_to(p) == number),
                 )
             )
         return loads
@@ -145,7 +172,7 @@ class RunningShards:
     async def give(self, entitlement: str) -> None:
         """Give an entitlement that has no shard and is not used yet to the one with least to do."""
         record = self._parts.portal.table.find(entitlement)
-        if len(self.all) == 1 or record is None:
+        if self.count == 1 or record is None:
             return
         pool = pool_of(entitlement, record.spec)
         is_used = self.jobs_in(pool) or self._parts.region.broker.held(pool)
@@ -154,8 +181,8 @@ class RunningShards:
 
     def check_move(self, job: str, entitlement: str) -> None:
         """Raise `Conflict` if a job would come to another shard: it lives in one."""
-        here, there = self.of_job(job).number, self.of_entitlement(entitlement).number
-        if self._parts.jobs.find(job) is not None and here != there:
+        here, there = self.number_of_job(job), self.number_of_entitlement(entitlement)
+        if here is not None and here != there:
             raise Conflict(
                 f"cannot move job {job!r}: it is in shard {here}, and entitlement {entitlement!r}"
                 f" in shard {there}; a job lives in one shard",
@@ -173,40 +200,37 @@ class RunningShards:
         owner (the commit point), and go on there. `Busy` where something does not end: nothing
         changed then. A process that ends anywhere starts with the owner that the map names.
         """
-        source, target = self.of_pool(pool), self._target(pool, to)
-        jobs = self.jobs_in(pool)
+        self._check_target(pool, to)
+        source, jobs = self._ownership.shard_of(pool), self.jobs_in(pool)
         self._check_alone(pool, jobs)
         machines = len(self._parts.region.broker.held(pool))
-        moves = source is not target and not dry_run
+        moves = source != to and not dry_run
         if moves:
             async with self._moves:
-                work = self._tried(pool, source, target, jobs)  # it ends though a client left
+                work = self._tried(pool, to)  # it ends though a client left
                 task = self._parts.region.runtime.spawn("shard move", work)
                 if (error := await asyncio.shield(task)) is not None:
                     raise error
-            log.info("entitlement moved", extra={"entitlement": pool, "shard": target.number})
+            log.info("entitlement moved", extra={"entitlement": pool, "shard": to})
         return ShardMoved(
             entitlement=pool,
-            from_shard=source.number,
-            to_shard=target.number,
+            from_shard=source,
+            to_shard=to,
             jobs=jobs,
             machines=machines,
             done=moves,
         )
 
-    async def _tried(
-        self, pool: str, source: RunningShard, target: RunningShard, jobs: list[str]
-    ) -> TwineError | None:
+    async def _tried(self, pool: str, to: int) -> TwineError | None:
         """Move, and return why that was not done; a process does not end because of it."""
         try:
-            await self._move(pool, source, target, jobs)
+            await self._move(pool, to)
         except TwineError as e:
             return e
         return None
 
-    async def _move(
-        self, pool: str, source: RunningShard, target: RunningShard, jobs: list[str]
-    ) -> None:
+    async def _move(self, pool: str, to: int) -> None:
+        source, target, jobs = self.of_pool(pool), self._running(to), self.jobs_in(pool)
         self._ownership.moving[pool] = target.number  # no shard begins anything in it from here on
         try:
             async with self._parts.jobs.lock(*jobs):
@@ -222,17 +246,24 @@ class RunningShards:
             del self._ownership.moving[pool]
             for job in self.jobs_in(pool):
                 source.scheduler.forget(job)
-                self.of_pool(pool).scheduler.wake(job)
-            self.of_pool(pool).keeper.look_at(pool)
+            self._wake(pool)
+
+    def _wake(self, pool: str) -> None:
+        """Look at the jobs and the machines of a pool that came, or that stays."""
+        owner = self.find_pool(pool)
+        if owner is not None:
+            for job in self.jobs_in(pool):
+                owner.scheduler.wake(job)
+            owner.keeper.look_at(pool)
 
     async def _until_idle(self, pool: str, source: RunningShard, jobs: list[str]) -> None:
         runtime = self._parts.region.runtime
-        ends = runtime.now() + _IDLE_S
+        ends = runtime.now() + IDLE_S
         while source.scheduler.asking & set(jobs) or handover.is_busy(source.allocator, pool, jobs):
             if runtime.now() >= ends:
                 raise Busy(
                     f"cannot move entitlement {pool!r}: an allocation in it goes on for more than"
-                    f" {_IDLE_S:g} s, nothing was changed",
+                    f" {IDLE_S:g} s, nothing was changed",
                     hint="try again; `twinectl status` says which store does not answer",
                 )
             await runtime.sleep(_PAUSE_S)
@@ -255,7 +286,7 @@ class RunningShards:
             if self._ownership.shard_of(pool) != shard:
                 raise
 
-    def _target(self, pool: str, to: int) -> RunningShard:
+    def _check_target(self, pool: str, to: int) -> None:
         specs = self._parts.portal.specs()
         if pool not in specs:
             raise NotFound(f"there is no entitlement {pool!r}", hint="twinectl entitlement list")
@@ -265,9 +296,8 @@ class RunningShards:
                 f" {specs[pool].materialization!r}, and its shard",
                 hint=f"twinectl shard move {specs[pool].materialization} --to {to}",
             )
-        if to >= len(self.all):
-            raise NotFound(f"there is no shard {to}: they are 0 to {len(self.all) - 1}")
-        return self.all[to]
+        if to >= self.count:
+            raise NotFound(f"there is no shard {to}: they are 0 to {self.count - 1}")
 
     def _check_alone(self, pool: str, jobs: list[str]) -> None:
         """Raise `Conflict` where a job is on its way between this entitlement and another."""
@@ -304,29 +334,37 @@ class RunningShards:
         """Return what a machine has to do with a task; its shard decides about a stray."""
         record: JobRecord | None = self._parts.jobs.find(task.rpartition("-")[0])
         if record is not None:
-            shard = self.of_entitlement(record.spec.entitlement)
+            number = self.number_of_entitlement(record.spec.entitlement)
         else:
             known = self._parts.region.broker.table.find(machine)
-            shard = self.of_pool(known.entitlement if known is not None else "")
-        return shard.scheduler.wanted(machine, task)
+            number = self._ownership.shard_of(known.entitlement if known is not None else "")
+        shard = self._by_number.get(number)
+        return None if shard is None else shard.scheduler.wanted(machine, task)
 
 
 def allocators_of(
-    region: Region, portal: Portal, jobs: JobTable, store: Store, ownership: OwnershipMap
-) -> list[Allocator]:
-    """Return an allocator for each shard, which owns what the map says.
+    region: Region,
+    portal: Portal,
+    jobs: JobTable,
+    store: Store,
+    ownership: OwnershipMap,
+    runs: Callable[[int], bool] = lambda _shard: True,
+) -> dict[int, Allocator]:
+    """Return an allocator for each shard that this process runs; it owns what the map says.
 
     Transactions of a shard that was and is not any more are shard 0's to finish.
     """
-    made = []
+    made = {}
     names = [f"{ALLOCATOR}-{n}" if n else ALLOCATOR for n in range(region.settings.shards)]
     for number, name in enumerate(names):
-        owns = _owner(ownership, number)
-        made.append(Allocator(replace(region, owns=owns), portal, jobs, store, name))
+        if runs(number):
+            owns = _owner(ownership, number)
+            made[number] = Allocator(replace(region, owns=owns), portal, jobs, store, name)
     running = tuple(f"{name}:" for name in names[1:])
-    made[0].allocations.is_ours = lambda transaction: not transaction.startswith(running)
+    if 0 in made:
+        made[0].allocations.is_ours = lambda transaction: not transaction.startswith(running)
     return made
 
 
 def _owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
-    return lambda pool: ownership.shard_of(pool) == number and pool not in ownership.moving
+    return lambda pool: ownership.shard_of(pool) == number and not ownership.is_moving(pool)

@@ -68,6 +68,8 @@ class WireClient:
         """Who must answer, such as `/host/vm1`, if the context is for many peers."""
         self.headers: Callable[[], Mapping[str, str]] = dict
         """What each request says besides what it asks for."""
+        self.hear: Callable[[Mapping[str, str]], None] = lambda _: None
+        """Called with the headers of each answer."""
         self._timeout_s = timeout_s
         self._tls = tls
         self._sessions: dict[Lane, aiohttp.ClientSession] = {}
@@ -145,6 +147,7 @@ class WireClient:
                 headers=self.headers(),
             ) as response:
                 answer = await self._answer(route, response)
+                self.hear(response.headers)
                 if response.status >= 300:
                     raise _refusal(route, response.status, answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as e:

@@ -275,6 +275,14 @@ class Observations:
         observation.doubtful = observation.doubtful or doubtful
         self.changed(machine)
 
+    def left(self, machine: str) -> None:
+        """Forget what a machine said: another process follows it from now on."""
+        observation, blank = self._observations.get(machine), Observation()
+        if observation is not None:
+            for name in Observation.__slots__:
+                setattr(observation, name, getattr(blank, name))
+            self.changed(machine)
+
     def changed(self, machine: str) -> None:
         """Wake whoever decides something about the machine."""
         for listener in self._listeners:

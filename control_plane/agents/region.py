@@ -25,5 +25,7 @@ class Region:
     """Whether the host of this boot only has the identity of this machine (docs/adr/0107)."""
     owns: Callable[[str], bool] = lambda _pool: True
     """Whether who has this region decides about a pool: the one shard of it (docs/adr/0152)."""
+    follows: Callable[[str], bool] = lambda _pool: True
+    """Whether this process follows the machines of a pool, `FREE` included: one process does."""
     shared: dict[str, object] = field(default_factory=dict)
     """What actors of one kind share where there are several in this process, by kind."""

@@ -438,7 +438,8 @@ class Allocator:
         if record.unavailability and (planned := blocking(record, self._runtime.date())):
             return planned
         observation = self._observations.look(record.machine)
-        if not observation.answering and not self._is_yet_to_answer(record.machine, observation):
+        is_silent = not observation.answering and self.region.follows(record.entitlement)
+        if is_silent and not self._is_yet_to_answer(record.machine, observation):
             return "does not answer"
         degraded = observation.profile.state is ProfileState.DEGRADED
         if record.entitlement and degraded and not self._observations.ready(record):

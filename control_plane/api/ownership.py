@@ -16,6 +16,34 @@ class EntitlementOwner(msgspec.Struct, frozen=True, kw_only=True):
     moved: Count = 0
     """Moves of the region up to the last one of this entitlement, that one included; 0: it never
     moved. Kept after the entitlement is gone: hosts were told of it."""
+    moving_to: Count | None = None
+    """The shard that is going to get it from the process of this one; no shard owns it then."""
+
+
+class EntitlementRelease(msgspec.Struct, frozen=True, kw_only=True):
+    """The process of a shard says that it does nothing more in an entitlement that is moving."""
+
+    schema: int = 1
+    entitlement: Name
+
+
+class RoleProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that leads a role, written with its election (docs/adr/0153)."""
+
+    schema: int = 1
+    role: str
+    """`all`, `core`, or `shard-N`."""
+    epoch: Count
+    """Of all roles together: it rises with each election."""
+    life: str
+    """16 hexadecimal digits by chance: of this life of the process."""
+    url: str = ""
+    """Where the process of a shard takes requests."""
+    shards: Count = 1
+    """Of a core or a whole control plane: shards of the region."""
+    host: str = ""
+    since: float = 0.0
+    """Seconds since 1970."""
 
 
 class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +59,10 @@ class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that the records of its jobs have."""
     moving: list[str] = []
     """Entitlements that are being moved to it."""
+    host: str = ""
+    """Where its process led last; empty: it is a shard of the core's process."""
+    since: float | None = None
+    """Since when that process leads, in seconds since 1970."""
 
 
 class ShardLoads(msgspec.Struct, frozen=True, kw_only=True):

@@ -191,6 +191,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/images",
         response=Images,
+        roles=("component",),
         needs=Needs.VIEWER,
         summary="All images of the image store",
     ),

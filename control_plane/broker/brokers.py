@@ -64,6 +64,8 @@ class Brokers:
         self._runtime, self._writer = runtime, writer
         self._listeners: list[Heard] = []
         self._loaders: list[Loaded[MachineRecord]] = []
+        self.is_followed = False
+        """Whether other processes write machines, too (`many.FollowedMachines`)."""
         self._membership = asyncio.Lock()
         """Held while machines come, go or move, so that a name is in one place."""
         self._imports = Imports(store, runtime, self, writer)
@@ -88,7 +90,8 @@ class Brokers:
                 self._twice |= {entry.key.removeprefix(_MOVES) for entry in page}
         for broker in self.by_datacenter.values():
             await broker.load(after_page)
-        await self._settle_moves()
+        if not (self.is_followed and self._writer):  # else the process that moves them settles
+            await self._settle_moves()
         self._loaded = True
         await self._imports.load()
 
@@ -98,6 +101,7 @@ class Brokers:
         if broker is None:
             store = self._stores.get(datacenter, self._store)
             broker = Broker(store, self._runtime, datacenter, self._writer)
+            broker.table.is_followed = self.is_followed
             broker.listen(self._heard, self._heard_all)
             self.by_datacenter[datacenter] = broker
             if self._loaded:
@@ -420,8 +424,23 @@ class Brokers:
             return
         if name in self._twice:
             self._show(name)
+        elif self.is_followed and (before is None) is not (after is None):
+            self._came_or_went(name, before, after)
         else:
             self._tell(name, before, after)
+
+    def _came_or_went(
+        self, name: str, before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        """Tell of a machine that another process moved to another data center as of one change.
+
+        It comes there before it goes here.
+        """
+        there = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
+        if after is None:
+            self._tell(name, before, there[0] if there else None)
+        elif len(there) == 1:
+            self._tell(name, None, after)
 
     def _show(self, name: str) -> None:
         """Tell of a machine that may be at two brokers, as of the one where it is going to stay."""

@@ -27,13 +27,13 @@ async def survey(store: Store) -> set[str]:
     found: set[str] = set()
     after = ""
     while entries := (await store.list_prefix(MACHINES, after, PAGE)).entries:
-        old = [entry for entry in entries if not _datacenter_of(entry.key)]
+        old = [entry for entry in entries if not datacenter_of(entry.key)]
         if old:
             for first in range(0, len(old), PART // 2):
                 found |= await _migrate(store, old[first : first + PART // 2])
-        found |= {_datacenter_of(entry.key) for entry in entries}
+        found |= {datacenter_of(entry.key) for entry in entries}
         after = entries[-1].key
-        if datacenter := _datacenter_of(after):  # the rest of it is for its broker to read
+        if datacenter := datacenter_of(after):  # the rest of it is for its broker to read
             after = prefix_of(datacenter) + LAST
     found.discard("")
     return found
@@ -56,7 +56,11 @@ async def _migrate(store: Store, entries: Sequence[Entry]) -> set[str]:
     return found
 
 
-def _datacenter_of(key: str) -> str:
-    """Return the data center in a key; empty for one that an earlier release wrote."""
+def datacenter_of(key: str) -> str:
+    """Return the data center in a machine's key; empty for one that an earlier release wrote, and
+    for any other.
+    """
+    if not key.startswith(MACHINES):
+        return ""
     datacenter, slash, _ = key.removeprefix(MACHINES).partition("/")
     return datacenter if slash else ""

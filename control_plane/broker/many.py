@@ -1,4 +1,4 @@
-"""The same change of many machines, a part in each transaction, with turns for others."""
+"""Many machines at once: the same change, with turns for others; and what other processes write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection
 
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.brokers import Brokers
+from control_plane.broker.keys import datacenter_of, survey
 from control_plane.runtime.table import PART
+from control_plane.store import KeyChange, Store
 
 
 async def change_each(
@@ -22,3 +24,36 @@ async def change_each(
             changed += await broker.change_many(names[first : first + PART], change)
             await asyncio.sleep(0)
     return sorted(changed, key=lambda record: record.machine)
+
+
+class FollowedMachines:
+    """The machines of a region, some of them written by other processes (`runtime.following`)."""
+
+    def __init__(self, brokers: Brokers, store: Store) -> None:
+        """Change nothing yet."""
+        self._brokers, self._store = brokers, store
+
+    @property
+    def is_followed(self) -> bool:
+        """Return whether other processes write machines, too; see `Table`."""
+        return self._brokers.is_followed
+
+    @is_followed.setter
+    def is_followed(self, value: bool) -> None:
+        self._brokers.is_followed = value
+        for broker in self._brokers.by_datacenter.values():
+            broker.table.is_followed = value
+
+    def concerns(self, key: str) -> bool:
+        """Return whether a key is of a machine."""
+        return bool(datacenter_of(key))
+
+    async def follow(self, change: KeyChange) -> None:
+        """Take in a change of a machine; see `Table.follow`."""
+        await self._brokers.at(datacenter_of(change.key)).table.follow(change)
+
+    async def list_again(self) -> None:
+        """Bring all machines up to what the store has."""
+        known = self._brokers.by_datacenter.keys()
+        for datacenter in sorted(await survey(self._store) | known):
+            await self._brokers.at(datacenter).table.list_again()

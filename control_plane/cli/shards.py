@@ -54,14 +54,15 @@ def shard() -> None:
 def shard_list(target: Target, output: str) -> None:
     """Show what each shard has to do."""
     found: ShardLoads = target.ask(lambda client: client.list_shards())
-    columns = ("shard", "machines", "entitlements", "jobs", "tasks", "moving to it")
+    columns = ("shard", "machines", "entitlements", "jobs", "tasks", "moving to it", "host")
     rows = [_row(load) for load in found.shards]
     show.emit(output, found, lambda: show.table(columns, rows))
 
 
 def _row(load: ShardLoad) -> tuple[object, ...]:
     moving = ", ".join(load.moving) or "-"
-    return (load.shard, load.machines, len(load.entitlements), load.jobs, load.tasks, moving)
+    has = (load.machines, len(load.entitlements), load.jobs, load.tasks)
+    return (load.shard, *has, moving, load.host or "-")
 
 
 @shard.command("show")

@@ -6,6 +6,7 @@ Handlers translate; they decide nothing. Who may call what is in `access` and `g
 from __future__ import annotations
 
 import dataclasses
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -21,11 +22,9 @@ from agent.api import (
     Liveness,
 )
 from agent.api.task_identity import TaskCertificate
-from control_plane.api.jobs import Endpoints, Jobs, JobStatus
+from control_plane.api.jobs import Endpoints
 from control_plane.api.machines import Token
-from control_plane.api.operations import JobEvents, MoveWish, RestartWish, TaskStory
 from control_plane.api.people import IssuedCredential, Revocation
-from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointsNews, WatchedJobs
@@ -33,24 +32,25 @@ from control_plane.front_end.access import Access
 from control_plane.front_end.authority_handlers import AuthorityHandlers
 from control_plane.front_end.capacity_handlers import CapacityHandlers
 from control_plane.front_end.duplicate_handlers import DuplicateHandlers
+from control_plane.front_end.forwarding import Forwarding
 from control_plane.front_end.guard import Guard
 from control_plane.front_end.health_handlers import HealthHandlers
 from control_plane.front_end.intent_handlers import IntentHandlers
+from control_plane.front_end.job_handlers import JobHandlers
 from control_plane.front_end.limit_handlers import LimitHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
 from control_plane.front_end.maintenance_handlers import MaintenanceHandlers, RebalanceHandlers
 from control_plane.front_end.metrics import Metrics
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
 from control_plane.front_end.profile_handlers import ProfileHandlers
-from control_plane.front_end.recorder import Recorder, caller_of
+from control_plane.front_end.recorder import Recorder
 from control_plane.front_end.restored_handlers import RestoredHandlers
-from control_plane.front_end.task_handlers import TaskHandlers, index_of
+from control_plane.front_end.task_handlers import TaskHandlers
 from control_plane.front_end.trail import Trail
 from control_plane.identity.people import KINDS, People
 from control_plane.identity.registrar import Registrar
 from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
-from control_plane.scheduler.event_log import PAGE_MAX
 from wire.errors import Busy, InvalidInput
 from wire.fairness import Peer
 from wire.peers import principal
@@ -58,7 +58,6 @@ from wire.routes import Route
 from wire.server import Call, Handler, make_app
 
 MAX_WAIT_S = 60.0
-MAX_TAIL_LINES = 100_000
 
 
 async def _nothing_issued() -> list[IssuedCredential]:
@@ -66,6 +65,7 @@ async def _nothing_issued() -> list[IssuedCredential]:
 
 
 class FrontEnd(
+    JobHandlers,
     CapacityHandlers,
     MachineHandlers,
     HealthHandlers,
@@ -91,15 +91,18 @@ class FrontEnd(
         trail: Trail,
         issued: Issued = _nothing_issued,
         ending: Callable[[], Sequence[str]] = list,
+        shard_tls: ssl.SSLContext | None = None,
     ) -> None:
         """Take what the handlers call.
 
-        `ending` tells the machines whose certificates end within a week.
+        `ending` tells the machines whose certificates end within a week; with `shard_tls` the
+        processes of shards are called.
         """
         self.handlers: dict[str, Handler] = {}
         """By route, behind the guard and the recorder; made by `app`."""
         self._guard = Guard(people, control_plane)
-        self._trail = trail
+        self._trail, self._shard_tls = trail, shard_tls
+        JobHandlers.__init__(self, control_plane)
         CapacityHandlers.__init__(self, control_plane.capacity, self._guard, control_plane.shards)
         PeopleHandlers.__init__(self, self._guard, trail, issued)
         MachineHandlers.__init__(self, control_plane.inventory)
@@ -133,7 +136,9 @@ class FrontEnd(
     def app(self, access: Access, version: str) -> web.Application:
         """Return the application; the routes that it has are exactly those of the table."""
         recorder = Recorder(self._trail, self, ROUTES)
-        self.handlers = {r.name: self._guarded(r, getattr(self, r.name), recorder) for r in ROUTES}
+        forward = Forwarding(self._control_plane, self._shard_tls)
+        found = {r.name: forward.wrapped(r, getattr(self, r.name)) for r in ROUTES}
+        self.handlers = {r.name: self._guarded(r, found[r.name], recorder) for r in ROUTES}
         self._access = access
         app = make_app(
             "Twine control plane",
@@ -240,71 +245,6 @@ class FrontEnd(
     async def list_store_images(self, _: Call) -> Images:
         """List the image store."""
         return await self._images.list_images()
-
-    async def list_jobs(self, _: Call) -> Jobs:
-        """List the jobs."""
-        return await self._control_plane.list_jobs()
-
-    async def apply_job(self, call: Call) -> JobStatus:
-        """Create or change a job."""
-        if call.body.name != call.path["job"]:
-            raise InvalidInput(f"job {call.body.name} cannot be put at {call.path['job']!r}")
-        writer = caller_of(call.peer)
-        dry_run = call.flag("dry_run")
-        return await self._control_plane.apply_job(call.body, dry_run=dry_run, writer=writer)
-
-    async def plan_job(self, call: Call) -> JobPlan:
-        """Say what applying a job would do."""
-        if call.body.name != call.path["job"]:
-            raise InvalidInput(f"job {call.body.name} cannot be planned at {call.path['job']!r}")
-        return await self._control_plane.job_planner.plan(call.body)
-
-    async def explain_job(self, call: Call) -> JobExplanation:
-        """Say why tasks wait."""
-        return await self._control_plane.job_planner.explain(call.path["job"])
-
-    async def get_job(self, call: Call) -> JobStatus:
-        """Show a job."""
-        return await self._control_plane.get_job(call.path["job"])
-
-    async def stop_job(self, call: Call) -> JobStatus:
-        """Stop a job."""
-        return await self._control_plane.stop_job(call.path["job"])
-
-    async def job_events(self, call: Call) -> JobEvents:
-        """Show what was done to a job's tasks."""
-        after, limit = call.number("after", 0.0), call.number("limit", 100.0)
-        return await self._control_plane.job_events(
-            call.path["job"], int(after or 0), int(min(limit or 100.0, PAGE_MAX))
-        )
-
-    async def task_story(self, call: Call) -> TaskStory:
-        """Show what is being done to a task."""
-        return await self._control_plane.task_story(call.path["job"], index_of(call))
-
-    async def move_task(self, call: Call) -> TaskStory:
-        """Have a task run elsewhere."""
-        wish: MoveWish = call.body
-        return await self._control_plane.move_task(
-            call.path["job"], index_of(call), wish.to, wish.reason
-        )
-
-    async def restart_task(self, call: Call) -> TaskStory:
-        """Restart a task."""
-        wish: RestartWish = call.body
-        return await self._control_plane.restart_task(call.path["job"], index_of(call), wish)
-
-    async def job_logs(self, call: Call) -> AsyncIterator[bytes]:
-        """Stream what a task wrote."""
-        tail, since = call.number("tail"), call.number("since")
-        return self._control_plane.job_logs(
-            call.path["job"],
-            index_of(call),
-            follow=call.flag("follow"),
-            since=None if since is None else f"{since:.6f}",
-            tail=None if tail is None else int(min(tail, MAX_TAIL_LINES)),
-            previous=call.flag("previous"),
-        )
 
     async def get_endpoints(self, call: Call) -> Endpoints:
         """Show where a job answers; waits for news if asked to."""

@@ -53,6 +53,7 @@ class HealthChecker:
         """Ask nobody yet; `marks` writes down what is concluded."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
+        self._follows = region.follows
         self._follower = Follower(region, pool)
         self.restored = self._follower.restored
         self._marker = Marker(marks, self._anew)
@@ -88,6 +89,7 @@ class HealthChecker:
                     if (
                         record is not None
                         and record.facts is not None
+                        and self._follows(record.entitlement)
                         and name not in self._watches
                     ):
                         self._watch(record)
@@ -177,7 +179,7 @@ class HealthChecker:
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         watch = self._watches.get(name)
-        if after is None or after.facts is None:
+        if after is None or after.facts is None or not self._follows(after.entitlement):
             if watch is not None:
                 self._forget(watch)
             return
@@ -194,6 +196,12 @@ class HealthChecker:
         watch.planned(after, now, self._runtime.date())
         if (after.state is MachineState.DOWN) is not (watch.down_at is not None):
             self._state_changed(watch, after.state, now)
+
+    def look_at(self, name: str) -> None:
+        """Take in that a machine may be followed by another process now, or by this one."""
+        record = self._broker.table.find(name)
+        self._record_changed(name, record, record)
+        self._follower.look_at(name)
 
     def _state_changed(self, watch: Watch, state: MachineState, now: float) -> None:
         if state is MachineState.DOWN:

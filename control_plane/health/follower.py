@@ -40,7 +40,7 @@ class Follower:
         """Ask nobody yet."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
-        self._is_second = region.is_second
+        self._is_second, self._follows = region.is_second, region.follows
         self._pool = pool
         self._group: asyncio.TaskGroup | None = None
         self._followed: set[str] = set()
@@ -67,9 +67,20 @@ class Follower:
     def _record_changed(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
-        self._follow_soon(name)
+        self.look_at(name)
         if before is not None and (after is None or after.address != before.address):
             self._look_again(name)
+
+    def look_at(self, name: str) -> None:
+        """Begin to follow a machine or end it, if that changed: whose it is, or in which shard."""
+        self._follow_soon(name)
+        if name in self._followed and self._ours(name) is None:
+            self._look_again(name)
+
+    def _ours(self, name: str) -> MachineRecord | None:
+        """Return the record of a machine that this process has to follow."""
+        record = self._broker.table.find(name)
+        return record if record is not None and self._follows(record.entitlement) else None
 
     def _sight_changed(self, name: str) -> None:
         if self._observations.observation(name).doubtful:
@@ -81,7 +92,7 @@ class Follower:
             wait.reschedule(0.0)
 
     def _follow_soon(self, name: str) -> None:
-        record = self._broker.table.find(name)
+        record = self._ours(name)
         joined = record is not None and record.facts is not None
         if self._group is not None and joined and name not in self._followed:
             self._followed.add(name)
@@ -89,9 +100,9 @@ class Follower:
             self._runtime.spawn_in(self._group, "following", self._follow(name))
 
     async def _follow(self, name: str) -> None:
-        """Talk to one agent for as long as its machine exists."""
+        """Talk to one agent for as long as its machine exists, and is followed here."""
         try:
-            while (record := self._broker.table.find(name)) is not None:
+            while (record := self._ours(name)) is not None:
                 await self._runtime.checkpoint()  # all are asked at once after a start
                 self._observations.asked(name)
                 failed = await self._attempt(name, record)
@@ -101,6 +112,10 @@ class Follower:
         finally:
             self._followed.discard(name)
             self.restored.gone(name)
+        if self._broker.table.find(name) is not None:
+            self._observations.left(name)
+            await self._pool.drop(name)
+            self._follow_soon(name)  # it may have come back meanwhile
 
     async def _attempt(self, name: str, record: MachineRecord) -> bool:
         """Talk to an agent once; return whether that ended because something failed."""
@@ -136,7 +151,7 @@ class Follower:
         after, boot_id = await self._list(name, agent)
         self._observations.observation(name).stream = stream = agent.follow(after)
         try:
-            while (record := self._broker.table.find(name)) and record.address == address:
+            while (record := self._ours(name)) and record.address == address:
                 events = await self._news(name, stream)
                 if events is None or events.lost or events.boot_id not in ("", boot_id):
                     return

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import Name
+from agent.api import Name, ProfileState
 from control_plane.agents.region import Region
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.api.maintenance import (
@@ -64,7 +64,7 @@ class OpsPlanner:
         self,
         region: Region,
         allocator: Places,
-        owner: Callable[[str], Places],
+        owner: Callable[[str], Places | None],
         jobs: JobTable,
         outages: Announcements,
         census: Counters,
@@ -79,7 +79,7 @@ class OpsPlanner:
             region.observations,
             region.runtime,
         )
-        self._allocator, self._outages = allocator, outages
+        self._allocator, self._outages, self._follows = allocator, outages, region.follows
         self._announced: set[str] = set()
         region.broker.listen(self._machine_changed)
         runtime = region.runtime
@@ -345,17 +345,23 @@ class OpsPlanner:
             of_plan(record, plan.name),
             self._observations.observation(record.machine),
         )
-        is_up = record.state is MachineState.UP and observation.answering
+        elsewhere = not self._follows(record.entitlement)  # then its record says how it is
+        is_up = record.state is MachineState.UP and (observation.answering or elsewhere)
         may_stay = plan.wish.tasks_survive and event is not None and event.deadline is not None
         may_stay = may_stay and self._runtime.date() >= (event.deadline or 0.0 if event else 0.0)
         return SeenHost(
             is_open=event is None or event.end is None,
-            is_well=is_up and (not record.entitlement or self._observations.ready(record)),
+            is_well=is_up and (not record.entitlement or self._is_ready(record)),
             tasks=0 if may_stay else self._left(plan, record, is_heard=is_up),
             boot=record.facts.boot_id if record.facts is not None else "",
             power_w=record.hardware.power_w if record.hardware is not None else 0,
             is_held=bool(record.entitlement) and plan.wish.work is not Work.POWER_CAP,
         )
+
+    def _is_ready(self, record: MachineRecord) -> bool:
+        if self._follows(record.entitlement):
+            return self._observations.ready(record)
+        return record.profile_state is ProfileState.VERIFIED
 
     def _left(self, plan: PlanRecord, record: MachineRecord, *, is_heard: bool) -> int:
         """Return how many tasks must still go from a machine.
@@ -365,7 +371,7 @@ class OpsPlanner:
         no place, and one that is not heard may still run what it ran.
         """
         tasks = self._allocator.directory.tasks(record.machine)
-        if not is_heard or plan.ends is Ends.EMPTY:
+        if not is_heard or plan.ends is Ends.EMPTY or not self._follows(record.entitlement):
             return len(tasks)
         running = self._observations.observation(record.machine).tasks
         return sum(1 for task in tasks if task in running)

@@ -13,6 +13,7 @@ from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.machine_pools import Pool
 from control_plane.allocator.core.planner import plan as planned
 from control_plane.allocator.core.preferences import preferences_of
+from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Request
 from control_plane.api.jobs import TaskRecord
 from control_plane.api.machines import MachineRecord, MachineState
@@ -44,7 +45,8 @@ class Sources:
     observations: Observations
     jobs: JobTable
     allocator: Places
-    owner: Callable[[str], Places]
+    owner: Callable[[str], Places | None]
+    """Return who places the tasks of a pool; None: another process does."""
     """Returns the allocator of a pool."""
     census: Counters
     announced: Set[str]
@@ -150,7 +152,8 @@ class Previewer:
         record = self._at.jobs.find(name)
         if record is None or record.stopping:
             return None
-        down = {task.index for task in record.tasks if not self._serves(task)}
+        is_seen = self._places_of(name) is not None
+        down = {t.index for t in record.tasks if not (self._serves(t) if is_seen else t.listed)}
         controller = record.spec.controller
         return JobNow(
             job=name,
@@ -188,6 +191,9 @@ class Previewer:
             name: tuple(sorted(set().union(*(job.there[number] for number in together))))
             for name, job in jobs.items()
         }
+        # only the process that places the tasks of a job knows what they would find
+        elsewhere = [name for name in leaving if self._places_of(name) is None]
+        leaving = {name: tasks for name, tasks in leaving.items() if name not in elsewhere}
         moving = sum(map(len, leaving.values()))
         at_once = moving <= _TOGETHER_MAX
         reserved = list[Change]()
@@ -196,23 +202,36 @@ class Previewer:
                 change = self._find_place(jobs[name], leaving[name], scope)
                 if not at_once:
                     await self._at.checkpoint()
-                elif change is not None and not self._at.owner(change.pool).index.reserve(change):
+                elif change is not None and not self._index_of(change).reserve(change):
                     reserved.append(change)
         finally:
             for change in reversed(reserved):
-                self._at.owner(change.pool).index.rollback(change)
+                self._index_of(change).rollback(change)
         await self._at.checkpoint()
-        if at_once:
-            return []
-        return [f"{moving} tasks are too many to plan together: each job was judged alone"]
+        told = []
+        if elsewhere:
+            told.append(
+                f"{len(elsewhere)} jobs are in shards of other processes, {elsewhere[0]} for"
+                " instance: places for their tasks were not looked for"
+            )
+        if not at_once:
+            told.append(f"{moving} tasks are too many to plan together: each job was judged alone")
+        return told
+
+    def _places_of(self, job: str) -> Places | None:
+        record = self._at.jobs.find(job)
+        owner, pool_of = self._at.owner, self._at.allocator.pool_of
+        return self._at.allocator if record is None else owner(pool_of(record.spec))
+
+    def _index_of(self, change: Change) -> RegionIndex:
+        return (self._at.owner(change.pool) or self._at.allocator).index
 
     def _find_place(
         self, job: JobNow, tasks: tuple[int, ...], scope: frozenset[str]
     ) -> Change | None:
-        record = self._at.jobs.find(job.job)
-        if record is None or not tasks:
+        record, allocator = self._at.jobs.find(job.job), self._places_of(job.job)
+        if record is None or allocator is None or not tasks:
             return None
-        allocator = self._at.owner(self._at.allocator.pool_of(record.spec))
         entitlement = allocator.entitlement_of(record.spec)
         claims = allocator.index.claims.get(job.job)
         staying: dict[tuple[Demand, str], list[int]] = defaultdict(list)

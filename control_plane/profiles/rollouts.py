@@ -62,19 +62,30 @@ class ProfileRollouts:
     """Owner of proposed profiles and of their way onto machines."""
 
     def __init__(
-        self, region: Region, portal: Entitlements, store: Store, keys: Mapping[str, Sequence[str]]
+        self,
+        region: Region,
+        portal: Entitlements,
+        store: Store,
+        keys: Mapping[str, Sequence[str]],
+        writer: str = "",
     ) -> None:
-        """Load nothing yet; `keys` says by profile which settings owners may change."""
+        """Load nothing yet; `keys` says by profile which settings owners may change.
+
+        `writer` is the name of this process where several write to the store.
+        """
         self._broker, self._observations, self._runtime = (
             region.broker,
             region.observations,
             region.runtime,
         )
-        self._portal, self._keys = portal, keys
-        self._versions: Table[ProfileVersion] = Table(store, PROFILES, ProfileVersion, "profile")
-        self._rollouts: Table[ProfileRollout] = Table(
-            store, ROLLOUTS, ProfileRollout, "profile rollout"
+        self._portal, self._keys, self._follows = portal, keys, region.follows
+        self._versions: Table[ProfileVersion] = Table(
+            store, PROFILES, ProfileVersion, "profile", writer=writer
         )
+        self._rollouts: Table[ProfileRollout] = Table(
+            store, ROLLOUTS, ProfileRollout, "profile rollout", writer=writer
+        )
+        self.tables = (self._versions, self._rollouts)
         self._proved: dict[str, tuple[int, float]] = {}
         """Machine → which generation of its profile has been proved, and since when."""
         self._waiting: dict[str, tuple[str, ...]] = {}
@@ -94,7 +105,7 @@ class ProfileRollouts:
     async def run(self) -> None:
         """Carry rollouts on until cancelled."""
         while True:
-            for name in sorted({*self._rollouts, *self._stuck.values()}):
+            for name in filter(self._follows, sorted({*self._rollouts, *self._stuck.values()})):
                 try:
                     await (self._look(name) if name else self._free_stuck())
                 except TwineError as e:  # the next look tries again

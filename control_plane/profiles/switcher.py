@@ -42,7 +42,7 @@ class Switcher:
         """Do nothing yet."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
-        self._dispatcher = dispatcher
+        self._dispatcher, self._follows = dispatcher, region.follows
         pace = Pace(retry_s=self._settings.retry_s)
         self._workers = Workers(region.runtime, "profiles", self._look, pace)
         self._limit = region.limits.of(
@@ -69,10 +69,13 @@ class Switcher:
 
     def _wake(self, name: str) -> None:
         record = self._broker.table.find(name)
-        if record is not None and record.entitlement:
+        if record is not None and self._is_ours(record):
             self._workers.wake(name)
         else:
             self._forget(name)
+
+    def _is_ours(self, record: MachineRecord) -> bool:
+        return bool(record.entitlement) and self._follows(record.entitlement)
 
     def _forget(self, name: str) -> None:
         self._workers.forget(name)
@@ -82,7 +85,7 @@ class Switcher:
     async def _look(self, name: str) -> float | None:
         """Look after one machine, for as long as it is assigned."""
         record = self._broker.table.find(name)
-        if record is None or not record.entitlement:
+        if record is None or not self._is_ours(record):
             self._forget(name)
             return None
         return await self._step(record)

@@ -68,8 +68,12 @@ class ShardedPlaces:
         return [shard.index for shard in self.shards]
 
     def of_pool(self, pool: str) -> IndexedPlaces:
-        """Return the shard that owns a pool."""
-        return self.shards[self.shard_of(pool)]
+        """Return the shard that owns a pool; of one in another process the first, without claims.
+
+        While shards run in other processes no move begins (`ControlPlane._unwell`).
+        """
+        number = self.shard_of(pool)
+        return self.shards[number if number < len(self.shards) else 0]
 
     def owner(self, pool: str) -> RegionIndex:
         """Return the index that knows what is claimed in a pool."""

@@ -27,7 +27,7 @@ from control_plane.api.stored_jobs import (
     same_intent,
 )
 from control_plane.runtime.table import Breathe, Table, ignore_turns, pages
-from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store import Delete, Entry, KeyChange, Operation, Put, Store
 from control_plane.store.outcomes import Attempt
 from control_plane.store.quarantine import job_in, quarantined
 from control_plane.store.records import JOBS, TASKS, decode, encode, schema_of, task_chunk_key
@@ -40,9 +40,9 @@ _STEP = 16
 class JobTable(Table[JobRecord]):
     """Jobs by name; listeners hear of what is stored, not of what agents say."""
 
-    def __init__(self, store: Store, checkpoint: Breathe = ignore_turns) -> None:
-        """Load nothing yet; `checkpoint` is the runtime's."""
-        super().__init__(store, JOBS, JobRecord, "job", checkpoint=checkpoint)
+    def __init__(self, store: Store, checkpoint: Breathe = ignore_turns, writer: str = "") -> None:
+        """Load nothing yet; `checkpoint` is the runtime's, `writer` as in `Table`."""
+        super().__init__(store, JOBS, JobRecord, "job", checkpoint=checkpoint, writer=writer)
         self._chunks: dict[str, dict[int, int]] = {}
         """Job → number of each of its chunks → the revision that wrote it last."""
         self._intents: dict[str, int] = {}
@@ -101,6 +101,39 @@ class JobTable(Table[JobRecord]):
         self._note(name, revision, dict.fromkeys(chunks, revision))
         log.info("job split", extra={"job": name, "chunks": len(chunks)})
         return record
+
+    def concerns(self, key: str) -> bool:
+        """Return whether a key is of this table."""
+        return key.startswith((self.prefix, TASKS))
+
+    async def follow(self, change: KeyChange) -> None:
+        """Read a job again of which another process wrote a part."""
+        name, number = _part_in(change.key)
+        if self._gone.get(name, 0) <= change.revision:
+            self._gone.pop(name, None)
+        if self._is_news(name, number, change):
+            async with self.lock(name):
+                if self._is_news(name, number, change):
+                    await self._read_again(name)
+
+    def _is_news(self, name: str, number: int | None, change: KeyChange) -> bool:
+        if number is None:
+            at = self._intents.get(name, 0)
+        else:
+            at = self._chunks.get(name, {}).get(number, 0)
+        return change.revision > max(at, self._gone.get(name, 0)) and bool(
+            at or change.value is not None
+        )
+
+    async def list_again(self) -> None:
+        """Bring every job up to what the store has: the history of it is lost."""
+        names = set(self._records)
+        async for page in pages(self.store, self.prefix):
+            names |= {entry.key.removeprefix(self.prefix) for entry in page}
+        for name in sorted(names):
+            async with self.lock(name):
+                await self._read_again(name)
+        self._gone.clear()
 
     def _take_in(self, records: Mapping[str, JobRecord]) -> None:
         self._records.update(records)
@@ -194,6 +227,14 @@ class JobTable(Table[JobRecord]):
         self._intents[name] = intent
         self._chunks[name] = chunks
         self._revisions[name] = max([intent, *chunks.values()])
+
+
+def _part_in(key: str) -> tuple[str, int | None]:
+    """Return the job that a key is of, and the number of its chunk; None: of its intent."""
+    if not key.startswith(TASKS):
+        return key.removeprefix(JOBS), None
+    name, _, number = key.removeprefix(TASKS).rpartition("/")
+    return name, int(number)
 
 
 def _changed(known: JobRecord | None, record: JobRecord) -> set[int]:

@@ -43,6 +43,10 @@ class Locks:
                 return
         del self._held[name]
 
+    def is_held(self, name: str) -> bool:
+        """Return whether a name is held."""
+        return name in self._held
+
     def __len__(self) -> int:
         """Return how many names are held."""
         return len(self._held)

@@ -20,7 +20,7 @@ from control_plane.runtime.readable import (
     pages,
     tell_each,
 )
-from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store import Delete, Entry, KeyChange, Operation, Put, Store
 from control_plane.store.outcomes import Attempt, Slots
 from control_plane.store.records import encode
 from wire.errors import Busy, Conflict, TwineError
@@ -63,8 +63,12 @@ class Table(Readable[T]):
         self._breathe = checkpoint
         self.locks = Locks()
         self._slots = Slots(store, prefix.rstrip("/"), writer)
+        self.is_followed = False
+        """Whether changes of other processes come by `follow`; so come this one's own, later."""
         self._doubtful: dict[str, Attempt] = {}
         """Names → the write of them that ended in a way that does not say whether it was made."""
+        self._gone: dict[str, int] = {}
+        """Names that are deleted → the revision of that, until the watch is past it."""
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read everything; listeners are told once a page of it is in the table.
@@ -77,6 +81,50 @@ class Table(Readable[T]):
                 after_page()
             await asyncio.sleep(0)
         self.begin()
+
+    # -- following what other processes write
+
+    def concerns(self, key: str) -> bool:
+        """Return whether a key is of this table."""
+        return key.startswith(self.prefix)
+
+    async def follow(self, change: KeyChange) -> None:
+        """Take in a change of the store, unless this process wrote or read something newer.
+
+        One whose lock is held is being written here: it is looked at when that has ended.
+        """
+        name = change.key.removeprefix(self.prefix)
+        if self.locks.is_held(name):
+            async with self.lock(name):
+                self._followed(name, change)
+        else:
+            self._followed(name, change)
+
+    def _followed(self, name: str, change: KeyChange) -> None:
+        gone = self._gone.get(name, 0)
+        if gone and change.revision >= gone:
+            del self._gone[name]
+        if change.revision <= max(gone, self.revision(name)):
+            return
+        if change.value is None:
+            if name in self._records:
+                self._put(name, None, change.revision)
+                self._gone.pop(name, None)
+            return
+        entry = Entry(change.key, change.value, change.revision)
+        self._put(name, self._read(name, entry), change.revision)
+
+    async def list_again(self) -> None:
+        """Bring everything up to what the store has: the history of it is lost."""
+        there = set[str]()
+        async for page in pages(self.store, self.prefix):
+            for entry in page:
+                there.add(entry.key.removeprefix(self.prefix))
+                await self.follow(KeyChange(entry.key, entry.value, entry.revision))
+        for name in [name for name in self._records if name not in there]:
+            async with self.lock(name):
+                await self._read_again(name)
+        self._gone.clear()
 
     # -- writing
 
@@ -138,6 +186,8 @@ class Table(Readable[T]):
             self._doubtful.update(dict.fromkeys(changes, attempt))
             raise
         for name, record in changes.items():
+            if record is None and self.is_followed:
+                self._gone[name] = revision
             self._put(name, record, revision)
 
     async def _found_out(self, names: Collection[str], attempt: Attempt) -> int:

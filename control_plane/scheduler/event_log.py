@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -75,12 +75,12 @@ class EventLog:
         if not is_gone:
             return await self._commit(jobs, record, events, [])
         async with self._ending:
-            gone = await self._gone()
+            gone, compare = await self._gone()
             names = [name for name in gone.names if name != record.name]
             gone = replace(gone, names=[*names, record.name])
             last = msgspec.json.encode(retired_of(record))
             with_it = [Put(retired_key(record.name), last), Put(GONE_JOBS, encode(gone))]
-            numbered = await self._commit(jobs, record, events, with_it, is_gone=True)
+            numbered = await self._commit(jobs, record, events, with_it, compare)
             await self._forget_surplus(jobs, gone)
             return numbered
 
@@ -90,15 +90,16 @@ class EventLog:
         record: JobRecord,
         events: Sequence[JobEvent],
         also: Sequence[Operation],
-        *,
-        is_gone: bool = False,
+        compare: Mapping[str, int] | None = None,
     ) -> Sequence[JobEvent]:
+        """Store a job; with `compare` it is gone, if the list of such jobs is as it was."""
+        is_gone = compare is not None
         name, rows, numbered = record.name, list[Operation](), list[JobEvent]()
         last = self._last.get(name, [])
         if events:
             rows, last, numbered = await self._appended(name, events)
         try:
-            await jobs.commit(name, None if is_gone else record, also=[*rows, *also])
+            await jobs.commit(name, None if is_gone else record, compare, [*rows, *also])
         except BaseException:
             self._last.pop(name, None)  # perhaps they are stored: read again
             raise
@@ -108,15 +109,22 @@ class EventLog:
             self._last[name] = last
         return numbered
 
-    async def _gone(self) -> GoneJobs:
-        """Return the jobs that are gone; those that earlier releases did not list went first."""
-        gone = await _gone_jobs(self._store)
+    def forget(self, job: str) -> None:
+        """Forget a job's last row: another process may have written since."""
+        self._last.pop(job, None)
+
+    async def _gone(self) -> tuple[GoneJobs, Mapping[str, int]]:
+        """Return the jobs that are gone, and what holds as long as that list stays as it is.
+
+        Those that earlier releases did not list went first. Other processes may write the list.
+        """
+        gone, revision = await _gone_jobs(self._store)
         if not self._has_listed:
             kept = (await self._store.list_prefix(RETIRED)).entries
             names = {entry.key.removeprefix(RETIRED) for entry in kept} - {*gone.names}
             gone = replace(gone, names=[*sorted(names), *gone.names])
             self._has_listed = True
-        return gone
+        return gone, {GONE_JOBS: revision}
 
     async def _forget_surplus(self, jobs: JobTable, gone: GoneJobs) -> None:
         """Delete what is kept of those that went first, each in a transaction of its own.
@@ -125,6 +133,9 @@ class EventLog:
         done after the next job that goes: all that are kept are listed.
         """
         while len(gone.names) > GONE_MAX:
+            gone, revision = await _gone_jobs(self._store)  # another process may be at it
+            if len(gone.names) <= GONE_MAX:
+                return
             first, names = gone.names[0], gone.names[1:]
             listing = await self._store.list_prefix(event_rows(first))
             rows = () if jobs.find(first) is not None else listing.entries  # it is there again
@@ -140,7 +151,8 @@ class EventLog:
             operations: list[Operation] = [Delete(row.key) for row in rows]
             operations.append(Put(GONE_JOBS, encode(gone)))
             try:
-                await self._store.txn({row.key: row.revision for row in rows}, operations)
+                compare = {row.key: row.revision for row in rows} | {GONE_JOBS: revision}
+                await self._store.txn(compare, operations)
             except TwineError as e:
                 log.info("log of a job kept", extra={"job": first, "reason": str(e)})
                 return
@@ -228,10 +240,13 @@ async def retired_job(store: Store, name: str) -> RetiredJob:
     entry = await store.get(retired_key(name))
     if entry is not None:
         return read_retired(entry.value)
-    gone = await _gone_jobs(store)
+    gone, _ = await _gone_jobs(store)
     return RetiredJob(generation=gone.generation, asked=gone.asked)
 
 
-async def _gone_jobs(store: Store) -> GoneJobs:
+async def _gone_jobs(store: Store) -> tuple[GoneJobs, int]:
+    """Return the list of jobs that are gone, and its revision."""
     entry = await store.get(GONE_JOBS)
-    return decode(entry.value, GoneJobs, entry.key) if entry is not None else GoneJobs()
+    if entry is None:
+        return GoneJobs(), 0
+    return decode(entry.value, GoneJobs, entry.key), entry.revision

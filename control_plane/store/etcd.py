@@ -62,14 +62,21 @@ class EtcdStore:
         settings: EtcdSettings,
         history: int = HISTORY,
         standing_by: Callable[[str], None] = lambda _leader: None,
+        role: str = "",
+        announce: Callable[[int], Sequence[Put]] = lambda _epoch: (),
         *,
         migrating: bool = False,
     ) -> None:
-        """Open nothing yet; `migrating` opens a store that has a note of a migration, too."""
+        """Open nothing yet; `migrating` opens a store that has a note of a migration, too.
+
+        Each `role` has a leader of its own; all of them write to one store, and their epochs are
+        those of one counter. What `announce(epoch)` returns is written with the election.
+        """
         self.bounds = Bounds(strict=True)
         self._settings, self._history, self._standing_by = settings, history, standing_by
         root = settings.prefix.rstrip("/").encode() + b"/"
         self._meta, self._data = root + b"meta/", root + b"data/"
+        self._role, self._announce = role, announce
         self._feed: Feed | None = None
         self._newest = self._shift = 0
         """`_shift` is what etcd's revisions lack: a store that came from another engine goes on."""
@@ -84,6 +91,7 @@ class EtcdStore:
             self._client = await stack.enter_async_context(EtcdClient(self._settings))
             name = f"{socket.gethostname()}:{os.getpid()}"
             leadership = Leadership(self._client, self._meta, self._settings.ttl_s, name)
+            leadership.of_role(self._role, lambda epoch: map(self._put, self._announce(epoch)))
             revision = await leadership.take(self._standing_by if self._settings.standby else None)
             stack.push_async_callback(leadership.give_up)
             revision += await self._read_meta()
@@ -152,6 +160,14 @@ class EtcdStore:
         revision = int(answer.header.revision) + self._shift
         self._newest = max(self._newest, revision)
         return revision
+
+    async def leaders(self) -> dict[str, str]:
+        """Return the process that leads each role now, by role; the first has no name."""
+        begin = self._meta + b"leader"
+        request = pb.RangeRequest(key=begin, range_end=begin + b"\xff")
+        answer = await self._client.read("KV/Range", request)
+        found = {kv.key[len(begin) :].decode().removeprefix("-"): kv for kv in answer.kvs}
+        return {role: kv.value.decode() for role, kv in found.items()}
 
     def failure(self) -> str:
         """Return why this process will never write again; empty: it will."""
@@ -256,10 +272,13 @@ class EtcdStore:
         return request
 
     def _operation(self, operation: Operation) -> pb.RequestOp:
-        key = self._bytes(operation.key)
         if isinstance(operation, Put):
-            return pb.RequestOp(request_put=pb.PutRequest(key=key, value=operation.value))
+            return pb.RequestOp(request_put=self._put(operation))
+        key = self._bytes(operation.key)
         return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
+
+    def _put(self, put: Put) -> pb.PutRequest:
+        return pb.PutRequest(key=self._bytes(put.key), value=put.value)
 
     def _stale(
         self, leadership: Leadership, compare: Mapping[str, int], answer: pb.TxnResponse

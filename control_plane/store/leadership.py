@@ -1,4 +1,4 @@
-"""Leadership of a store in etcd: one process holds it, by a lease, and knows when to stop.
+"""Leadership of a role in etcd: one process holds it, by a lease, and knows when to stop.
 
 The leader's key exists as long as its lease. Every write compares the key's creation revision, so
 a deposed leader's write is refused by etcd whatever its clock says. Beside that the leader stops by
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from control_plane.errors import UnknownOutcome
 from control_plane.store import etcd_pb2 as pb
@@ -41,11 +41,17 @@ class Leadership:
         self.term = 0
         """Creation revision of the leader's key: what every write compares."""
         self.epoch = 0
+        self._announced: Callable[[int], Iterable[pb.PutRequest]] = lambda _epoch: ()
         self._lease = 0
         self._good_until = 0.0
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolves to the reason once leadership is lost."""
         self._renewing: asyncio.Task[None] | None = None
+
+    def of_role(self, role: str, announced: Callable[[int], Iterable[pb.PutRequest]]) -> None:
+        """Lead one role of several; the election also writes what `announced(epoch)` returns."""
+        self.key += f"-{role}".encode() if role else b""
+        self._announced = announced
 
     async def take(self, standing_by: Callable[[str], None] | None) -> int:
         """Become the leader and return the revision of that; `Busy` if another leads.
@@ -128,6 +134,7 @@ class Leadership:
         puts = (
             pb.PutRequest(key=self.key, value=self._name.encode(), lease=self._lease),
             pb.PutRequest(key=self._epoch_key, value=b"%d" % number),
+            *self._announced(number),
         )
         request = pb.TxnRequest(
             compare=[

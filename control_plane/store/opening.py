@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from control_plane.config import Config
-from control_plane.store.protocol import Store
+from control_plane.store.protocol import Put, Store
 from control_plane.store.sqlite import SqliteStore
-from wire.errors import ConfigError
+from wire.errors import Busy, ConfigError
 
 
-def main_store(config: Config, standing_by: Callable[[str], None] = lambda _leader: None) -> Store:
+def main_store(
+    config: Config,
+    standing_by: Callable[[str], None] = lambda _leader: None,
+    role: str = "",
+    announce: Callable[[int], Sequence[Put]] = lambda _epoch: (),
+) -> Store:
     """Return the main store, not open yet; `standing_by` is called with the name of the leader.
+
+    In etcd each `role` has a leader, whose election writes what `announce(epoch)` returns.
 
     Raises `ConfigError` where etcd is configured and its libraries are missing.
     """
@@ -23,7 +30,20 @@ def main_store(config: Config, standing_by: Callable[[str], None] = lambda _lead
         from control_plane.store.etcd import EtcdStore
     except ImportError as e:
         raise ConfigError(f"cannot use etcd: {e}", hint="pip install 'twine-cluster[etcd]'") from e
-    return EtcdStore(config.etcd, standing_by=standing_by)
+    return EtcdStore(config.etcd, standing_by=standing_by, role=role, announce=announce)
+
+
+async def check_alone(store: Store) -> None:
+    """Raise `Busy` if processes of shards lead beside one that wants all roles."""
+    leaders = getattr(store, "leaders", None)
+    if leaders is not None:  # an engine of several processes
+        others = {role: who for role, who in (await leaders()).items() if role}
+        if others:
+            listed = ", ".join(f"{role} ({who})" for role, who in sorted(others.items()))
+            raise Busy(
+                f"cannot run all roles in this process: {listed} lead",
+                hint="stop the processes of shards first, or run this one with --role core",
+            )
 
 
 def stopped_store(config: Config) -> Store:

@@ -20,7 +20,7 @@ from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
-from control_plane.api.ownership import EntitlementOwner
+from control_plane.api.ownership import EntitlementOwner, EntitlementRelease, RoleProcess
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
 from control_plane.api.shards import ShardPart
@@ -42,8 +42,10 @@ from control_plane.store.records import (
     OPERATORS,
     OWNERSHIPS,
     PLANS,
+    PROCESSES,
     PROFILES,
     QUARANTINE,
+    RELEASES,
     REQUESTS,
     REVOKED,
     ROLLOUTS,
@@ -81,6 +83,8 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     ROLLOUTS: ProfileRollout,
     SHARDS: ShardPart,
     OWNERSHIPS: EntitlementOwner,
+    RELEASES: EntitlementRelease,
+    PROCESSES: RoleProcess,
 }
 """What is below each prefix; `jobs/` may hold records of the release before, too."""
 _HEARSAY = ("facts", "hardware")

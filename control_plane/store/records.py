@@ -17,7 +17,7 @@ from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
-from control_plane.api.ownership import EntitlementOwner
+from control_plane.api.ownership import EntitlementOwner, EntitlementRelease, RoleProcess
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
 from control_plane.api.rebalancing import RebalanceRecord
@@ -51,6 +51,8 @@ SCHEMAS: dict[type, int] = {
     ProfileRollout: 1,
     ShardPart: 1,
     EntitlementOwner: 1,
+    EntitlementRelease: 1,
+    RoleProcess: 1,
     Restored: 1,
     RebalanceRecord: 1,
 }
@@ -74,6 +76,9 @@ REVOKED = "people/revoked/"
 SHARDS = "shards/"
 REBALANCE = "rebalance/"
 OWNERSHIPS = "ownerships/"
+RELEASES = "entitlement-releases/"
+"""Written by the shard that gives an entitlement away; the move deletes it."""
+PROCESSES = "processes/"
 QUARANTINE = "quarantine/"
 """Records that cannot be used, each under its whole name (`quarantine.py`)."""
 USES = "entitlement-uses/"

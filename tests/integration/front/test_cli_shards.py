@@ -16,8 +16,8 @@ def ctl(region: Region, *arguments: str) -> Result:
 def test_shards_are_listed_with_what_they_have_to_do(region: Region) -> None:
     lines = ctl(region, "shard", "list").stdout.splitlines()
     assert [line.split() for line in lines[1:]] == [
-        ["0", "7", "2", "3", "9", "-"],
-        ["1", "0", "0", "0", "0", "ads"],
+        ["0", "7", "2", "3", "9", "-", "-"],
+        ["1", "0", "0", "0", "0", "ads", "-"],
     ]
     assert ctl(region, "shard", "show", "0").stdout.split() == ["ENTITLEMENT", "ads", "front"]
     wrong = ctl(region, "shard", "show", "2")

@@ -143,7 +143,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "deny_request": OPERATORS,
     "withdraw_request": USERS,
     "get_capacity": USERS,
-    "list_store_images": USERS,
+    "list_store_images": USERS | {"component"},
     "remove_image": OPERATORS,
     "push_image": OWNERS | {"other owner"},
     "certify_task": {"host"},

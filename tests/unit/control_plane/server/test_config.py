@@ -126,3 +126,18 @@ def test_all_that_is_wrong_with_the_folders_of_stores_comes_at_once(tmp_path: Pa
 def test_a_folder_with_a_zero_byte_is_refused_and_not_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         stores(tmp_path, 'dc1 = "/a\\u0000b"')
+
+
+def test_a_process_with_a_role_needs_what_it_shares_with_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "cp.toml"
+    file.write_text('role = "shard"\nlisten = "127.0.0.1:0"\n')
+    with pytest.raises(ConfigError) as refusal:
+        config.load(file, {})
+    fields = {"etcd.endpoints", "listen", "shard", "shard_credential"}
+    assert {e.field for e in refusal.value.errors} == fields
+    file.write_text(
+        'role = "shard"\nshard = 2\nshard_credential = "c"\nlisten = "10.0.0.1:7441"\n'
+        '[etcd]\nendpoints = ["http://etcd1:2379"]\n'
+    )
+    assert config.load(file, {}).shard == 2
+    assert config.load(file, {"role": "core"}).role == "core"

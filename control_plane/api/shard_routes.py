@@ -1,0 +1,42 @@
+"""What the process of a shard answers, to the core alone: rows of the front end's table."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from agent.api import Ack
+from control_plane.api.routes import ROUTES
+from wire.routes import Route
+
+REVISION_HEADER = "Twine-Revision"
+"""Of a request: what the core had written when it sent it. Of an answer: what the shard had."""
+CALLER_HEADER = "Twine-Caller"
+"""Of a request: for whom the core sends it, as the audit log has it."""
+
+FORWARDED = frozenset(
+    (
+        *("apply_job", "plan_job", "explain_job", "get_job", "stop_job", "pause_job", "resume_job"),
+        *("restart_job", "rollback_job", "move_job", "move_task", "restart_task", "exec_task"),
+        *("get_intents", "put_push", "put_size", "put_canary", "put_hold", "put_infrastructure"),
+        "withdraw_intent",
+    )
+)
+"""Rows about one job: the process of its shard answers them, and the core all others about jobs."""
+_MERGED = frozenset(("list_jobs", "list_machines", "get_machine", "healthz", "readyz"))
+
+RELEASE_IDLE = Route(
+    "release_idle",
+    "POST",
+    "/v1/entitlements/{entitlement}/idle",
+    response=Ack,
+    roles=("component",),
+    summary="Give back the machines of an entitlement on which nothing is placed",
+)
+SHARD_ROUTES: tuple[Route, ...] = (
+    *(
+        dataclasses.replace(route, roles=("component",), needs="")
+        for route in ROUTES
+        if route.name in FORWARDED | _MERGED
+    ),
+    RELEASE_IDLE,
+)

@@ -1,0 +1,233 @@
+"""Sends requests about jobs to the process of their shard, and merges lists over shards.
+
+A shard that is away fails requests about its own jobs, with one error that says so and that may be
+tried again; lists then have what the store says of them. After an answer the core waits until it
+has followed what the shard had written, so a client reads what it wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from control_plane.api.jobs import Jobs, JobStatus
+from control_plane.api.machines import Machines, MachineView
+from control_plane.api.shard_routes import (
+    CALLER_HEADER,
+    FORWARDED,
+    RELEASE_IDLE,
+    REVISION_HEADER,
+    SHARD_ROUTES,
+)
+from control_plane.front_end.recorder import caller_of
+from control_plane.roles import ControlPlane
+from control_plane.scheduler.core.rollout import summarize
+from control_plane.shards.processes import RoleLeaders, away
+from wire.client import WireClient
+from wire.duplex import Duplex, Talk, join
+from wire.errors import TwineError, Unreachable
+from wire.routes import Route
+from wire.server import Call, Handler
+
+_ROUTES = {route.name: route for route in SHARD_ROUTES}
+_CALL_S = 10.0
+"""For one request: a process that does not answer in this time is away."""
+_BEHIND_S = 2.0
+_CALLER: ContextVar[str] = ContextVar("caller", default="component:control-plane")
+"""For whom the present task calls a shard."""
+
+
+class ShardClient(WireClient):
+    """A client of the process of one shard."""
+
+    max_answer_bytes = 2 << 30
+
+    def __init__(
+        self, url: str, shard: int, tls: ssl.SSLContext, written: Callable[[], int]
+    ) -> None:
+        """Open nothing yet; `written` returns the newest revision that the core has written."""
+        super().__init__(url, tls, timeout_s=_CALL_S)
+        self.headers = lambda: {CALLER_HEADER: _CALLER.get(), REVISION_HEADER: str(written())}
+        self.expected, self.shard = f"/component/shard-{shard}", shard
+        self.revision = 0
+        """Newest revision that the shard had written when it answered."""
+        self.hear = self._note
+
+    def _note(self, headers: Mapping[str, str]) -> None:
+        said = headers.get(REVISION_HEADER, "")
+        if said.isdecimal():
+            self.revision = max(self.revision, int(said))
+
+
+class Forwarding:
+    """Stands before the handlers of a core; with all roles in one process it does nothing."""
+
+    def __init__(self, control_plane: ControlPlane, tls: ssl.SSLContext | None) -> None:
+        """Call nobody yet."""
+        self._plane, self._tls = control_plane, tls
+        self._clients: dict[int, ShardClient] = {}
+        if tls is not None:
+            control_plane.ask_shard = self._release_idle
+
+    def wrapped(self, route: Route, handler: Handler) -> Handler:
+        """Return a handler that lets the shard answer which has to."""
+        if self._tls is None:
+            return handler
+        if route.name in FORWARDED:
+            return partial(self._forwarded, handler)
+        merging = {
+            "list_jobs": self._list_jobs,
+            "list_machines": self._list_machines,
+            "get_machine": self._get_machine,
+        }
+        found = merging.get(route.name)
+        return handler if found is None else partial(found, handler)
+
+    # -- one shard
+
+    async def _forwarded(self, handler: Handler, call: Call) -> Any:
+        number = await self._number_of(call)
+        if number is None or self._plane.role.runs(number):
+            return await handler(call)
+        client = self._client(number)
+        route = _ROUTES[call.route.name]
+        if route.duplex:
+            return await self._conversation(client, route, call)
+        return await self._called(client, route, call)
+
+    async def _number_of(self, call: Call) -> int | None:
+        """Return the shard that answers a call; None: there is nothing that it is about."""
+        shards, name = self._plane.shards, call.route.name
+        if (name == "apply_job" and not call.flag("dry_run")) or name == "move_job":
+            await shards.give(call.body.entitlement)
+        number = shards.number_of_job(call.path["job"])
+        if number is None and name in ("apply_job", "plan_job"):
+            number = shards.number_of_entitlement(call.body.entitlement)
+        return number
+
+    async def _called(self, client: ShardClient, route: Route, call: Call) -> Any:
+        _CALLER.set(caller_of(call.peer))
+        try:
+            parameters: dict[str, Any] = {**call.path, **call.query}
+            answer = await client.call(route, call.body, **parameters)
+        except Unreachable as e:
+            raise away(client.shard, str(e)) from e
+        await self._followed(client)
+        return answer
+
+    async def _followed(self, client: ShardClient) -> None:
+        await self._plane.followed(client.revision, _BEHIND_S)
+
+    async def _conversation(self, client: ShardClient, route: Route, call: Call) -> Talk:
+        _CALLER.set(caller_of(call.peer))
+        opened = client.converse(route, **call.path, **call.query)
+        try:
+            far = await opened.__aenter__()  # what fails is told by the caller's websocket
+        except Unreachable as e:
+            raise away(client.shard, str(e)) from e
+
+        async def talk(near: Duplex) -> None:
+            try:
+                await join(near, far)
+            finally:
+                await opened.__aexit__(None, None, None)
+
+        return talk
+
+    async def _release_idle(self, number: int, entitlement: str) -> None:
+        client = self._client(number)
+        try:
+            await client.call(RELEASE_IDLE, entitlement=entitlement)
+        except Unreachable as e:
+            raise away(number, str(e)) from e
+        await self._followed(client)
+
+    def _client(self, number: int) -> ShardClient:
+        """Return a client of a shard's process, where its newest leader said that it is."""
+        assert self._tls is not None
+        url = self._processes.url_of(number)
+        known = self._clients.get(number)
+        if known is None or known.endpoint != url:
+            written = self._processes.table.store.revision
+            known = self._clients[number] = ShardClient(url, number, self._tls, written)
+        return known
+
+    @property
+    def _processes(self) -> RoleLeaders:
+        assert self._plane.processes is not None
+        return self._plane.processes
+
+    # -- all shards
+
+    async def _everywhere(self, call: Call) -> dict[int, Any]:
+        """Return what each shard of another process answers; an error where one is away."""
+        shards = self._plane.shards
+        others = [n for n in range(shards.count) if not self._plane.role.runs(n)]
+
+        async def one(number: int) -> Any:
+            try:
+                return await self._called(self._client(number), _ROUTES[call.route.name], call)
+            except TwineError as e:
+                return e
+
+        return dict(zip(others, await asyncio.gather(*map(one, others)), strict=True))
+
+    async def _list_jobs(self, handler: Handler, call: Call) -> Jobs:
+        answers = await self._everywhere(call)
+        own: Jobs = await handler(call)
+        found = {status.record.name: status for status in own.jobs}
+        for number, answer in answers.items():
+            if isinstance(answer, Jobs):
+                found |= {status.record.name: status for status in answer.jobs}
+            else:
+                found |= self._as_stored(number, str(answer))
+        return Jobs(jobs=[found[name] for name in sorted(found)])
+
+    def _as_stored(self, number: int, why: str) -> dict[str, JobStatus]:
+        """Return the jobs of a shard that is away, as the store has them."""
+        records = self._plane.job_records()
+        shards = self._plane.shards
+        return {
+            record.name: summarize(record, why)
+            for record in records
+            if shards.number_of_job(record.name) == number
+        }
+
+    async def _list_machines(self, handler: Handler, call: Call) -> Machines:
+        answers = await self._everywhere(call)
+        page: Machines = await handler(call)
+        seen: dict[str, MachineView] = {}
+        for number, answer in answers.items():
+            if isinstance(answer, Machines):
+                theirs = (v for v in answer.machines if self._shard_of(v) == number)
+                seen |= {view.record.machine: view for view in theirs}
+        views = [self._seen(view, seen.get(view.record.machine)) for view in page.machines]
+        return replace(page, machines=views)
+
+    async def _get_machine(self, handler: Handler, call: Call) -> MachineView:
+        view: MachineView = await handler(call)
+        number = self._shard_of(view)
+        if number is None:
+            return view
+        theirs = await self._called(self._client(number), _ROUTES[call.route.name], call)
+        return self._seen(view, theirs)
+
+    def _shard_of(self, view: MachineView) -> int | None:
+        """Return the shard whose process follows a machine; None: this process does."""
+        pool = view.record.entitlement
+        number = self._plane.ownership.shard_of(pool)
+        return None if not pool or self._plane.role.runs(number) else number
+
+    def _seen(self, view: MachineView, theirs: MachineView | None) -> MachineView:
+        """Return a machine with what the process that follows it says."""
+        if theirs is None:
+            return view
+        return replace(
+            view, ready=theirs.ready, last_seen_s=theirs.last_seen_s, health=theirs.health
+        )

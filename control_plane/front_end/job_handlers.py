@@ -1,0 +1,90 @@
+"""The front end's handlers about jobs, of the whole region or of one shard."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from control_plane.api.jobs import Jobs, JobStatus
+from control_plane.api.operations import JobEvents, MoveWish, RestartWish, TaskStory
+from control_plane.api.plans import JobExplanation, JobPlan
+from control_plane.front_end.recorder import caller_of
+from control_plane.front_end.task_handlers import index_of
+from control_plane.roles import ControlPlane
+from control_plane.scheduler.event_log import PAGE_MAX
+from wire.errors import InvalidInput
+from wire.server import Call
+
+MAX_TAIL_LINES = 100_000
+
+
+class JobHandlers:
+    """A handler for each row about a job."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        """Take what the handlers call."""
+        self._control_plane = control_plane
+
+    async def list_jobs(self, _: Call) -> Jobs:
+        """List the jobs."""
+        return await self._control_plane.list_jobs()
+
+    async def apply_job(self, call: Call) -> JobStatus:
+        """Create or change a job."""
+        if call.body.name != call.path["job"]:
+            raise InvalidInput(f"job {call.body.name} cannot be put at {call.path['job']!r}")
+        writer = caller_of(call.peer)
+        dry_run = call.flag("dry_run")
+        return await self._control_plane.apply_job(call.body, dry_run=dry_run, writer=writer)
+
+    async def plan_job(self, call: Call) -> JobPlan:
+        """Say what applying a job would do."""
+        if call.body.name != call.path["job"]:
+            raise InvalidInput(f"job {call.body.name} cannot be planned at {call.path['job']!r}")
+        return await self._control_plane.job_planner.plan(call.body)
+
+    async def explain_job(self, call: Call) -> JobExplanation:
+        """Say why tasks wait."""
+        return await self._control_plane.job_planner.explain(call.path["job"])
+
+    async def get_job(self, call: Call) -> JobStatus:
+        """Show a job."""
+        return await self._control_plane.get_job(call.path["job"])
+
+    async def stop_job(self, call: Call) -> JobStatus:
+        """Stop a job."""
+        return await self._control_plane.stop_job(call.path["job"])
+
+    async def job_events(self, call: Call) -> JobEvents:
+        """Show what was done to a job's tasks."""
+        after, limit = call.number("after", 0.0), call.number("limit", 100.0)
+        return await self._control_plane.job_events(
+            call.path["job"], int(after or 0), int(min(limit or 100.0, PAGE_MAX))
+        )
+
+    async def task_story(self, call: Call) -> TaskStory:
+        """Show what is being done to a task."""
+        return await self._control_plane.task_story(call.path["job"], index_of(call))
+
+    async def move_task(self, call: Call) -> TaskStory:
+        """Have a task run elsewhere."""
+        wish: MoveWish = call.body
+        return await self._control_plane.move_task(
+            call.path["job"], index_of(call), wish.to, wish.reason
+        )
+
+    async def restart_task(self, call: Call) -> TaskStory:
+        """Have a task start anew."""
+        wish: RestartWish = call.body
+        return await self._control_plane.restart_task(call.path["job"], index_of(call), wish)
+
+    async def job_logs(self, call: Call) -> AsyncIterator[bytes]:
+        """Stream what a task wrote."""
+        tail, since = call.number("tail"), call.number("since")
+        return self._control_plane.job_logs(
+            call.path["job"],
+            index_of(call),
+            follow=call.flag("follow"),
+            since=None if since is None else f"{since:.6f}",
+            tail=None if tail is None else int(min(tail, MAX_TAIL_LINES)),
+            previous=call.flag("previous"),
+        )

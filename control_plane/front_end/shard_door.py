@@ -1,0 +1,103 @@
+"""What the process of a shard serves: requests that the core sends for users, and no others.
+
+Who may do what was decided in the core. Its word of who asks is believed, because nobody but the
+core may call here.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from agent.api import Ack, Liveness
+from control_plane.api.shard_routes import (
+    CALLER_HEADER,
+    FORWARDED,
+    REVISION_HEADER,
+    SHARD_ROUTES,
+)
+from control_plane.front_end.intent_handlers import IntentHandlers
+from control_plane.front_end.job_handlers import JobHandlers
+from control_plane.front_end.machine_handlers import MachineHandlers
+from control_plane.front_end.task_handlers import TaskHandlers
+from control_plane.roles import ControlPlane
+from control_plane.store import Store
+from wire.errors import Busy, Forbidden
+from wire.fairness import Peer
+from wire.peers import expect_peer, peer_of
+from wire.routes import Route
+from wire.server import Call, Handler, NextHandler, make_app
+from wire.tls import CONTROL_PLANE
+
+BEHIND_S = 2.0
+"""How long a request waits until this process has followed what the core had written."""
+
+
+class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
+    """A handler for each of `SHARD_ROUTES`."""
+
+    def __init__(self, control_plane: ControlPlane, store: Store, domain: str) -> None:
+        """Take what the handlers call, and the trust domain of the core."""
+        JobHandlers.__init__(self, control_plane)
+        IntentHandlers.__init__(self, control_plane)
+        TaskHandlers.__init__(self, control_plane.task_desk)
+        MachineHandlers.__init__(self, control_plane.inventory)
+        self._store, self._domain = store, domain
+
+    def app(self, version: str) -> web.Application:
+        """Return the application."""
+        handlers = {r.name: self._checked(r, getattr(self, r.name)) for r in SHARD_ROUTES}
+        app = make_app("Twine shard", SHARD_ROUTES, handlers, self.authorize, version=version)
+        app.middlewares.append(self._in_step)
+        return app
+
+    def authorize(self, request: web.Request, _: Route) -> Peer:
+        """Return for whom the core calls, or raise: nobody else may."""
+        transport = request.transport
+        ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
+        if ssl_object is None:
+            raise Forbidden("a shard is served over TLS only")
+        certificate = ssl_object.getpeercert()
+        expect_peer(certificate, CONTROL_PLANE, self._domain)
+        core = peer_of(certificate, self._domain)
+        caller = request.headers.get(CALLER_HEADER, core.name)
+        return Peer(name=caller, role="forwarded", is_trusted=True)
+
+    def _checked(self, route: Route, handler: Handler) -> Handler:
+        """Return a handler that refuses what another shard decides about."""
+
+        async def checked(call: Call) -> object:
+            shards, job = self._control_plane.shards, call.path.get("job", "")
+            if job and shards.number_of_job(job) is not None:
+                shards.of_job(job)
+            elif route.name in ("apply_job", "plan_job"):
+                shards.of_entitlement(call.body.entitlement)
+            return await handler(call)
+
+        return checked if route.name in FORWARDED else handler
+
+    @web.middleware
+    async def _in_step(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
+        """Answer once this process knows what the core knew, and say what the core has to know."""
+        asked = request.headers.get(REVISION_HEADER, "")
+        if asked.isdecimal() and not await self._control_plane.followed(int(asked), BEHIND_S):
+            raise Busy("this shard is behind the store", hint="try again")
+        response = await handler(request)
+        if not response.prepared:
+            response.headers[REVISION_HEADER] = str(self._store.revision())
+        return response
+
+    async def release_idle(self, call: Call) -> Ack:
+        """Give back idle machines."""
+        await self._control_plane.release_idle(call.path["entitlement"])
+        return Ack()
+
+    async def healthz(self, _: Call) -> Liveness:
+        """Answer at all."""
+        return Liveness(ok=True)
+
+    async def readyz(self, _: Call) -> Liveness:
+        """Answer whether everything is loaded and runs."""
+        state = await self._control_plane.ready()
+        if not state.ok:
+            raise Busy(f"the shard is not ready: {state.detail}")
+        return state

@@ -1,0 +1,140 @@
+"""What the front end calls about jobs: one method for each row of the route table."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+from control_plane.api.jobs import Endpoints, JobRecord, Jobs, JobSpec, JobStatus
+from control_plane.api.operations import JobEvents, RestartWish, TaskStory
+from control_plane.api.watch import EndpointsNews
+from control_plane.discovery.discovery import Discovery
+from control_plane.running_shards import RunningShards
+from control_plane.runtime.job_table import JobTable
+from control_plane.scheduler.core.rollout import earlier, summarize
+from control_plane.scheduler.event_log import EventLog
+from control_plane.scheduler.job_control import JobControl
+from control_plane.scheduler.task_service import TaskService
+from wire.errors import InvalidInput
+
+
+class JobCalls:
+    """Answers from the jobs and shards of this process; a part of `ControlPlane`."""
+
+    shards: RunningShards
+    discovery: Discovery
+    task_desk: TaskService
+    _control: JobControl
+    _jobs: JobTable
+    _events: EventLog
+
+    async def apply_job(
+        self, spec: JobSpec, *, dry_run: bool = False, writer: str = ""
+    ) -> JobStatus:
+        """Create a job or change what is wanted of it; all errors at once, or none applied."""
+        if not dry_run:
+            await self.shards.give(spec.entitlement)
+        record = await self._control.apply(spec, dry_run=dry_run, writer=writer)
+        return summarize(record)
+
+    def job_records(self) -> list[JobRecord]:
+        """Return the records of all jobs of the region, by name."""
+        return self._jobs.records()
+
+    async def get_job(self, name: str) -> JobStatus:
+        """Return a job, or raise `NotFound`."""
+        return self.shards.of_job(name).scheduler.status(name)
+
+    async def list_jobs(self) -> Jobs:
+        """Return all jobs of the shards of this process, by name."""
+        found = ((name, self.shards.number_of_job(name)) for name in self._jobs)
+        local = {shard.number: shard for shard in self.shards.all}
+        return Jobs(jobs=[local[n].scheduler.status(name) for name, n in found if n in local])
+
+    async def stop_job(self, name: str) -> JobStatus:
+        """Stop all tasks of a job; it disappears once they are gone."""
+        return summarize(await self._control.stop(name))
+
+    async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
+        """Hold back the update of a job, or let it go on."""
+        return summarize(await self._control.pause(name, held_back=paused))
+
+    async def restart_job(self, name: str, writer: str = "") -> JobStatus:
+        """Have every task of a job started anew, like an update."""
+        return summarize(await self._control.restart(name, writer))
+
+    async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
+        """Go back to what the version before wanted of the tasks."""
+        if before := self.goes_back_to(name):
+            self.shards.check_move(name, before)
+        return summarize(await self._control.rollback(name, writer))
+
+    async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
+        """Have a job run in another entitlement."""
+        await self.shards.give(entitlement)
+        self.shards.check_move(name, entitlement)
+        return summarize(await self._control.move(name, entitlement, writer))
+
+    async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
+        """Have a task run elsewhere."""
+        await self._control.move_task(name, index, to, reason)
+        return await self.task_story(name, index)
+
+    async def restart_task(self, name: str, index: int, wish: RestartWish) -> TaskStory:
+        """Have a task start anew where it is: in its turn, or at once."""
+        if not wish.now:
+            await self._control.restart_task(name, index, wish.reason)
+        elif not wish.reason:
+            raise InvalidInput(
+                f"task {name}-{index} is restarted past its job's budget and controller only for"
+                " a reason, which the audit log keeps",
+                hint="twinectl task restart --now --reason …",
+            )
+        else:
+            await self.task_desk.restart(name, index)
+        return await self.task_story(name, index)
+
+    async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
+        """Return a page of a job's log, oldest first; also of one that is gone."""
+        return await self._events.page(self._jobs, name, after, limit)
+
+    async def task_story(self, name: str, index: int) -> TaskStory:
+        """Return what is being done to a task and what was."""
+        return await self._events.story(self._jobs, name, index)
+
+    def users_of_image(self, digest: str) -> list[str]:
+        """Return the jobs that run an image, or are about to."""
+        return self._control.users_of_image(digest)
+
+    def job_logs(
+        self,
+        name: str,
+        index: int,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+        previous: bool = False,
+    ) -> AsyncIterator[bytes]:
+        """Yield what a task wrote, from the machine where it is now.
+
+        `NotFound` is raised by the first `__anext__`, not by the call.
+        """
+        return self.task_desk.logs(
+            name, index, follow=follow, since=since, tail=tail, previous=previous
+        )
+
+    async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
+        """Return the listed tasks of a job; waits up to `wait_s` for a revision > `after`."""
+        return await self.discovery.endpoints(job, after, wait_s)
+
+    async def watch_endpoints(
+        self, known: Mapping[str, int | None], wait_s: float = 0.0
+    ) -> EndpointsNews:
+        """Return where those of many jobs answer of which something else is known."""
+        return await self.discovery.watch(known, wait_s)
+
+    def goes_back_to(self, job: str) -> str | None:
+        """Return the entitlement that a rollback of a job would bring it to, if there is one."""
+        record = self._jobs.find(job)
+        version = earlier(record) if record is not None else None
+        return record.specs[version].entitlement if record is not None and version else None

@@ -1,0 +1,81 @@
+"""What every process of the control plane does at its start and at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from control_plane.roles import ControlPlane
+    from control_plane.store import Store
+
+
+async def despite_damage(
+    load: Callable[[], Awaitable[ControlPlane]], stores: Sequence[Store]
+) -> ControlPlane:
+    """Load everything; damaged records are set aside first, if there are any."""
+    from control_plane.store.quarantine import set_all_aside
+    from control_plane.store.records import DamagedRecord
+
+    try:
+        return await load()
+    except DamagedRecord:
+        for store in stores:
+            await set_all_aside(store)
+        return await load()
+
+
+async def until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
+    """Return when asked to stop, or raise what broke one of the loops."""
+    waiting = asyncio.ensure_future(stopping.wait())
+    running = [asyncio.ensure_future(loop) for loop in loops]
+    try:
+        done, _ = await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
+        for future in done:
+            future.result()
+    finally:
+        for future in (waiting, *running):
+            future.cancel()
+        await asyncio.gather(waiting, *running, return_exceptions=True)
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the address of the front end as others write it."""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def version() -> str:
+    """Return the version of the installed distribution."""
+    return metadata.version("twine-cluster")
+
+
+async def before(stopping: asyncio.Event, opening: asyncio.Future[Any]) -> bool:
+    """Return whether `opening` ended before `stopping` was set; it is cancelled otherwise."""
+    stopped = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((stopped, opening), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if opening.done():
+        return True
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    return False
+
+
+def boot_id() -> str:
+    """Return the kernel's name of this boot (random(4)); empty where it does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def make_folder(path: Path, what: str) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as e:
+        raise ConfigError(f"cannot use the {what} {path}: {e.strerror}") from e

@@ -1,0 +1,98 @@
+"""Tables that several processes have of one store: each hears what the others wrote, in order.
+
+One watch of the whole store brings all tables up to date, so what is seen of several of them is
+always some moment of the past, and whoever waits for a revision sees all that came before it. A
+watch that broke goes on where it ended; one whose history is gone lists everything again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from control_plane.store import Compacted, KeyChange, Store
+
+log = logging.getLogger(__name__)
+
+
+class Followed(Protocol):
+    """Something that is kept in memory of a part of the store."""
+
+    is_followed: bool
+
+    def concerns(self, key: str) -> bool:
+        """Return whether a key is of this part."""
+        ...
+
+    async def follow(self, change: KeyChange) -> None:
+        """Take in a change, unless something newer is known."""
+        ...
+
+    async def list_again(self) -> None:
+        """Bring everything up to what the store has now."""
+        ...
+
+
+class Following:
+    """Keeps tables true to a store that other processes write to."""
+
+    def __init__(self, store: Store, tables: Sequence[Followed]) -> None:
+        """Follow nothing yet; make it before the tables are loaded, and `run` it afterwards."""
+        self._store, self._tables = store, list[Followed]()
+        self.at = store.revision()
+        """Everything up to this revision is in the tables."""
+        self._more = asyncio.Event()
+        for table in tables:
+            self.add(table)
+
+    def add(self, table: Followed) -> None:
+        """Have one table more brought up to date, before it is loaded."""
+        table.is_followed = True
+        self._tables.append(table)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            try:
+                await self._follow(self._store.watch("", self.at))
+            except Compacted as e:
+                log.warning("tables are listed again", extra={"reason": str(e)})
+                at = self._store.revision()
+                for table in self._tables:
+                    await table.list_again()
+                self._reach(at)
+
+    async def reached(self, revision: int, patience_s: float) -> bool:
+        """Return whether the tables came to a revision within a time."""
+        try:
+            async with asyncio.timeout(patience_s):
+                while self.at < revision:
+                    await self._more.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _follow(self, changes: AsyncIterator[KeyChange]) -> None:
+        now = self.at
+        while True:
+            coming = asyncio.ensure_future(anext(changes))
+            try:
+                await asyncio.sleep(0)
+                if not coming.done():  # all of the last transaction was told
+                    self._reach(now)
+                change = await coming
+            finally:
+                coming.cancel()
+            self._reach(change.revision - 1)
+            now = change.revision
+            for table in self._tables:
+                if table.concerns(change.key):
+                    await table.follow(change)
+
+    def _reach(self, revision: int) -> None:
+        if revision > self.at:
+            self.at = revision
+            self._more.set()
+            self._more = asyncio.Event()

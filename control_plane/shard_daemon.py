@@ -1,0 +1,146 @@
+"""The process of one shard: scheduler, allocator, dispatcher, switcher and health of its machines.
+
+It has the same actors as a whole control plane, and runs those of its shard. It holds no key of the
+authority and serves no user: the core calls it, with what it decided who may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from agent.api import ImageInfo
+from control_plane.agents.polled import Patience, PolledAgent
+from control_plane.api.machines import MachineRecord
+from control_plane.client import ControlPlaneClient
+from control_plane.config import Config
+from control_plane.front_end.listen import serving, tcp_socket
+from control_plane.front_end.shard_door import ShardDoor
+from control_plane.identity.from_file import FileIdentity, RevokedHosts
+from control_plane.notify import standing_by
+from control_plane.process import before, boot_id, despite_damage, make_folder, until, version
+from control_plane.roles import ControlPlane
+from control_plane.runtime.garbage import heap_that_stays
+from control_plane.runtime.runtime import Runtime
+from control_plane.shards.ownership import OwnershipMap
+from control_plane.shards.processes import OwnRole, RoleLeaders
+from control_plane.store import Store
+from control_plane.store.opening import main_store
+from control_plane.task_control.caller import ControllerCaller
+from control_plane.task_control.core.addresses import rules_of
+from wire.errors import TwineError
+
+log = logging.getLogger(__name__)
+_KNOWN_S = 5.0
+"""How long the core's list of images is believed; an image is signed once it is there."""
+
+
+async def serve_shard(
+    config: Config, role: OwnRole, stopping: asyncio.Event, started: Callable[[str], None]
+) -> None:
+    """Run a shard until `stopping` is set; `started` is told the URL it serves at.
+
+    Raises `Busy` if no core has led, `ConfigError` if something configured cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        make_folder(config.state_path, "state folder")
+        identity = FileIdentity(Path(config.shard_credential), role.name)
+        opened = main_store(config, standing_by, role.lock, role.announced)
+        opening = asyncio.ensure_future(stack.enter_async_context(opened))
+        if not await before(stopping, opening):
+            return
+        store, runtime = opening.result(), Runtime()
+        tcp = stack.enter_context(tcp_socket(*config.listen_on()))
+        load = _Loading(stack, config, store, role, identity, runtime)
+        with heap_that_stays():
+            plane = await despite_damage(load, [store])
+        door = ShardDoor(plane, store, identity.cluster).app(version())
+        await stack.enter_async_context(serving(door, tcp, identity.server_context(), None))
+        log.info("serving", extra={"url": role.url, "role": role.name})
+        started(role.url)
+        await until(stopping, plane.wait_failed(), identity.follow_forever())
+        log.info("ending; tasks go on")
+
+
+class _Loading:
+    """Makes the actors of a shard and loads them; again after damaged records were set aside."""
+
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        config: Config,
+        store: Store,
+        role: OwnRole,
+        identity: FileIdentity,
+        runtime: Runtime,
+    ) -> None:
+        self._stack, self._config, self._store = stack, config, store
+        self._role, self._identity, self._runtime = role, identity, runtime
+        self._agents = identity.agents_context()
+
+    async def __call__(self) -> ControlPlane:
+        config, store, runtime = self._config, self._store, self._runtime
+        ownership, processes = OwnershipMap(store), RoleLeaders(store, self._role)
+        images = _Images(processes, self._identity.core_context(), runtime)
+        rules = rules_of(config.controller_networks, config.reachable_at())
+        patience = Patience(config.scheduler.poll_wait_s, config.scheduler.poll_patience_s)
+
+        def agent_client(machine: MachineRecord) -> PolledAgent:
+            client = PolledAgent(f"https://{machine.address}", self._agents, runtime, patience)
+            client.expected = f"/host/{machine.machine}"
+            client.epoch = ownership.number
+            client.headers = lambda: {
+                **processes.headers(),
+                **ownership.said(machine.machine),
+            }
+            return client
+
+        plane = ControlPlane(
+            store,
+            agent_client,
+            runtime,
+            config.scheduler,
+            images.find,
+            config.portal,
+            None,
+            ControllerCaller(self._agents, rules),
+            boot_id(),
+            ownership=ownership,
+            processes=processes,
+        )
+        revoked = self._identity.revoked = RevokedHosts(store, runtime)
+        plane.also_follow(revoked)
+        await revoked.people.load()
+        return await self._stack.enter_async_context(plane)
+
+
+class _Images:
+    """What the core's image store has, asked when it is needed."""
+
+    def __init__(self, processes: RoleLeaders, tls: ssl.SSLContext, runtime: Runtime) -> None:
+        """Ask nothing yet."""
+        self._processes, self._tls, self._runtime = processes, tls, runtime
+        self._known: dict[str, ImageInfo] = {}
+        self._until = float("-inf")
+        self._asking = asyncio.Lock()
+
+    async def find(self, digest: str) -> ImageInfo | None:
+        """Return what is known of an image, None if the core does not have it."""
+        async with self._asking:
+            if self._runtime.now() >= self._until or digest not in self._known:
+                try:
+                    await self._ask()
+                except TwineError:
+                    if digest not in self._known:
+                        raise
+        return self._known.get(digest)
+
+    async def _ask(self) -> None:
+        async with ControlPlaneClient(self._processes.core_url(), self._tls) as client:
+            images = (await client.list_images()).images
+        self._known = {image.digest: image for image in images}
+        self._until = self._runtime.now() + _KNOWN_S

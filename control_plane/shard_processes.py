@@ -1,0 +1,169 @@
+"""The shards of a region in several processes: how an entitlement passes from one to another.
+
+Everything is said by the store, which all of them follow (docs/adr/0153). The core announces a
+move; the process of the old shard ends what is under way and says so; the core writes the new
+owner, which is the commit point; the process of the new shard reads the records and goes on. From
+the announcement on no shard owns the entitlement. A process that ends at any step starts with
+what is written: the move is withdrawn, or made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from control_plane.allocator import handover
+from control_plane.allocator.allocator import Allocator
+from control_plane.api.ownership import EntitlementOwner, ShardLoad
+from control_plane.running_shards import IDLE_S, RunningShard, RunningShards, ShardParts
+from control_plane.runtime.loops import Loops
+from control_plane.shards.ownership import OwnershipMap
+from control_plane.shards.processes import RoleLeaders
+from wire.errors import Busy, Conflict, TwineError
+
+log = logging.getLogger(__name__)
+_LOOK_S = 0.05
+_RELEASE_S = IDLE_S + 2.0
+"""How long the core waits for the process of a shard: longer than that waits for allocations."""
+_RETRY_S = 1.0
+
+
+class ShardProcesses(RunningShards):
+    """The shards that this process runs, beside those of others."""
+
+    def __init__(
+        self,
+        parts: ShardParts,
+        ownership: OwnershipMap,
+        allocators: Mapping[int, Allocator],
+        processes: RoleLeaders,
+        look_at: Callable[[str], None],
+    ) -> None:
+        """Run nothing yet; `look_at(machine)` begins to follow a machine or ends it."""
+        super().__init__(parts, ownership, allocators)
+        self._processes, self._role = processes, processes.own
+        self._look_at, self._runs = look_at, False
+        self._runtime = parts.region.runtime
+        ownership.table.listen(self._heard)
+
+    def start(self, loops: Loops, number: Callable[[], int]) -> None:
+        """Start the loops of all, and go on with what an earlier process began."""
+        super().start(loops, number)
+        self._runs = True
+        for record in self._ownership.table.records():
+            if record.moving_to is None:
+                continue
+            if self._role.is_core:
+                self._runtime.spawn("shard move", self._withdraw(record.entitlement))
+            elif self._role.runs(record.shard):
+                self._runtime.spawn("shard move", self._release(record.entitlement))
+
+    def loads(self) -> list[ShardLoad]:
+        """Return what each shard has to do, and which process leads it."""
+        loads = []
+        for load in super().loads():
+            by = self._processes.leader_of(load.shard)
+            loads.append(load if by is None else replace(load, host=by.host, since=by.since))
+        return loads
+
+    async def give(self, entitlement: str) -> None:
+        """Give an entitlement that is not used yet to the shard with least to do: the core does."""
+        if self._role.is_core:
+            await super().give(entitlement)
+
+    async def _move(self, pool: str, to: int) -> None:
+        source = self._ownership.shard_of(pool)
+        await self._ownership.announce(pool, to)
+        try:
+            await self._until_released(pool, source)
+        except TwineError:
+            await self._withdraw(pool)
+            raise
+        await self._write(pool, to)
+
+    async def _until_released(self, pool: str, source: int) -> None:
+        ends = self._runtime.now() + _RELEASE_S
+        while not await self._ownership.is_released(pool):
+            if self._runtime.now() >= ends:
+                raise Busy(
+                    f"cannot move entitlement {pool!r}: shard {source} did not let it go within"
+                    f" {_RELEASE_S:g} s, nothing was changed",
+                    hint="`twinectl shard list` says which shards answer; try again",
+                )
+            await self._runtime.sleep(_LOOK_S)
+
+    async def _withdraw(self, pool: str) -> None:
+        """Let an entitlement stay where it is; asks until the store says so."""
+        while True:
+            try:
+                await self._ownership.announce(pool, None)
+            except TwineError as e:
+                log.warning("move not withdrawn", extra={"entitlement": pool, "reason": str(e)})
+                await self._runtime.sleep(_RETRY_S)
+            else:
+                return
+
+    # -- what the map says
+
+    def _heard(
+        self, pool: str, before: EntitlementOwner | None, after: EntitlementOwner | None
+    ) -> None:
+        if not self._runs or after is None:
+            return
+        was = before.shard if before is not None else 0
+        if after.moving_to is not None:
+            if self._role.runs(after.shard):
+                self._runtime.spawn("shard move", self._release(pool))
+        elif was != after.shard:
+            self._passed(pool, self._by_number.get(was), self._by_number.get(after.shard))
+        else:
+            self._wake(pool)
+
+    async def _release(self, pool: str) -> None:
+        """End what is under way in an entitlement of this process, and say so."""
+        source, jobs = self.of_pool(pool), self.jobs_in(pool)
+        try:
+            async with self._parts.jobs.lock(*jobs):
+                await self._until_idle(pool, source, jobs)
+                await self._ownership.release(pool)
+        except Conflict:
+            pass  # it was withdrawn
+        except TwineError as e:  # the core gives up after a while
+            log.warning("entitlement not released", extra={"entitlement": pool, "reason": str(e)})
+        for job in jobs:
+            source.scheduler.forget(job)
+
+    def _passed(self, pool: str, old: RunningShard | None, new: RunningShard | None) -> None:
+        """Let go of an entitlement that has another owner, or take it over."""
+        for record in self._parts.region.broker.held(pool):
+            self._look_at(record.machine)
+        if old is not None:
+            jobs = self.jobs_in(pool)
+            handover.drop(old.allocator, jobs)
+            for job in jobs:
+                old.scheduler.forget(job)
+        if new is not None:
+            self._ownership.moving[pool] = new.number  # until its records are read
+            self._runtime.spawn("shard move", self._adopt(pool, new))
+
+    async def _adopt(self, pool: str, shard: RunningShard) -> None:
+        jobs = self.jobs_in(pool)
+        async with self._parts.jobs.lock(*jobs):
+            while True:
+                try:
+                    stored = await handover.read(shard.allocator, jobs)
+                except TwineError as e:
+                    extra = {"entitlement": pool, "reason": str(e)}
+                    log.warning("records not read", extra=extra)
+                    await self._runtime.sleep(_RETRY_S)
+                else:
+                    break
+            self._ownership.moving.pop(pool, None)
+            handover.adopt(shard.allocator, pool, stored)
+        for job in jobs:
+            self._parts.event_log.forget(job)
+        self._wake(pool)
+        fields = {"entitlement": pool, "shard": shard.number, "jobs": len(jobs)}
+        log.info("entitlement taken over", extra=fields)

@@ -1,0 +1,163 @@
+"""Roles as processes: which one this is, and who leads the others (docs/adr/0153).
+
+All processes of a region write to one store. Each role has a leader of its own, elected with an
+epoch of one counter; its record is written by the election itself. So whoever follows the store
+hears of elections in the order of their epochs, and a leader that was replaced hears of its
+successor before it could take over a later epoch from anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from agent.api.term import HEADER, Term
+from control_plane.api.ownership import RoleProcess
+from control_plane.runtime.following import Following
+from control_plane.runtime.table import Table
+from control_plane.store import Put, Store
+from control_plane.store.records import PROCESSES, encode
+from wire.errors import Busy, ConfigError, Unreachable
+
+ALL, CORE = "all", "core"
+_FIRST = "control-plane"
+"""Under which name the record of `all` or `core` is: only one of them leads."""
+
+
+class OwnRole(msgspec.Struct, frozen=True, kw_only=True):
+    """What this process is."""
+
+    name: str = ALL
+    """`all`, `core`, or `shard-N`."""
+    shard: int | None = None
+    """Its shard; None: the first one (`core`), or all of them (`all`)."""
+    url: str = ""
+    shards: int = 1
+    life: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def is_core(self) -> bool:
+        """Return whether it has the roles that a region has once."""
+        return self.shard is None
+
+    @property
+    def lock(self) -> str:
+        """Return the name of its leadership; `all` and `core` exclude each other."""
+        return "" if self.is_core else self.name
+
+    @property
+    def writer(self) -> str:
+        """Return the name under which it writes to tables of several processes."""
+        return self.lock
+
+    def runs(self, shard: int) -> bool:
+        """Return whether it runs a shard."""
+        if self.name == ALL:
+            return True
+        return shard == (self.shard or 0)
+
+    def announced(self, epoch: int) -> Sequence[Put]:
+        """Return what its election writes."""
+        record = RoleProcess(
+            role=self.name,
+            epoch=epoch,
+            life=self.life,
+            url=self.url,
+            shards=self.shards,
+            host=socket.gethostname(),
+            since=time.time(),
+        )
+        return [Put(PROCESSES + (self.lock or _FIRST), encode(record))]
+
+
+class RoleLeaders:
+    """Who leads each role, as their elections wrote it."""
+
+    def __init__(self, store: Store, own: OwnRole) -> None:
+        """Read nothing yet."""
+        self.own, self._store = own, store
+        self.table: Table[RoleProcess] = Table(store, PROCESSES, RoleProcess, "process")
+        self.following: Following | None = None
+        self._epoch = store.epoch()
+        self._replaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.table.listen(self._heard)
+
+    async def load(self) -> None:
+        """Read who leads; raise what does not go together with this process."""
+        await self.table.load()
+        if not self.own.is_core:
+            self._check_core()
+
+    def epoch(self) -> int:
+        """Return the newest epoch of any role."""
+        return self._epoch
+
+    def url_of(self, shard: int) -> str:
+        """Return where the process of a shard takes requests, or raise `Unreachable`."""
+        record = self.leader_of(shard)
+        if record is None:
+            raise away(shard, "no process of it has ever led")
+        return record.url
+
+    def leader_of(self, shard: int) -> RoleProcess | None:
+        """Return which process led a shard last; None: it is the core's, or none has."""
+        return self.table.find(f"shard-{shard}")
+
+    def core_url(self) -> str:
+        """Return where the core takes requests."""
+        return self.table.get(_FIRST).url
+
+    def headers(self) -> Mapping[str, str]:
+        """Return what a request to an agent says of the store: the life of the core.
+
+        It is the same in all processes, each no further than it has followed the store.
+        """
+        core, following = self.table.find(_FIRST), self.following
+        if core is None or following is None:
+            return {}
+        began = self.table.revision(_FIRST)
+        return {HEADER: Term(core.life, began, max(began, following.at)).text()}
+
+    async def wait_replaced(self) -> None:
+        """Return never, or raise that this process does not lead its role any more."""
+        await asyncio.shield(self._replaced)
+
+    def _check_core(self) -> None:
+        core = self.table.find(_FIRST)
+        if core is None or core.role != CORE:
+            raise Busy(
+                f"cannot run {self.own.name}: no control plane with --role core has led this store",
+                hint="start `twine-control-plane serve --role core` first, with the same [etcd]",
+            )
+        if (self.own.shard or 0) >= core.shards:
+            raise ConfigError(
+                f"cannot run {self.own.name}: the region has {core.shards} shards, 0 to"
+                f" {core.shards - 1}",
+                hint="set [scheduler] shards alike for all processes",
+            )
+
+    def _heard(self, name: str, _: RoleProcess | None, after: RoleProcess | None) -> None:
+        if self._replaced.done() or after is None:
+            return
+        if name == (self.own.lock or _FIRST) and after.life != self.own.life:
+            if after.epoch > self._store.epoch():
+                error = Busy(f"another process leads {self.own.name} now: {after.host}")
+                self._replaced.set_exception(error)
+        elif name == _FIRST and not self.own.is_core and after.role != CORE:
+            error = Busy(f"{self.own.name} ends: a control plane with --role {after.role} leads")
+            self._replaced.set_exception(error)
+        else:
+            self._epoch = max(self._epoch, after.epoch)
+
+
+def away(shard: int, why: str) -> Unreachable:
+    """Return the error of a request for a shard whose process does not answer."""
+    return Unreachable(
+        f"shard {shard} is away: {why}; its tasks run on",
+        hint="try again in some seconds; all other shards answer",
+    )

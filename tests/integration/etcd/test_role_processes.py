@@ -1,0 +1,245 @@
+"""Roles as processes: a core and shards on a real etcd, with agents on machines in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from control_plane.api.shard_routes import SHARD_ROUTES
+from control_plane.client import ControlPlaneClient
+from control_plane.identity.authority import Subject, open_authority
+from tests.etcd import Cluster, etcd_cluster
+from tests.role_processes import PlaneProcess, RegionOfProcesses, region_of_processes
+from wire import tls
+from wire.client import WireClient
+from wire.errors import Busy, Forbidden, NotFound, TwineError, Unreachable
+
+HOSTS = 6
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Cluster]:
+    with etcd_cluster(1) as cluster:
+        yield cluster
+
+
+async def with_jobs(region: RegionOfProcesses) -> None:
+    """Give each of two shards an entitlement of three machines with a job."""
+    await region.join(HOSTS)
+    image = await region.image()
+    for number in (1, 2):
+        await region.entitle(f"e{number}", 3, number)
+        await region.run(f"j{number}", f"e{number}", 3, image)
+
+
+async def refused(region: RegionOfProcesses, job: str) -> TwineError:
+    """Return the error with which a request about a job is refused, once it is."""
+    found: list[TwineError] = []
+
+    async def is_refused() -> bool:
+        try:
+            await region.client.get_job(job)
+        except TwineError as e:
+            found.append(e)
+        return bool(found)
+
+    await region.until(is_refused, f"requests about {job} are refused")
+    return found[0]
+
+
+async def test_a_shard_that_is_away_fails_its_own_jobs_only_and_restarts_nothing(
+    one: Cluster, tmp_path: Path
+) -> None:
+    """AV7, FE3: one of two shard processes is killed and comes back."""
+    async with region_of_processes(tmp_path, one, 3) as region:
+        await with_jobs(region)
+        before, killed = region.started(), region.processes[1]
+        killed.end(signal.SIGKILL)
+        error = await refused(region, "j1")
+        assert error.retryable
+        assert "shard 1 is away" in str(error)
+        assert await region.is_stable("j2")
+        await region.client.change_job("restart", "j2")
+
+        async def all_restarted() -> bool:
+            return len([unit for unit in region.started() if "j2" in unit]) == 6
+
+        await region.until(all_restarted, "the other shard goes on")
+        await region.until(lambda: region.is_stable("j2"), "the other shard is stable")
+        listed = {status.record.name: status for status in (await region.client.list_jobs()).jobs}
+        assert sorted(listed) == ["j1", "j2"]
+        assert "shard 1 is away" in listed["j1"].detail
+        endpoints = await region.client.endpoints("j1")
+        assert len(endpoints.endpoints) == 3, "discovery answers from what the store says"
+        after = region.started()
+        killed.start()
+        await region.until(lambda: region.is_stable("j1"), "the shard is back")
+        assert [unit for unit in region.started() if "j1" in unit] == [
+            unit for unit in before if "j1" in unit
+        ]
+        assert region.started() == after
+
+
+async def test_an_entitlement_moves_between_running_processes_and_no_task_restarts(
+    one: Cluster, tmp_path: Path
+) -> None:
+    """SH3, SH4, FE2, WH8: there, to the core's shard, and back; clients ask all the time."""
+    async with region_of_processes(tmp_path, one, 3) as region:
+        await with_jobs(region)
+        before, errors, ends = region.started(), list[TwineError](), asyncio.Event()
+
+        async def ask() -> None:
+            async with ControlPlaneClient(f"unix:{region.socket}") as client:
+                while not ends.is_set():
+                    try:
+                        assert (await client.get_job("j1")).record.name == "j1"
+                    except TwineError as e:
+                        errors.append(e)
+                    await asyncio.sleep(0.01)
+
+        asking = asyncio.create_task(ask())
+        terms = [(await region.client.list_shards()).term]
+        for to in (2, 0, 1):
+            moved = await region.client.move_entitlement("e1", to)
+            assert (moved.done, moved.to_shard) == (True, to)
+            await region.until(lambda: region.is_stable("j1"), "the job is stable there")
+            terms.append((await region.client.list_shards()).term)
+        ends.set()
+        await asking
+        assert terms == sorted(set(terms)), "each move raises the term"
+        assert all(isinstance(error, Busy) and error.retryable for error in errors), errors
+        assert region.started() == before
+        await region.run("j1", "e1", 2, await region.image())
+        assert len((await region.client.get_job("j1")).record.tasks) == 2
+
+
+async def test_a_move_from_a_shard_that_is_away_changes_nothing(
+    one: Cluster, tmp_path: Path
+) -> None:
+    """SH4: a shard that does not let go keeps what it has, also if both end in the middle."""
+    async with region_of_processes(tmp_path, one, 3) as region:
+        await with_jobs(region)
+        before, (core, first, _) = region.started(), region.processes
+        first.send(signal.SIGSTOP)
+        moving = asyncio.create_task(region.client.move_entitlement("e1", 2))
+
+        async def is_announced() -> bool:
+            return (await region.client.list_shards()).shards[2].moving == ["e1"]
+
+        await region.until(is_announced, "the move is announced")
+        core.end(signal.SIGKILL)
+        with pytest.raises(TwineError):
+            await moving
+        first.end(signal.SIGKILL)  # its lease may have ended meanwhile
+        core.start()
+        first.start()
+        await region.until(lambda: region.is_stable("j1"), "the entitlement is where it was")
+        loads = (await region.client.list_shards()).shards
+        assert [load.entitlements for load in loads] == [[], ["e1"], ["e2"]]
+        assert not any(load.moving for load in loads)
+        await region.client.move_entitlement("e1", 2)
+        await region.until(lambda: region.is_stable("j1"), "it can be moved afterwards")
+        assert region.started() == before
+
+
+def replica(region: RegionOfProcesses) -> PlaneProcess:
+    """Start a second process of shard 1."""
+    made = region.made("shard1b", "shard", 1)
+    made.start()
+    return made
+
+
+async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
+    one: Cluster, tmp_path: Path
+) -> None:
+    """AV1: two replicas of one shard; the leader is killed."""
+    async with region_of_processes(tmp_path, one, 3) as region:
+        await with_jobs(region)
+        second, before = replica(region), region.started()
+        await second.until_said("standing by")
+        term = (await region.client.list_shards()).term
+        region.processes[1].end(signal.SIGKILL)
+        await second.until_said("serving at")
+        await region.until(lambda: region.is_stable("j1"), "the second process leads")
+        assert (await region.client.list_shards()).term > term
+        assert region.started() == before
+        await region.client.stop_job("j1")
+
+        async def is_gone() -> bool:
+            try:
+                await region.client.get_job("j1")
+            except NotFound:
+                return True
+            return False
+
+        await region.until(is_gone, "hosts obey the new leader")
+
+
+async def test_a_paused_leader_of_a_shard_that_wakes_up_is_refused_and_ends(
+    one: Cluster, tmp_path: Path
+) -> None:
+    """AV2: it leads no longer when it wakes up, and says so."""
+    async with region_of_processes(tmp_path, one, 3) as region:
+        await with_jobs(region)
+        second, first = replica(region), region.processes[1]
+        await second.until_said("standing by")
+        before = region.started()
+        first.send(signal.SIGSTOP)
+        await second.until_said("serving at")
+        await region.until(lambda: region.is_stable("j1"), "the second process leads")
+        first.send(signal.SIGCONT)
+        assert first.process is not None
+        assert await asyncio.to_thread(first.process.wait, 60) == Busy.exit_code
+        assert first.said("lead")
+        assert await region.is_stable("j1")
+        assert region.started() == before
+
+
+async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_path: Path) -> None:
+    """SH1: all roles in one process beside shards in others would be two owners."""
+    async with region_of_processes(tmp_path, one, 2) as region:
+        whole = region.made("whole", "all")
+        core, shard = region.processes[:2]
+        core.end(signal.SIGTERM)
+        whole.start()
+        assert whole.process is not None
+        assert await asyncio.to_thread(whole.process.wait, 60) == Busy.exit_code
+        assert whole.said("shard-1")
+        await shard.until_said("--role all leads")
+        assert shard.process is not None
+        assert await asyncio.to_thread(shard.process.wait, 60) == Busy.exit_code
+        shard.start()
+        assert shard.process is not None
+        assert await asyncio.to_thread(shard.process.wait, 60) == Busy.exit_code
+        assert shard.said("--role core")
+
+
+async def test_only_the_core_may_call_the_process_of_a_shard(one: Cluster, tmp_path: Path) -> None:
+    """F-79: every route of a shard by every kind of caller; users are judged by the core."""
+    async with region_of_processes(tmp_path, one, 2) as region:
+        authority = open_authority(tmp_path / "core" / "authority.pem", "twine")
+        callers = [
+            *(("user", "root"), ("host", "h1"), ("controller", "c")),
+            *(("component", "shard-1"), ("component", "shard-2"), ("component", "x")),
+        ]
+        for role, name in callers:
+            held = authority.credential(Subject(role, name), "", 600.0)
+            context = tls.client_context(held, "/component/shard-1")
+            async with WireClient(region.url("shard1"), context) as client:
+                for route in SHARD_ROUTES:
+                    given = dict.fromkeys(route.parameters, "x")
+                    with pytest.raises(Forbidden, match="/component/control-plane"):
+                        await client.call(route, None, **given)
+        context = tls.pinned_context(authority.ca_pem, "/component/shard-1")
+        route = next(route for route in SHARD_ROUTES if route.name == "readyz")
+        async with WireClient(region.url("shard1"), context) as client:
+            with pytest.raises(Unreachable):
+                await client.call(route)
+        held = authority.credential(Subject("component", "control-plane"), "", 600.0)
+        context = tls.client_context(held, "/component/shard-1")
+        async with WireClient(region.url("shard1"), context) as client:
+            assert (await client.call(route)).ok

@@ -1,0 +1,165 @@
+"""Tables of two processes on one store: each hears what the other wrote, once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from msgspec.structs import replace
+
+from agent.api import Location
+from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
+from control_plane.api.machines import MachineRecord
+from control_plane.api.ownership import EntitlementOwner
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.many import FollowedMachines
+from control_plane.runtime.following import Followed, Following
+from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import Table
+from control_plane.store import Store
+from control_plane.store.memory import MemoryStore
+
+PATIENCE_S = 5.0
+
+
+def owners(store: Store, writer: str) -> Table[EntitlementOwner]:
+    return Table(store, "ownerships/", EntitlementOwner, "ownership", writer=writer)
+
+
+def owner(name: str, shard: int) -> EntitlementOwner:
+    return EntitlementOwner(entitlement=name, shard=shard)
+
+
+async def put(table: Table[EntitlementOwner], name: str, shard: int | None) -> None:
+    async with table.lock(name):
+        await table.commit(name, None if shard is None else owner(name, shard))
+
+
+@asynccontextmanager
+async def followed(store: Store, *tables: Followed) -> AsyncIterator[Following]:
+    """Follow a store with tables that are loaded already."""
+    following = Following(store, tables)
+    running = asyncio.create_task(following.run())
+    try:
+        yield following
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def caught_up(store: Store, following: Following) -> None:
+    assert await following.reached(store.revision(), PATIENCE_S)
+
+
+async def test_each_process_hears_what_the_other_wrote_and_its_own_once() -> None:
+    """AL2: a table of each of two processes, and who listens to them."""
+    async with MemoryStore() as store:
+        here, there, heard = owners(store, "here"), owners(store, "there"), list[object]()
+        here.listen(lambda name, before, after: heard.append((name, before, after)))
+        async with followed(store, here) as one, followed(store, there) as other:
+            await put(here, "a", 1)
+            await caught_up(store, other)
+            assert there.get("a") == owner("a", 1)
+            await put(there, "a", 2)
+            await put(there, "b", 3)
+            await put(there, "b", None)
+            await caught_up(store, one)
+            await put(here, "a", 4)
+            await caught_up(store, one)
+        assert heard == [
+            ("a", None, owner("a", 1)),
+            ("a", owner("a", 1), owner("a", 2)),
+            ("b", None, owner("b", 3)),
+            ("b", owner("b", 3), None),
+            ("a", owner("a", 2), owner("a", 4)),
+        ]
+
+
+async def test_a_record_that_was_deleted_here_does_not_come_back_by_its_own_echo() -> None:
+    async with MemoryStore() as store:
+        here, heard = owners(store, "here"), list[object]()
+        here.listen(lambda name, _, after: heard.append((name, after)))
+        following = Following(store, [here])
+        await put(here, "a", 1)
+        await put(here, "a", None)
+        running = asyncio.create_task(following.run())
+        await caught_up(store, following)
+        running.cancel()
+        assert heard == [("a", owner("a", 1)), ("a", None)]
+        assert len(here) == 0
+
+
+async def test_a_process_whose_history_is_gone_lists_everything_again() -> None:
+    """AL2: compacted while it did not follow; deletions are found, too."""
+    async with MemoryStore() as store:
+        here, there = owners(store, "here"), owners(store, "there")
+        for name, shard in (("a", 1), ("b", 1)):
+            await put(there, name, shard)
+        await here.load()
+        following = Following(store, [here])
+        await put(there, "a", 5)
+        await put(there, "b", None)
+        await put(there, "c", 1)
+        await store.compact(store.revision())
+        running = asyncio.create_task(following.run())
+        await caught_up(store, following)
+        running.cancel()
+        assert {name: here.get(name).shard for name in here} == {"a": 5, "c": 1}
+
+
+async def test_whoever_waits_for_a_revision_sees_the_whole_transaction() -> None:
+    async with MemoryStore() as store:
+        here, there = owners(store, "here"), owners(store, "there")
+        async with followed(store, here) as following:
+            names = [f"e{n}" for n in range(20)]
+            async with there.lock(*names):
+                await there.commit_many({name: owner(name, 1) for name in names})
+            await caught_up(store, following)
+            assert list(here) == sorted(names)
+            assert not await following.reached(store.revision() + 1, 0.01)
+
+
+async def test_a_job_that_another_process_writes_is_read_with_its_tasks() -> None:
+    async with MemoryStore() as store:
+        here, there = JobTable(store, writer="here"), JobTable(store, writer="there")
+        async with followed(store, here) as one, followed(store, there) as other:
+            spec = JobSpec(name="web", entitlement="front", tasks=1, image="sha256:" + "0" * 64)
+            record = JobRecord(name="web", spec=spec, version=1, specs={1: spec}, created_at=1.0)
+            tasks = [TaskRecord(index=0, version=1, generation=1)]
+            async with there.lock("web"):
+                await there.commit("web", replace(record, tasks=tasks))
+            await caught_up(store, one)
+            assert here.get("web") == there.get("web")
+            assert here.expect(["web"]) == there.expect(["web"])
+            async with here.lock("web"):
+                await here.commit("web", replace(here.get("web"), stopping=True))
+            await caught_up(store, other)
+            assert there.get("web").stopping
+            async with there.lock("web"):
+                await there.commit("web", None)
+            await caught_up(store, one)
+            assert here.find("web") is None
+
+
+async def test_a_machine_that_another_process_moves_is_never_gone() -> None:
+    """RB1: it comes to the new data center before it goes from the old one; listeners see once."""
+    async with MemoryStore() as store:
+        here, there = (Brokers(store, Runtime(), writer=name) for name in ("here", "there"))
+        heard: list[tuple[str, str]] = []
+
+        def hears(name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
+            heard.append((name, after.location.datacenter if after is not None else "gone"))
+
+        here.listen(hears)
+        async with followed(store, FollowedMachines(here, store)) as following:
+            location = Location(datacenter="dc1", msb="m1", rack="r1")
+            machine = MachineRecord(machine="m1", location=location, machine_type="small")
+            await there.add({"m1": machine})
+            await there.move("m1", "dc2")
+            await caught_up(store, following)
+            assert here.table.get("m1").location.datacenter == "dc2"
+            assert heard == [("m1", "dc1"), ("m1", "dc2")]
+            await here.assign("m1", "web", "p", revision=here.table.revision("m1"))
+            assert here.count("web") == 1
