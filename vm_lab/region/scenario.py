@@ -70,6 +70,9 @@ class Work(_Written, frozen=True, kw_only=True):
     slow_to_stop: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs whose tasks use up two minutes to stop; machines that are cut off stop
     them."""
+    surge_tasks: Annotated[int, Meta(ge=0)] = 0
+    """Extra tasks that the jobs of an entitlement may have at once; no task of a job may be missed
+    then, and each has one extra. 0: as it is said of `paced`."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the entitlements whose profile needs a reboot."""
 
