@@ -96,13 +96,13 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
         made.detail = f"the update to version {made.record.version} is paused"
     made.detail = made.detail or waits_for_hold(made.record)
-    if made.waits_for_surge:
-        made.detail = made.detail or "other jobs have all extra tasks of the entitlement"
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
     has_extras = any(task.extra for task in made.record.tasks)
     may_go = spare(made.record, seen.view) if has_extras else 0
     made.record = begin_removals(made, seen, may_go)
     _propose(made, seen)
+    if made.waits_for_surge:
+        made.detail = "it waits for its turn: other jobs have all extra tasks of the entitlement"
     return made
 
 
