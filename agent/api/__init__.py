@@ -12,6 +12,7 @@ from typing import Annotated, NewType
 import msgspec
 from msgspec import Meta
 
+from agent.api.credentials import Configuration as Configuration
 from agent.api.life import Hook as Hook
 from agent.api.life import Life as Life
 from agent.api.life import Step as Step
@@ -214,6 +215,8 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """Files of its `$CREDENTIALS_DIRECTORY` and the credentials of its entitlement that are in
     them (docs/credentials.md)."""
+    configuration: Configuration = {}
+    """Files of its `$CREDENTIALS_DIRECTORY` that are no secrets, with their texts."""
     identity: bool = False
     """Whether it has a key and a certificate in `/run/twine-identity` (docs/credentials.md)."""
     image_trust: ImageTrust = ImageTrust()

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.api import Argument, Count, DigestStr, EnvName, Name
+from agent.api import Argument, Configuration, Count, DigestStr, EnvName, Name
 from control_plane.api.intents import Number, Part, StoredIntent
 from control_plane.api.jobs import JobSpec
 from control_plane.api.updates import DAY_S
@@ -30,8 +30,11 @@ class PushWish(IntentWish, frozen=True, kw_only=True):
     """A specification for a part of the tasks: a push, or the next stage of one."""
 
     spec: JobSpec | None = None
-    """What is pushed; its `tasks` are ignored. None: what is pushed now, with `image` if given."""
+    """What is pushed; its `tasks` are ignored. None: what is pushed now, with `image` and
+    `configuration` if given."""
     image: DigestStr | None = None
+    configuration: Configuration | None = None
+    """Instead of the specification's, all files together; None: as it is there."""
     share: Part = 1.0
     """Of the tasks run it; the rest runs what the job had before the push."""
 
@@ -57,6 +60,8 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
     command: Annotated[list[Argument], Meta(max_length=4096)] | None = None
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     """Set over the job's; what is not named stays."""
+    configuration: Configuration = {}
+    """Files that are put over the job's; what is not named stays."""
     machine_type: Name | None = None
     """Only tasks on machines of this type, for as long as they are there."""
     lasts_s: Annotated[float, Meta(gt=0, le=30 * DAY_S)]

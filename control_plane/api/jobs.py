@@ -12,6 +12,7 @@ from agent.api import (
     ROOT_MAX_BYTES,
     UMASK,
     Argument,
+    Configuration,
     DigestStr,
     Disconnect,
     EnvName,
@@ -139,6 +140,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """Files of its tasks' `$CREDENTIALS_DIRECTORY` and the credentials of the entitlement that
     are in them; the machines must hold these (docs/credentials.md)."""
+    configuration: Configuration = {}
+    """Files of the same folder that are no secrets, with their texts. A push or a canary may change
+    these alone, the image alone, or both (docs/intents.md)."""
     identity: bool = False
     """Whether each task has a key and a certificate of its own to prove to others which task it
     is, renewed while it runs (docs/credentials.md)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,26 @@ def _options(command: Any) -> Any:
     return click.pass_obj(command)
 
 
+def _config_option(text: str) -> Callable[[Any], Any]:
+    """Return an option that reads files: NAME=FILE → the configuration of a wish."""
+
+    def read(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+        found = {}
+        for pair in given:
+            name, equals, path = pair.partition("=")
+            try:
+                found[name] = Path(path).read_text() if equals else ""
+            except (OSError, ValueError) as e:
+                raise click.UsageError(f"--config {pair}: {e}") from e
+            if not equals:
+                raise click.UsageError(f"--config takes NAME=FILE, not {pair!r}")
+        return found
+
+    return click.option(
+        "--config", "configuration", metavar="NAME=FILE", multiple=True, callback=read, help=text
+    )
+
+
 @click.command()
 @click.argument("name")
 @output_option
@@ -55,6 +76,7 @@ def intents(target: Target, name: str, output: str) -> None:
     "--file", type=click.Path(path_type=Path), help="The job file to push; its size is not."
 )
 @click.option("--image", help="The image to push, with all else as it is.")
+@_config_option("Push these files instead of the configuration there is; repeat.")
 @click.option(
     "--share",
     type=click.FloatRange(0, 1),
@@ -67,6 +89,7 @@ def push(
     name: str,
     file: Path | None,
     image: str | None,
+    configuration: dict[str, str],
     share: float,
     output: str,
     **meta: Any,
@@ -75,7 +98,9 @@ def push(
     from control_plane.cli.jobfile import read_job
 
     spec = None if file is None else read_job(file, ())
-    wish = PushWish(spec=spec, image=image, share=share, **meta)
+    wish = PushWish(
+        spec=spec, image=image, configuration=configuration or None, share=share, **meta
+    )
     _put(target, name, Dimension.PUSH, wish, output)
 
 
@@ -104,6 +129,7 @@ def scale(
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), help="Instead of --tasks.")
 @click.option("--image", help="Another image.")
 @click.option("--env", "environment", metavar="KEY=VALUE", multiple=True, help="Over the job's.")
+@_config_option("Over the job's configuration; repeat.")
 @click.option("--machine-type", help="Only on machines of this type, for as long as they last.")
 @click.option("--for", "lasts_s", type=seconds(), help="It ends by itself after so long.")
 @click.option("--end", is_flag=True, help="End the canary now.")

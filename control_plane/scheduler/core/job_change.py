@@ -118,7 +118,12 @@ def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
         record = going_on(_there(known, name))
         check_writer(record, Dimension.PUSH, writer, wish)
         spec = wish.spec or record.spec
-        return replace(spec, tasks=record.spec.tasks, image=wish.image or spec.image)
+        return replace(
+            spec,
+            tasks=record.spec.tasks,
+            image=wish.image or spec.image,
+            configuration=spec.configuration if wish.configuration is None else wish.configuration,
+        )
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
         after = _changed(known, spec)
@@ -169,6 +174,7 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
             image=wish.image or base.image,
             command=base.command if wish.command is None else wish.command,
             environment=base.environment | wish.environment,
+            configuration=base.configuration | wish.configuration,
         )
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:

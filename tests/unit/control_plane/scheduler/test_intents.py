@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
+from agent.api import TaskSpec
 from control_plane.api.intent_wishes import (
     CanaryWish,
     HoldWish,
@@ -41,6 +42,11 @@ def counts(w: World) -> Counter[int]:
 
 def indexes(w: World, version: int) -> set[int]:
     return {task.index for task in w.cp._jobs.get("web").tasks if task.version == version}
+
+
+def told(w: World, task: TaskRecord) -> TaskSpec:
+    """What the machine of a task was told."""
+    return w.region.machines[task.placement.machine].specs[f"web-{task.index}"]
 
 
 def push_of(share: float, **changes) -> PushWish:
@@ -132,6 +138,60 @@ async def test_canaries_are_beside_the_push_and_end_in_time(w: World):
     await w.cp.apply_job(a_job(10, update=FAST, command=THIRD))
     await w.stable()
     assert counts(w) == {4: 10}  # the number of a canary is not given again
+
+
+@scenario()
+async def test_a_canary_changes_the_image_the_configuration_or_both(w: World):
+    """JC14: code and configuration are tried on the same tasks, and go together."""
+    first = {"app.toml": "pool = 1", "log.toml": "level = 1"}
+    await w.deployed(a_job(4, update=FAST, configuration=first))
+    tried = {"app.toml": "pool = 9"}
+    wishes = [
+        CanaryWish(configuration=tried, lasts_s=9e4),
+        CanaryWish(command=OTHER, lasts_s=9e4),
+        CanaryWish(command=OTHER, configuration=tried, lasts_s=9e4),
+    ]
+    for wish in wishes:
+        await w.cp.intents.canary("web", wish, TESTER)
+        await w.stable()
+        (on_trial,) = [t for t in w.cp._jobs.get("web").tasks if t.version != 1]
+        spec = w.cp._jobs.get("web").specs[on_trial.version]
+        assert spec.configuration == first | wish.configuration
+        assert (spec.command == OTHER) is bool(wish.command)
+        assert told(w, on_trial).configuration == spec.configuration
+        assert told(w, on_trial).command[0] == spec.command[0]
+    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.stable()
+    assert counts(w) == {1: 4}
+
+
+@scenario()
+async def test_a_push_brings_a_configuration_to_its_share_and_a_rollback_takes_it_back(w: World):
+    """JC14."""
+    await w.deployed(a_job(4, update=FAST, configuration={"app.toml": "pool = 1"}))
+    wish = PushWish(configuration={"app.toml": "pool = 2"}, share=0.5)
+    await w.cp.intents.push("web", wish, DEPLOYER)
+    await w.stable()
+    assert counts(w) == {1: 2, 2: 2}
+    assert {told(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
+        "pool = 1",
+        "pool = 2",
+    }
+    await w.cp.intents.push("web", PushWish(share=0.0), DEPLOYER)
+    await w.stable()
+    assert {told(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
+        "pool = 1"
+    }
+
+
+@scenario()
+async def test_a_configuration_that_is_too_large_with_that_of_the_job_is_refused(w: World):
+    half = "x" * (32 << 10)
+    await w.deployed(a_job(1, update=FAST, configuration={"a": half, "b": half}))
+    with pytest.raises(InvalidInput, match="at most 65536 may be"):
+        await w.cp.intents.canary("web", CanaryWish(configuration={"c": "y"}, lasts_s=60), TESTER)
+    with pytest.raises(InvalidInput, match="a credential has this name"):
+        await w.cp.apply_job(a_job(1, configuration={"a": ""}, credentials={"a": "key"}))
 
 
 @scenario()
