@@ -114,6 +114,9 @@ class IntentWitness:
         record, since = status.record, now - self._region.checker.undisturbed_since
         if since < ENDS_S:
             return []
+        if intents.canaries and has_failed(record):
+            intents.canaries, intents.canaries_end = 0, 0.0
+            self.looks["failed"] += 1
         found = [("last-write", text) for text in unwritten(intents, record, now)]
         found += [("runtime", text) for text in _runtimes(intents, record)]
         if "hold" in _in_record(record):
@@ -144,6 +147,12 @@ class IntentWitness:
             s.state == MachineState.UP and s.sound and not s.drained for s in standings
         )
         return inexact(intents, record, is_plan=True) if is_calm else []
+
+
+def has_failed(record: JobRecord) -> bool:
+    """Return whether the canary ended because one of its tasks failed."""
+    canary = record.intents.get("canary")
+    return canary is not None and canary.value is None and "it failed on" in canary.reason
 
 
 def _in_record(record: JobRecord) -> frozenset[str]:

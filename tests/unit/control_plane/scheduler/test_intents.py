@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
-from agent.api import TaskSpec
+from agent.api import Health, TaskSpec
 from control_plane.api.intent_wishes import (
     CanaryWish,
     HoldWish,
@@ -23,6 +23,7 @@ from control_plane.api.intent_wishes import (
     SizeWish,
 )
 from control_plane.api.intents import StoredIntent
+from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobPhase, JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.stored_jobs import intent_of, record_of
 from control_plane.api.updates import Canary, UpdatePolicy
@@ -210,6 +211,67 @@ async def test_a_canary_ends_when_it_is_withdrawn_and_a_rollback_never_goes_to_i
     await w.cp.rollback_job("web")
     record = w.cp._jobs.get("web")
     assert record.spec.command == record.specs[1].command
+
+
+ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
+
+
+def report_on_trial(w: World, **changes) -> int:
+    """Have the first canary task say something; return its index."""
+    task = next(t for t in w.cp._jobs.get("web").tasks if t.version == 3)
+    w.region.machines[task.placement.machine].report(f"web-{task.index}", **changes)
+    return task.index
+
+
+@scenario()
+async def test_a_canary_that_fails_ends_at_once_and_its_tasks_go_back_first(w: World):
+    """JC8: the end of a failed canary > maintenance > push."""
+    slow = replace(FAST, max_unavailable=1, health_gate_s=30.0)
+    await w.deployed(a_job(6, update=slow))
+    await w.cp.intents.push("web", push_of(0.5, update=slow), DEPLOYER)
+    await w.stable()
+    wish = CanaryWish(tasks=2, command=THIRD, lasts_s=9e4)
+    await w.cp.intents.canary("web", wish, TESTER)
+    await w.stable()
+    assert counts(w) == {1: 1, 2: 3, 3: 2}
+    trials = indexes(w, 3)
+    placed = {t.index: t.placement.machine for t in w.cp._jobs.get("web").tasks}
+    other = next(machine for i, machine in placed.items() if i not in trials)
+    failed = report_on_trial(w, health=Health.UNHEALTHY)
+    await w.until(lambda: w.cp._jobs.get("web").intents["canary"].value is None)
+    await w.cp.inventory.drain(Drain(machines=[other], reason="work"))
+    await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
+    order = list[int]()
+
+    def all_went() -> bool:
+        going = [t.index for t in w.cp._jobs.get("web").tasks if t.phase in ENDING]
+        order.extend(index for index in going if index not in order)
+        return len(order) >= 4
+
+    await w.until(all_went, 600)
+    assert set(order[:2]) == trials
+    intent = w.cp._jobs.get("web").intents["canary"]
+    assert intent.value is None
+    assert intent.writer == TESTER
+    assert f"it failed on web-{failed}" in intent.reason
+    await w.until(lambda: counts(w) == {2: 6}, 600)
+
+
+@scenario()
+async def test_under_a_hold_a_canary_that_fails_stays_as_it_is(w: World):
+    """JC8: hold > the end of a failed canary."""
+    await w.deployed(a_job(4, update=FAST))
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
+    await w.stable()
+    await w.cp.intents.canary("web", CanaryWish(command=THIRD, lasts_s=9e4), TESTER)
+    await w.stable()
+    await w.cp.intents.hold("web", HoldWish(lasts_s=300), OPERATOR)
+    report_on_trial(w, health=Health.UNHEALTHY)
+    await asyncio.sleep(200)
+    assert counts(w) == {1: 1, 2: 2, 3: 1}
+    await asyncio.sleep(200)
+    await w.stable()
+    assert counts(w) == {1: 2, 2: 2}
 
 
 @scenario()
