@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from agent.api import Argument, Configuration, Count, DigestStr, EnvName, Name
-from control_plane.api.intents import Number, Part, StoredIntent
+from control_plane.api.intents import INSTEAD_OF_TASKS, Number, Part, StoredIntent
 from control_plane.api.jobs import JobSpec
 from control_plane.api.updates import DAY_S
 
@@ -19,6 +19,7 @@ Reason = Annotated[str, Meta(max_length=REASON_MAX)]
 class IntentWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every write of an intent says besides its content."""
 
+    MOVED: ClassVar[dict[str, str]] = INSTEAD_OF_TASKS
     reason: Reason = ""
     expect: Count | None = None
     """The version that this write replaces; `Conflict` if there is another by now. None: any."""

@@ -34,7 +34,7 @@ from agent.api import (
     Umask,
     VolumeMap,
 )
-from control_plane.api.autoscale import Autoscale
+from control_plane.api.autoscale import Autoscale, AutoscaleMode
 from control_plane.api.intents import INSTEAD_OF_OVERRIDES, StoredIntent
 from control_plane.api.job_life import JobLife
 from control_plane.api.job_life import JobProbe as JobProbe
@@ -321,6 +321,28 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     """All jobs of the region."""
 
     jobs: list[JobStatus]
+
+
+class JobBrief(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program that follows many jobs reads of each: the rest only where it changed."""
+
+    name: str
+    entitlement: str
+    tasks: int
+    """That there are to be."""
+    healthy: int
+    intents: dict[str, int] = {}
+    """Dimension → its version."""
+    autoscale: AutoscaleMode | None = None
+    """None: its file has no `[autoscale]`, or the job is being stopped."""
+    revision: int = 0
+    """Another one whenever something is stored of the job or of its tasks."""
+
+
+class JobBriefs(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs of the region, each in brief."""
+
+    jobs: list[JobBrief]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

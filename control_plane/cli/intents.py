@@ -1,4 +1,4 @@
-"""`twinectl job intents | push | scale | canary | hold | runtime`: one dimension at a time."""
+"""`twinectl job intents | push | scale | canary | hold | runtime | adopt`: by dimension."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from control_plane.api.intent_wishes import (
     PushWish,
     SizeWish,
 )
-from control_plane.api.intents import Dimension
+from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -173,6 +173,35 @@ def hold(
     if lasts_s is None:
         raise click.UsageError("--for DURATION is missing: a hold ends by itself")
     _put(target, name, Dimension.HOLD, HoldWish(lasts_s=lasts_s, **meta), output)
+
+
+@click.command()
+@click.argument("name")
+@_TAKE_OVER
+@_REASON
+@output_option
+@click.pass_obj
+def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) -> None:
+    """Become the writer of what job NAME runs and of how many tasks it has, as both are now.
+
+    Nothing changes and no task restarts. From then on a job file of somebody else changes neither.
+    """
+    known: JobIntents = target.ask(lambda client: client.get_intents(name))
+    said = {view.dimension: view.intent for view in known.intents}
+    push, size = said.get(Dimension.PUSH), said.get(Dimension.SIZE)
+    meta = {"reason": reason or "adopted", "take_over": take_over}
+    share = (push.value or {}).get("share", 1.0) if push is not None else 1.0
+    tasks = (size.value or {}).get("tasks", known.size) if size is not None else known.size
+    for dimension, wish in (
+        (Dimension.PUSH, PushWish(share=share, expect=_version(push), **meta)),
+        (Dimension.SIZE, SizeWish(tasks=tasks, expect=_version(size), **meta)),
+    ):
+        found = target.ask(lambda client, d=dimension, w=wish: client.put_intent(name, d, w))
+    _show(found, output)
+
+
+def _version(intent: StoredIntent | None) -> int:
+    return 0 if intent is None else intent.version
 
 
 @click.command()

@@ -394,6 +394,41 @@ def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
     assert wanted_tasks(old) == 2
 
 
+@scenario()
+async def test_a_job_that_is_adopted_restarts_no_task_and_has_one_writer_from_then_on(w: World):
+    """JC13: the writes that `twinectl job adopt` makes."""
+    await w.deployed(a_job(4, update=FAST))
+    before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
+    await w.cp.intents.push("web", PushWish(share=1.0, expect=1), "user:ann")
+    await w.cp.intents.size("web", SizeWish(tasks=4, expect=1), "user:ann")
+    await asyncio.sleep(60)
+    assert {t.index: t.generation for t in w.cp._jobs.get("web").tasks} == before
+    with pytest.raises(Conflict, match="user:ann is its writer"):
+        await w.cp.apply_job(a_job(2, update=FAST, command=OTHER), writer="user:bob")
+
+
+@scenario()
+async def test_jobs_are_listed_in_brief_and_change_with_what_is_stored_and_seen(w: World):
+    """FE8: an autoscaler of thousands of jobs reads whole only those that changed."""
+    await w.deployed(a_job(4, update=FAST))
+    (first,) = (await w.cp.intents.briefs()).jobs
+    assert (first.name, first.tasks, first.healthy, first.autoscale) == ("web", 4, 4, None)
+    (again,) = (await w.cp.intents.briefs()).jobs
+    assert again is first
+    await w.cp.intents.size("web", SizeWish(tasks=3), SCALER)
+    (after,) = (await w.cp.intents.briefs()).jobs
+    assert (after.tasks, after.intents["size"]) == (3, first.intents["size"] + 1)
+    assert after.revision > first.revision
+    await w.stable()
+    task = w.cp._jobs.get("web").tasks[0]
+    w.region.machines[task.placement.machine].report(f"web-{task.index}", health=Health.UNHEALTHY)
+
+    async def is_seen() -> bool:
+        return [brief.healthy for brief in (await w.cp.intents.briefs()).jobs] == [2]
+
+    await w.until(is_seen)
+
+
 def test_a_dimension_that_is_not_known_is_kept_and_shown():
     """JC16."""
 
