@@ -189,15 +189,13 @@ def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) 
     known: JobIntents = target.ask(lambda client: client.get_intents(name))
     said = {view.dimension: view.intent for view in known.intents}
     push, size = said.get(Dimension.PUSH), said.get(Dimension.SIZE)
-    meta = {"reason": reason or "adopted", "take_over": take_over}
+    meta: dict[str, Any] = {"reason": reason or "adopted", "take_over": take_over}
     share = (push.value or {}).get("share", 1.0) if push is not None else 1.0
     tasks = (size.value or {}).get("tasks", known.size) if size is not None else known.size
-    for dimension, wish in (
-        (Dimension.PUSH, PushWish(share=share, expect=_version(push), **meta)),
-        (Dimension.SIZE, SizeWish(tasks=tasks, expect=_version(size), **meta)),
-    ):
-        found = target.ask(lambda client, d=dimension, w=wish: client.put_intent(name, d, w))
-    _show(found, output)
+    owned = PushWish(share=share, expect=_version(push), **meta)
+    target.ask(lambda client: client.put_intent(name, Dimension.PUSH, owned))
+    wish = SizeWish(tasks=tasks, expect=_version(size), **meta)
+    _put(target, name, Dimension.SIZE, wish, output)
 
 
 def _version(intent: StoredIntent | None) -> int:
