@@ -38,7 +38,7 @@ from control_plane.api.inventory import (
     Revoke,
     Undrain,
 )
-from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.jobs import Endpoints, JobBriefs, Jobs, JobSpec, JobStatus
 from control_plane.api.limits import Lift, LimitView, LimitViews
 from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
 from control_plane.api.maintenance import (
@@ -80,6 +80,10 @@ class ControlPlaneClient(PeopleClient, RebalanceClient):
     async def list_jobs(self) -> Jobs:
         """Return all jobs."""
         return _as(Jobs, await self.call(_ROUTE["list_jobs"]))
+
+    async def list_job_briefs(self) -> JobBriefs:
+        """Return all jobs in brief."""
+        return _as(JobBriefs, await self.call(_ROUTE["list_job_briefs"]))
 
     async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
         """Create a job or change what is wanted of it; returns before it is done."""

@@ -82,9 +82,9 @@ class HaDemo(Demo):
     def _where(self) -> tuple[str, ...]:
         return "--config", str(self._config), "--state", str(self._paths.control_plane_state)
 
-    def _command(self, program: str, *words: str, quiet: bool = False) -> str:
+    def _command(self, program: str, *words: str, quiet: bool = False, code: int = 0) -> str:
         if program != "twine-control-plane":
-            return super()._command(program, *words, quiet=quiet)
+            return super()._command(program, *words, quiet=quiet, code=code)
         self._say_command([program, *words])
         said = self._sandbox.run([self._bin / program, *words])
         click.echo(said, nl=False)

@@ -12,6 +12,7 @@ from typing import Annotated, NewType
 import msgspec
 from msgspec import Meta
 
+from agent.api.credentials import Configuration as Configuration
 from agent.api.life import Hook as Hook
 from agent.api.life import Life as Life
 from agent.api.life import Step as Step
@@ -204,21 +205,20 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     stop_timeout_s: Seconds = 10.0
     """From SIGTERM to SIGKILL of everything the task left."""
     offline_restart: bool = False
-    """After a host reboot, start again without being told (else: wait for the owner). Void
-    where `disconnect` says `stop`: such a task starts only when it is told to."""
+    """After a host reboot, start again without being told; void where `disconnect` says `stop`."""
     disconnect: Disconnect = Disconnect()
     network: Network = Network()
     resources: Resources = Resources()
     volumes: VolumeMap = {}
     """What it keeps beside its root, by name (docs/volumes.md)."""
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
-    """Files of its `$CREDENTIALS_DIRECTORY` and the credentials of its entitlement that are in
-    them (docs/credentials.md)."""
+    """File of its `$CREDENTIALS_DIRECTORY` → credential of its entitlement."""
+    configuration: Configuration = {}
+    """Files of its `$CREDENTIALS_DIRECTORY` that are no secrets, with their texts."""
     identity: bool = False
     """Whether it has a key and a certificate in `/run/twine-identity` (docs/credentials.md)."""
     image_trust: ImageTrust = ImageTrust()
-    """Whose signature the image needs, and those that it has; looked at when the specification
-    is taken, and no part of what runs (docs/security.md)."""
+    """Whose signature the image needs, and those that it has (docs/security.md)."""
     relaxations: Relaxations = []
     """What it may do beyond its sandbox, by name (docs/security.md)."""
     ulimits: Ulimits = Ulimits()

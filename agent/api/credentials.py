@@ -1,12 +1,32 @@
-"""Credentials that an agent holds for tasks: what is told of them, never what they are."""
+"""Credentials that an agent holds for tasks: what is told of them, never what they are.
+
+And the configuration of a task: texts in the same folder that are no secrets.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated
 
 from msgspec import Meta
 
-from agent.api.ranges import Bytes, Id, Moment, Reported
+from agent.api.ranges import NO_NUL, Bytes, Id, Moment, Reported
+
+CONFIGURATION = "configuration"
+"""Among the capabilities of a host whose agent can hand a configuration to tasks."""
+CONFIGURATION_MAX = 64 << 10
+"""Bytes of all texts of a task together: each version of a job keeps its own."""
+FileName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+        description="a file's name: letters, digits, dots, dashes and underscores",
+    ),
+]
+Configuration = Annotated[
+    dict[FileName, Annotated[str, Meta(max_length=32 << 10, pattern=NO_NUL)]], Meta(max_length=64)
+]
+"""File → its text, in UTF-8."""
 
 
 class CredentialInfo(Reported, frozen=True, kw_only=True):
@@ -23,3 +43,15 @@ class Credentials(Reported, frozen=True, kw_only=True):
     """All credentials that a host holds."""
 
     credentials: Annotated[list[CredentialInfo], Meta(max_length=100_000)]
+
+
+def contradictions(
+    configuration: Mapping[str, str], credentials: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield field and reason of what a configuration gets wrong beside the types of its parts."""
+    size = sum(len(text.encode(errors="replace")) for text in configuration.values())
+    if size > CONFIGURATION_MAX:
+        reason = f"its files have {size} bytes together, at most {CONFIGURATION_MAX} may be"
+        yield "configuration", reason
+    for name in sorted(configuration.keys() & {*credentials}):
+        yield f"configuration.{name}", "a credential has this name, too"

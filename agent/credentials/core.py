@@ -31,10 +31,17 @@ def asked_for(address: bytes) -> tuple[str, str] | None:
 
 
 def credential_properties(spec: TaskSpec, socket: str) -> dict[str, object]:
-    """Return what lets systemd fetch a task's credentials from the agent at each start."""
-    if not spec.credentials:
-        return {}
-    return {"LoadCredential": [f"{name}:{socket}" for name in sorted(spec.credentials)]}
+    """Return what lets systemd fetch a task's credentials from the agent at each start.
+
+    Its configuration is no secret and stands in the unit itself.
+    """
+    found: dict[str, object] = {}
+    if spec.credentials:
+        found["LoadCredential"] = [f"{name}:{socket}" for name in sorted(spec.credentials)]
+    if spec.configuration:
+        texts = sorted(spec.configuration.items())
+        found["SetCredential"] = {name: text.encode() for name, text in texts}
+    return found
 
 
 def missing(spec: TaskSpec, held: Iterable[tuple[str, str]]) -> list[str]:

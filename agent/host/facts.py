@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from agent.api import MachineFacts
+from agent.api.credentials import CONFIGURATION
 from agent.api.own_init import CAPABILITY, NESTED
 from agent.machine import Machine
 from agent.tasks.core.own_init import missing
@@ -48,7 +49,7 @@ def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> 
     """Return the facts of a machine with this version of systemd."""
     hardware = machine.hardware()
     size, free = machine.btrfs.free_bytes(Path(state_dir))
-    capabilities = [f"systemd-{systemd}", "btrfs"]
+    capabilities = [f"systemd-{systemd}", "btrfs", CONFIGURATION]
     if hardware.cgroup_controllers:
         capabilities += ["cgroup-v2", *(f"cgroup-{c}" for c in hardware.cgroup_controllers)]
     if systemd >= 257:

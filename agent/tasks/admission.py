@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from agent.api import TaskSpec
+from agent.api.credentials import contradictions as odd_configuration
 from agent.api.network import contradiction as odd_network
 from agent.api.own_init import contradictions as odd_own_init
 from agent.api.resources import contradiction as odd_resources
@@ -93,6 +94,8 @@ class Admission:
         if not has.roots.has_image(spec.image):
             yield f"image {spec.image} is not on this machine", "pull or put the image first"
         against = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
+        yield "; ".join(f"{field}: {reason}" for field, reason in against), ""
+        against = odd_configuration(spec.configuration, spec.credentials)
         yield "; ".join(f"{field}: {reason}" for field, reason in against), ""
         if has_own_init(spec):
             yield has.no_containers(), "docs/agent.md says what own-init needs"

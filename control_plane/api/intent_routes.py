@@ -10,6 +10,7 @@ from control_plane.api.intent_wishes import (
     PushWish,
     SizeWish,
 )
+from control_plane.api.jobs import JobBriefs
 from control_plane.api.people import Needs
 from control_plane.api.validate import push_relations
 from wire.routes import Route
@@ -17,6 +18,14 @@ from wire.routes import Route
 _INTENTS = "/v1/jobs/{job}/intents"
 
 INTENT_ROUTES: tuple[Route, ...] = (
+    Route(
+        "list_job_briefs",
+        "GET",
+        "/v1/job-briefs",
+        response=JobBriefs,
+        needs=Needs.VIEWER,
+        summary="All jobs in brief: size, healthy tasks, versions of intents",
+    ),
     Route(
         "get_intents",
         "GET",

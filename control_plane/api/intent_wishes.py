@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from agent.api import Argument, Count, DigestStr, EnvName, Name
-from control_plane.api.intents import Number, Part, StoredIntent
+from agent.api import Argument, Configuration, Count, DigestStr, EnvName, Name
+from control_plane.api.intents import INSTEAD_OF_TASKS, Number, Part, StoredIntent
 from control_plane.api.jobs import JobSpec
 from control_plane.api.updates import DAY_S
 
@@ -19,6 +19,7 @@ Reason = Annotated[str, Meta(max_length=REASON_MAX)]
 class IntentWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every write of an intent says besides its content."""
 
+    MOVED: ClassVar[dict[str, str]] = INSTEAD_OF_TASKS
     reason: Reason = ""
     expect: Count | None = None
     """The version that this write replaces; `Conflict` if there is another by now. None: any."""
@@ -30,8 +31,11 @@ class PushWish(IntentWish, frozen=True, kw_only=True):
     """A specification for a part of the tasks: a push, or the next stage of one."""
 
     spec: JobSpec | None = None
-    """What is pushed; its `tasks` are ignored. None: what is pushed now, with `image` if given."""
+    """What is pushed; its `tasks` are ignored. None: what is pushed now, with `image` and
+    `configuration` if given."""
     image: DigestStr | None = None
+    configuration: Configuration | None = None
+    """Instead of the specification's, all files together; None: as it is there."""
     share: Part = 1.0
     """Of the tasks run it; the rest runs what the job had before the push."""
     tasks: Number | None = None
@@ -61,6 +65,8 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
     command: Annotated[list[Argument], Meta(max_length=4096)] | None = None
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     """Set over the job's; what is not named stays."""
+    configuration: Configuration = {}
+    """Files that are put over the job's; what is not named stays."""
     machine_type: Name | None = None
     """Only tasks on machines of this type, for as long as they are there."""
     lasts_s: Annotated[float, Meta(gt=0, le=30 * DAY_S)]

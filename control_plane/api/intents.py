@@ -32,8 +32,12 @@ _NO_OVERRIDES = (
     " `twinectl job push --share`, for a trial `twinectl job canary --tasks` or --machine-type,"
     " for shards `twinectl job shards`"
 )
+INSTEAD_OF_TASKS = dict.fromkeys(
+    ("overrides", "task_overrides", "task_ids", "task_indexes"), _NO_OVERRIDES
+)
+"""Fields of a job, a push or a canary that would name single tasks → what is said instead."""
 INSTEAD_OF_OVERRIDES = {
-    **dict.fromkeys(("overrides", "task_overrides", "task_ids"), _NO_OVERRIDES),
+    **INSTEAD_OF_TASKS,
     "share": "it is no part of a job file: twinectl job push --file FILE --share",
     "canary": "canaries of an update are update.canary; a trial is `twinectl job canary`",
     "hold": "it is no part of a job file: twinectl job hold",

@@ -12,6 +12,7 @@ from agent.api import (
     ROOT_MAX_BYTES,
     UMASK,
     Argument,
+    Configuration,
     DigestStr,
     Disconnect,
     EnvName,
@@ -33,7 +34,7 @@ from agent.api import (
     Umask,
     VolumeMap,
 )
-from control_plane.api.autoscale import Autoscale
+from control_plane.api.autoscale import Autoscale, AutoscaleMode
 from control_plane.api.intents import INSTEAD_OF_OVERRIDES, StoredIntent
 from control_plane.api.job_life import JobLife
 from control_plane.api.job_life import JobProbe as JobProbe
@@ -139,6 +140,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """Files of its tasks' `$CREDENTIALS_DIRECTORY` and the credentials of the entitlement that
     are in them; the machines must hold these (docs/credentials.md)."""
+    configuration: Configuration = {}
+    """Files of the same folder that are no secrets, with their texts. A push or a canary may change
+    these alone, the image alone, or both (docs/intents.md)."""
     identity: bool = False
     """Whether each task has a key and a certificate of its own to prove to others which task it
     is, renewed while it runs (docs/credentials.md)."""
@@ -317,6 +321,28 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     """All jobs of the region."""
 
     jobs: list[JobStatus]
+
+
+class JobBrief(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program that follows many jobs reads of each: the rest only where it changed."""
+
+    name: str
+    entitlement: str
+    tasks: int
+    """That there are to be."""
+    healthy: int
+    intents: dict[str, int] = {}
+    """Dimension → its version."""
+    autoscale: AutoscaleMode | None = None
+    """None: its file has no `[autoscale]`, or the job is being stopped."""
+    revision: int = 0
+    """Another one whenever something is stored of the job or of its tasks."""
+
+
+class JobBriefs(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs of the region, each in brief."""
+
+    jobs: list[JobBrief]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.api import Limits, Reach, Relaxation, Relaxations, Resources, VolumeMap
+from agent.api.credentials import contradictions as odd_configuration
 from agent.api.own_init import contradictions as odd_own_init
 from agent.api.resources import contradiction as odd_resources
 from agent.api.volumes import contradiction as odd_volumes
@@ -82,6 +83,7 @@ def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
         if isinstance(port, str) and port not in ports:
             yield FieldError(field=f"{field}.port", reason=_no_port(port, ports))
     yield from _update_errors(document)
+    yield from _configuration_errors(document)
     yield from _gpu_errors(document)
     yield from _network_errors(document)
     yield from _volume_errors(document)
@@ -166,6 +168,15 @@ def _own_cpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
     overcommit = document.get("overcommit")
     if isinstance(overcommit, dict) and overcommit.get("cpu", 1) != 1:
         yield FieldError(field="overcommit.cpu", reason=f"leave it out: {claims}, whole")
+
+
+def _configuration_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
+    given, secret = document.get("configuration"), document.get("credentials")
+    if isinstance(given, dict) and all(
+        isinstance(part, str) for pair in given.items() for part in pair
+    ):
+        for field, reason in odd_configuration(given, secret if isinstance(secret, dict) else ()):
+            yield FieldError(field=field, reason=reason)
 
 
 def _update_errors(document: dict[Any, Any]) -> Iterator[FieldError]:

@@ -1,4 +1,4 @@
-"""The loop of the autoscaler: list the jobs, measure, decide, write sizes, store.
+"""The loop of the autoscaler: list the jobs in brief, measure, decide, write sizes, store.
 
 It holds no truth about jobs: sizes are read from the front end each minute. Whatever fails leaves
 sizes as they are. A second process with another store does no harm: a size is written only
@@ -12,9 +12,11 @@ import logging
 from collections import Counter
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
 from control_plane.api.inventory import MachineScope
-from control_plane.api.jobs import Jobs, JobStatus
+from control_plane.api.jobs import JobBrief, JobBriefs, JobStatus
 from control_plane.api.machines import Machines
 from control_plane.api.sizings import Recommendation, Simulation, SizingView, SizingViews
 from control_plane.autoscaler import kept
@@ -22,7 +24,7 @@ from control_plane.autoscaler.core.history import SLOT_S
 from control_plane.autoscaler.core.observing import capacity_of, msbs_of, observed, policy_of
 from control_plane.autoscaler.core.replay import simulate
 from control_plane.autoscaler.kept import KeptJob
-from control_plane.autoscaler.signals import LoadReading, LoadSource
+from control_plane.autoscaler.signals import AT_ONCE, LoadReading, LoadSource
 from control_plane.autoscaler.sizes import SizeWriter
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
@@ -40,8 +42,12 @@ RETRY_FIRST_S = 2.0
 class JobsApi(Protocol):
     """What the autoscaler reads: `ControlPlaneClient`."""
 
-    async def list_jobs(self) -> Jobs:
-        """Return all jobs."""
+    async def list_job_briefs(self) -> JobBriefs:
+        """Return all jobs in brief."""
+        ...
+
+    async def get_job(self, job: str) -> JobStatus:
+        """Return one job whole."""
         ...
 
     async def list_machines(self, scope: MachineScope | None = None) -> Machines:
@@ -66,6 +72,9 @@ class Autoscaler:
         self._sources, self._writer, self._every_s = sources, writer, every_s
         self._jobs: dict[str, KeptJob] = {}
         self._statuses: dict[str, JobStatus] = {}
+        self._revisions: dict[str, int] = {}
+        """Job → revision that its brief had when it was read whole."""
+        self._gate = asyncio.Semaphore(AT_ONCE)
         self._written: dict[str, str] = {}
         self._places: dict[str, tuple[float, dict[str, str]]] = {}
         self.failing = ""
@@ -74,7 +83,8 @@ class Autoscaler:
         self.round_s = 0.0
         """How long the last round took."""
         self.counts: Counter[str] = Counter()
-        """What happened so far: `up`, `down`, `refused`, `held`, `rounds`, `failed rounds`."""
+        """What happened so far: `up`, `down`, `refused`, `held`, `rounds`, `failed rounds`, and
+        `read`: of whole jobs."""
 
     async def run(self) -> None:
         """Load what is stored, then evaluate until cancelled."""
@@ -105,9 +115,11 @@ class Autoscaler:
 
     async def round(self) -> None:
         """Evaluate all jobs once; raise a `TwineError` if jobs or store do not answer."""
-        listed = await self._api.list_jobs()
+        listed = await self._api.list_job_briefs()
         now = self.runtime.date()
-        followed = [(s, p) for s in listed.jobs if (p := policy_of(s)) is not None]
+        briefs = [brief for brief in listed.jobs if brief.autoscale is not None]
+        read = await asyncio.gather(*map(self._read, briefs))
+        followed = [(s, p) for s in read if s is not None and (p := policy_of(s)) is not None]
         self._statuses = {status.record.name: status for status, _ in followed}
         for source in self._sources.values():
             source.forget(set(self._statuses))
@@ -124,7 +136,24 @@ class Autoscaler:
         gone = [n for n, job in self._jobs.items() if now - job.seen_at > FORGET_S]
         for name in gone:
             del self._jobs[name]
+            self._revisions.pop(name, None)
         await kept.save(self._store, changed, gone)
+
+    async def _read(self, brief: JobBrief) -> JobStatus | None:
+        """Return a job as it is now; it is read whole only where it changed since it was.
+
+        None: it is gone. How many tasks are healthy is no part of what is stored.
+        """
+        known = self._statuses.get(brief.name)
+        if known is None or self._revisions.get(brief.name) != brief.revision:
+            async with self._gate:
+                try:
+                    known = await self._api.get_job(brief.name)
+                except NotFound:
+                    return None
+            self._revisions[brief.name] = brief.revision
+            self.counts["read"] += 1
+        return replace(known, healthy=brief.healthy)
 
     async def _measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
         source = self._sources.get(policy.signal)

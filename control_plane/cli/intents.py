@@ -1,8 +1,9 @@
-"""`twinectl job intents | push | scale | canary | hold | runtime`: one dimension at a time."""
+"""`twinectl job intents | push | scale | canary | hold | runtime | adopt`: by dimension."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from control_plane.api.intent_wishes import (
     PushWish,
     SizeWish,
 )
-from control_plane.api.intents import Dimension
+from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -40,6 +41,26 @@ def _options(command: Any) -> Any:
     return click.pass_obj(command)
 
 
+def _config_option(text: str) -> Callable[[Any], Any]:
+    """Return an option that reads files: NAME=FILE → the configuration of a wish."""
+
+    def read(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+        found = {}
+        for pair in given:
+            name, equals, path = pair.partition("=")
+            try:
+                found[name] = Path(path).read_text() if equals else ""
+            except (OSError, ValueError) as e:
+                raise click.UsageError(f"--config {pair}: {e}") from e
+            if not equals:
+                raise click.UsageError(f"--config takes NAME=FILE, not {pair!r}")
+        return found
+
+    return click.option(
+        "--config", "configuration", metavar="NAME=FILE", multiple=True, callback=read, help=text
+    )
+
+
 @click.command()
 @click.argument("name")
 @output_option
@@ -55,6 +76,7 @@ def intents(target: Target, name: str, output: str) -> None:
     "--file", type=click.Path(path_type=Path), help="The job file to push; its size is not."
 )
 @click.option("--image", help="The image to push, with all else as it is.")
+@_config_option("Push these files instead of the configuration there is; repeat.")
 @click.option(
     "--share",
     type=click.FloatRange(0, 1),
@@ -69,6 +91,7 @@ def push(
     name: str,
     file: Path | None,
     image: str | None,
+    configuration: dict[str, str],
     share: float,
     tasks: int | None,
     gives_back: bool,
@@ -79,7 +102,15 @@ def push(
     from control_plane.cli.jobfile import read_job
 
     spec = None if file is None else read_job(file, ())
-    wish = PushWish(spec=spec, image=image, share=share, tasks=tasks, gives_back=gives_back, **meta)
+    wish = PushWish(
+        spec=spec,
+        image=image,
+        configuration=configuration or None,
+        share=share,
+        tasks=tasks,
+        gives_back=gives_back,
+        **meta,
+    )
     _put(target, name, Dimension.PUSH, wish, output)
 
 
@@ -108,6 +139,7 @@ def scale(
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), help="Instead of --tasks.")
 @click.option("--image", help="Another image.")
 @click.option("--env", "environment", metavar="KEY=VALUE", multiple=True, help="Over the job's.")
+@_config_option("Over the job's configuration; repeat.")
 @click.option("--machine-type", help="Only on machines of this type, for as long as they last.")
 @click.option("--for", "lasts_s", type=seconds(), help="It ends by itself after so long.")
 @click.option("--end", is_flag=True, help="End the canary now.")
@@ -151,6 +183,33 @@ def hold(
     if lasts_s is None:
         raise click.UsageError("--for DURATION is missing: a hold ends by itself")
     _put(target, name, Dimension.HOLD, HoldWish(lasts_s=lasts_s, **meta), output)
+
+
+@click.command()
+@click.argument("name")
+@_TAKE_OVER
+@_REASON
+@output_option
+@click.pass_obj
+def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) -> None:
+    """Become the writer of what job NAME runs and of how many tasks it has, as both are now.
+
+    Nothing changes and no task restarts. From then on a job file of somebody else changes neither.
+    """
+    known: JobIntents = target.ask(lambda client: client.get_intents(name))
+    said = {view.dimension: view.intent for view in known.intents}
+    push, size = said.get(Dimension.PUSH), said.get(Dimension.SIZE)
+    meta: dict[str, Any] = {"reason": reason or "adopted", "take_over": take_over}
+    share = (push.value or {}).get("share", 1.0) if push is not None else 1.0
+    tasks = (size.value or {}).get("tasks", known.size) if size is not None else known.size
+    owned = PushWish(share=share, expect=_version(push), **meta)
+    target.ask(lambda client: client.put_intent(name, Dimension.PUSH, owned))
+    wish = SizeWish(tasks=tasks, expect=_version(size), **meta)
+    _put(target, name, Dimension.SIZE, wish, output)
+
+
+def _version(intent: StoredIntent | None) -> int:
+    return 0 if intent is None else intent.version
 
 
 @click.command()

@@ -13,7 +13,7 @@ from control_plane.cli.duplicates import machine_duplicates, machine_forget_dupl
 from control_plane.cli.entitlements import entitlement
 from control_plane.cli.events import events, task
 from control_plane.cli.images import image
-from control_plane.cli.intents import canary, hold, intents, push, runtime, scale
+from control_plane.cli.intents import adopt, canary, hold, intents, push, runtime, scale
 from control_plane.cli.job_specs import job_history, job_show
 from control_plane.cli.jobs import job
 from control_plane.cli.limits import limit
@@ -76,6 +76,7 @@ for command in (
     canary,
     hold,
     runtime,
+    adopt,
 ):
     job.add_command(command)
 

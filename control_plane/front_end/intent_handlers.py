@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from control_plane.api.intent_wishes import IntentWish, JobIntents
-from control_plane.api.jobs import JobStatus
+from control_plane.api.jobs import JobBriefs, JobStatus
 from control_plane.api.operations import JobMove
 from control_plane.front_end.recorder import caller_of
 from control_plane.roles import ControlPlane
@@ -38,6 +38,10 @@ class IntentHandlers:
         wish: JobMove = call.body
         writer = caller_of(call.peer)
         return await self._jobs.move_job(call.path["job"], wish.entitlement, writer)
+
+    async def list_job_briefs(self, _: Call) -> JobBriefs:
+        """List the jobs in brief."""
+        return await self._intents.briefs()
 
     async def get_intents(self, call: Call) -> JobIntents:
         """Show what each writer wants."""

@@ -18,7 +18,7 @@ from control_plane.api.intent_wishes import (
     TaskCount,
 )
 from control_plane.api.intents import Dimension, HoldIntent, InfrastructureIntent
-from control_plane.api.jobs import JobRecord, TaskPhase
+from control_plane.api.jobs import JobBrief, JobBriefs, JobRecord, TaskPhase
 from control_plane.job_control.core.intents import WITHDRAWABLE, views
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
@@ -27,6 +27,7 @@ from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.job_change import pushing, sizing, trying
 from control_plane.scheduler.core.release import begun
+from control_plane.scheduler.core.rollout import summarize
 from control_plane.scheduler.core.rollout_words import told
 from control_plane.scheduler.job_control import JobControl
 from wire.errors import InvalidInput
@@ -45,10 +46,26 @@ class IntentService:
         """`claims_of` returns what the tasks of a job have been given of machines."""
         self._runtime, self._jobs, self._control = runtime, jobs, control
         self._claims_of = claims_of
+        self._briefs: dict[str, tuple[JobRecord, JobBrief]] = {}
 
     def show(self, name: str) -> JobIntents:
         """Return every dimension of a job with its effect now, or raise `NotFound`."""
         return self._shown(self._jobs.get(name))
+
+    async def briefs(self) -> JobBriefs:
+        """Return all jobs in brief; what did not change since the last call is not built again."""
+        known, found = self._briefs, dict[str, tuple[JobRecord, JobBrief]]()
+        for name in list(self._jobs):
+            record = self._jobs.find(name)
+            if record is None:
+                continue  # it went while others were built
+            before = known.get(name)
+            if before is None or before[0] is not record:
+                before = record, _brief(record, self._jobs.revision(name))
+                await self._runtime.checkpoint()
+            found[name] = before
+        self._briefs = found
+        return JobBriefs(jobs=[brief for _, brief in found.values()])
 
     async def push(self, name: str, wish: PushWish, writer: str) -> JobIntents:
         """Push a specification to a part of the tasks."""
@@ -105,6 +122,19 @@ class IntentService:
         ]
         found = [_explained(view, record, now) for view in views(record, spec)]
         return JobIntents(job=record.name, intents=found, size=spec.size, versions=versions)
+
+
+def _brief(record: JobRecord, revision: int) -> JobBrief:
+    policy, status = record.spec.autoscale, summarize(record)
+    return JobBrief(
+        name=record.name,
+        entitlement=record.spec.entitlement,
+        tasks=record.spec.tasks,
+        healthy=status.healthy,
+        intents={dimension: intent.version for dimension, intent in record.intents.items()},
+        autoscale=None if policy is None or record.stopping else policy.mode,
+        revision=revision,
+    )
 
 
 def _explained(view: IntentView, record: JobRecord, now: Moment) -> IntentView:

@@ -100,14 +100,13 @@ class JobControl:
             )
         spec = self._claiming(change.spec(self._jobs.find(name)))
         image = await self._find_image(spec.image)
-        self._check(change.fitting(spec), image, moves=change.moves)
         async with self._turn(spec.entitlement), self._jobs.lock(name):
             known, before = self._jobs.find(name), spec
             retired = RetiredJob() if known else await retired_job(self._store, name)
             spec = self._claiming(change.spec(known))
             if (spec.image, spec.entitlement) != (before.image, before.entitlement):
                 raise Conflict(f"job {name!r} was changed meanwhile", hint="write it again")
-            self._check(change.fitting(spec), image, moves=change.moves)  # others may be faster
+            self._check(change.fitting(spec), image, moves=change.moves)
             self._check_share(spec, known)
             record = change.record(known or self._new(spec, retired), spec)
             if not dry_run and record != known:

@@ -45,6 +45,7 @@ from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.preparation import PreparedMachines
 from control_plane.scheduler.startup_barrier import ARRIVING_S, StartupBarrier
+from control_plane.scheduler.surge_buffer import SurgeBuffer
 from control_plane.scheduler.unknown_copies import UnknownCopies
 from control_plane.task_control.controllers import Controllers
 from control_plane.task_control.core.talk import Heard
@@ -104,6 +105,7 @@ class Scheduler:
         self._log = event_log
         self._approvals = Approvals(controllers, jobs, event_log)
         self._losses = losses
+        self._surge = SurgeBuffer(jobs, self.wake)
         self._unknown = UnknownCopies(region, placing.allocator.directory)
         self._unknown.gone = lambda task: self.wake(task.rpartition("-")[0])
         self.ahead = PreparedMachines(region, placing.allocator)
@@ -241,11 +243,9 @@ class Scheduler:
         record = self._jobs.find(name)
         if record is None or name in self._answers or name in self.asking:
             return None
-        pool, entitlement = (
-            self._placements.pool_of(record),
-            self._placements.entitlement_of(record),
-        )
-        return self._idle_jobs.rests_s(record, entitlement, self._standing(record, pool), pool)
+        home = self._placements.home_of(record)
+        standing = self._standing(record, home.pool)
+        return self._idle_jobs.rests_s(record, home.entitlement, standing, home.pool)
 
     def _standing(self, record: JobRecord, pool: str) -> tuple[int, int]:
         return self._jobs.revision(record.name), self._placements.index.gains(pool)
@@ -267,6 +267,7 @@ class Scheduler:
             heard = await self._approvals.join(before)
             seen, repairs = await self._seen(before, view, now, heard)
             made = decide(before, seen)
+            self._surge.decided(made)
             await self.runtime.checkpoint()
             if made.chosen or made.overdue:
                 go_on(made, await self._found(made, repairs), seen)
@@ -311,16 +312,13 @@ class Scheduler:
         return min([self._settings.resync_s, *due_s])
 
     def _note_idle(self, record: JobRecord) -> None:
-        pool, entitlement = (
-            self._placements.pool_of(record),
-            self._placements.entitlement_of(record),
-        )
-        standing = self._standing(record, pool)
+        home = self._placements.home_of(record)
+        standing = self._standing(record, home.pool)
         even_at = None
         if self._evened.get(record.name) != standing:
             quiet_since = self._quiet_since.get(record.name, 0.0)
             even_at = quiet_since + self._settings.repair_after_s
-        self._idle_jobs.found_nothing(record, entitlement, standing, even_at)
+        self._idle_jobs.found_nothing(record, home.entitlement, standing, even_at)
 
     def _waits_for_power(self, made: Decision) -> bool:
         """Return whether tasks have yet to leave machines whose power is capped."""
@@ -356,6 +354,7 @@ class Scheduler:
             repairs=tuple(repair.task for repair in repairs),
             heard=heard,
             spared=self._losses.held(record),
+            surge_left=self._surge.left(record, self._placements.entitlement_of(record)),
             capped_moves=self._capped.ready(now.steady),
         )
         return seen, repairs

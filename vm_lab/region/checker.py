@@ -140,6 +140,7 @@ class Checker(Observer):
     def copy_changed(self, machine: Machine, copy: Copy, *, was_alive: bool) -> None:
         """At most one copy of a `stop` task; a machine is not over what it has."""
         task = copy.task_id
+        self.region.witness.happened()
         if copy.alive and copy.health is Health.HEALTHY:
             self.failed_at.pop((task, machine.name), None)
         else:
@@ -281,6 +282,7 @@ class Checker(Observer):
 
     def stored(self, store: str, operations: Sequence[Operation]) -> None:
         """A machine belongs to one entitlement; it is not called down while it answers."""
+        self.region.witness.happened()
         for operation in operations:
             if isinstance(operation, Put) and operation.key.startswith(MACHINES):
                 self._machine_stored(store, msgspec.json.decode(operation.value, type=_Owner))

@@ -16,6 +16,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.roles import ControlPlane
 from vm_lab.region.history import History
+from vm_lab.region.intent_witness import GrantedIntents
 from vm_lab.region.loop import Timeline
 from vm_lab.region.observer import Observer
 from vm_lab.region.plane import Life
@@ -60,6 +61,8 @@ class Owned:
     """The most tasks that it was ever to have."""
     wishes: tuple[JobSpec, ...] = ()
     """Every specification that was ever asked for, oldest first."""
+    intents: GrantedIntents | None = None
+    """What other writers were granted, if it has some (`writers.py`)."""
 
     @property
     def images(self) -> frozenset[str]:
@@ -163,6 +166,10 @@ class Clients:
     def idle(self) -> bool:
         """Return whether every wish got its answer."""
         return not any(self._queues.values())
+
+    def waits(self, about: str) -> bool:
+        """Return whether a wish is under way about objects whose names begin so."""
+        return any(queue for name, queue in self._queues.items() if name.startswith(about))
 
     # -- a life of the control plane
 

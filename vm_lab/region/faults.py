@@ -18,6 +18,7 @@ from vm_lab.region.operators import move_entitlement, power_cap, switch, upgrade
 from vm_lab.region.stores import CrashPoint, Disk, Trouble
 from vm_lab.region.story import Fault
 from vm_lab.region.topology import image
+from vm_lab.region.writers import STRIKES as WRITES
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
@@ -365,4 +366,5 @@ _STRIKES: dict[str, Strike] = {
     "switch": switch,
     "power-cap": power_cap,
     "twice": _twice,
+    **WRITES,
 }

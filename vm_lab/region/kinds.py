@@ -57,6 +57,14 @@ KINDS: dict[str, str] = {
     "power-cap": "machines have less power, wave by wave, or with a `value` all at once;"
     " tasks leave what matters least first",
     "twice": "an owner sends the last request again",
+    "push": "a conveyor pushes a new image to a share `value` of a job's tasks",
+    "stage": "… pushes what is pushed to another share",
+    "size": "an autoscaler writes another size",
+    "stale-size": "… on top of one that was replaced meanwhile",
+    "canary": "a tester has a canary, or ends it; by `value`",
+    "hold": "operators hold a job, or end it; by `value`",
+    "runtime": "operators want another runtime",
+    "old-file": "an owner applies the file of before, whose dimensions have other writers by now",
 }
 """Every kind of event, and what it is."""
 
@@ -64,6 +72,7 @@ ON_JOBS = frozenset(
     {
         *("resize", "release", "bad-release", "patience", "move-task", "move-job"),
         *("restart", "stop-job", "twice"),
+        *("push", "stage", "size", "stale-size", "canary", "hold", "runtime", "old-file"),
         *("controller-down", "controller-slow", "controller-garbage", "controller-lies"),
     }
 )
@@ -84,6 +93,7 @@ INSTANT = frozenset(
         *("reboot", "task-crash", "task-lost", "drift", "host-clock", "plane-clock"),
         *("bad-release", "move-task", "move-job", "propose-profile", "patience"),
         *("restart", "move-entitlement"),
+        *("push", "stage", "size", "stale-size", "runtime", "old-file"),
         *("release", "resize", "twice", "plane-restart", "plane-kill-at-step"),
         *("plane-kill-at-write", "plane-kill-after-write"),
     }

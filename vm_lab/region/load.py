@@ -17,7 +17,7 @@ from agent.api import Health
 from agent.usage import TaskUsage
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.inventory import MachineScope
-from control_plane.api.jobs import Jobs, JobStatus
+from control_plane.api.jobs import JobBriefs, JobStatus
 from control_plane.api.machines import Machines
 from control_plane.api.tasks import TaskDescription
 from control_plane.autoscaler.service import Autoscaler
@@ -166,7 +166,7 @@ class LoadedJobs:
             owned.asked = asked
             return str(e)
         self.resizes.append((self._region.timeline.now, name, was, tasks))
-        self.observe(status, tasks)
+        self.observe(name, tasks)
         return ""
 
     def release(self, job: str, digest: str, tasks: int) -> None:
@@ -177,9 +177,9 @@ class LoadedJobs:
             self._region.setting.known_images.add(digest)
             self._region.clients.apply_job(replace(asked, image=digest, tasks=tasks))
 
-    def observe(self, status: JobStatus, tasks: int) -> None:
+    def observe(self, job: str, tasks: int) -> None:
         """Note the size that a job has now, also if the answer to its resize was lost."""
-        owned = self._region.clients.jobs.get(status.record.name)
+        owned = self._region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None:
             return
         if (owned.asked.tasks, owned.granted.tasks) != (tasks, tasks):
@@ -194,14 +194,19 @@ class _FrontEnd:
     jobs: LoadedJobs
     life: Life
 
-    async def list_jobs(self) -> Jobs:
+    async def list_job_briefs(self) -> JobBriefs:
         if self.life.control_plane is None:
             raise Unreachable("the control plane does not serve")
-        found = await self.life.control_plane.list_jobs()
-        for status in found.jobs:
-            if status.record.name in self.jobs.policies:
-                self.jobs.observe(status, status.record.spec.tasks)
+        found = await self.life.control_plane.intents.briefs()
+        for brief in found.jobs:
+            if brief.name in self.jobs.policies:
+                self.jobs.observe(brief.name, brief.tasks)
         return found
+
+    async def get_job(self, job: str) -> JobStatus:
+        if self.life.control_plane is None:
+            raise Unreachable("the control plane does not serve")
+        return await self.life.control_plane.get_job(job)
 
     async def list_machines(self, scope: MachineScope | None = None) -> Machines:
         if self.life.control_plane is None:

@@ -18,6 +18,7 @@ from control_plane.api.profiles import ProfileWish
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.roles import ControlPlane
 from vm_lab.region.clients import Owned, Wish
+from vm_lab.region.intent_witness import granted_spec
 from vm_lab.region.machine import FAILS, STUBBORN
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.story import Fault
@@ -185,6 +186,8 @@ def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
     It goes back to what the owner once asked for as a whole: the image of one wish with the
     environment of another is none of that.
     """
+    if owned.intents is not None:
+        return granted_spec(owned, record)
     spec, rollout = owned.granted, record.rollout
     owned.runs = spec.image if spec is not None else ""
     if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:

@@ -5,6 +5,7 @@ Asked through the control plane's public face and compared with what really runs
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from control_plane.api.updates import OnFailure
 from control_plane.profiles.core.gradual import is_under_way
 from control_plane.roles import ControlPlane
 from vm_lab.region.checker import is_profile_of
+from vm_lab.region.intent_witness import at_rest
 from vm_lab.region.machine import Machine
 from vm_lab.region.owners import expected
 from vm_lab.region.topology import usable_bytes
@@ -117,9 +119,16 @@ async def _jobs(
             continue
         if status.phase is not JobPhase.STABLE:
             found.append(f"job {name} is {status.phase}: {status.detail}")
+        found += at_rest(owned, status, _images(region, name), region.timeline.now)
         if len(listed) != spec.tasks:  # which indexes stay is the scheduler's choice
             found.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
     return placed, bound
+
+
+def _images(region: SimulatedRegion, job: str) -> Counter[str]:
+    """Return how many copies of a job run each image."""
+    copies = (c for machine in region.machines.values() for c in machine.copies.values())
+    return Counter(c.runs for c in copies if c.alive and c.task_id.rpartition("-")[0] == job)
 
 
 def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
@@ -205,7 +214,7 @@ def _copies(
             running.setdefault(task, []).append(machine.name)
             job = copy.spec.job or task.rpartition("-")[0]
             owned = region.clients.jobs[job]
-            is_old = owned.granted is not None and copy.runs != owned.runs
+            is_old = owned.granted is not None and copy.runs != owned.runs and not owned.intents
             if copy.alive and is_old and job not in bound:
                 found.append(f"{task} on {machine.name} runs an older image")
             if not copy.alive:

@@ -72,6 +72,9 @@ class Work(_Written, frozen=True, kw_only=True):
     them."""
     delivered: Annotated[int, Meta(ge=0, le=100)] = 0
     """So many of the jobs have a pipeline, a scaler and an operator (`delivery.py`)."""
+    surge_tasks: Annotated[int, Meta(ge=0)] = 0
+    """Extra tasks that the jobs of an entitlement may have at once; no task of a job may be missed
+    then, and each has one extra. 0: as it is said of `paced`."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the entitlements whose profile needs a reboot."""
 

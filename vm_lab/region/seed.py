@@ -24,6 +24,7 @@ from vm_lab.region.clients import Clients
 from vm_lab.region.composed import of_seed
 from vm_lab.region.faults import strike
 from vm_lab.region.history import History
+from vm_lab.region.intent_witness import IntentWitness
 from vm_lab.region.kinds import KINDS
 from vm_lab.region.loop import Stuck, Timeline
 from vm_lab.region.machine import Machine, Setting
@@ -119,6 +120,7 @@ class SimulatedRegion:
             msgspec.convert(scenario.settings, SchedulerSettings),
             name,
         )
+        self.witness = IntentWitness(self)
         self.checker = Checker(self)
         self.applications = Applications(self.checker, scenario.work.replicas)
         self.plane.callers = self.applications.caller

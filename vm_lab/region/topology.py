@@ -72,8 +72,7 @@ def image(job: int, version: int) -> str:
 def jobs(scenario: Scenario, seed: int) -> list[JobSpec]:
     """Return the jobs as they are at the beginning."""
     chance = random.Random(f"{scenario.name} {seed} jobs")
-    work = scenario.work
-    found = []
+    work, found = scenario.work, []
     for number in range(work.jobs):
         tasks = chance.randint(*work.tasks)
         memory = chance.randint(*work.memory_mib) * MIB
@@ -91,7 +90,9 @@ def jobs(scenario: Scenario, seed: int) -> list[JobSpec]:
                     probe=JobProbe(port="http"),
                     limits=Limits(memory_max_bytes=memory, cpu_max_cores=cores),
                     update=UpdatePolicy(
-                        max_unavailable=max(1, tasks // 4), drain_s=chance.choice([0.0, 2.0, 5.0])
+                        max_unavailable=0 if work.surge_tasks else max(1, tasks // 4),
+                        surge=1 if work.surge_tasks else 0,
+                        drain_s=chance.choice([0.0, 2.0, 5.0]),
                     ),
                 ),
                 stop=stop,
@@ -149,6 +150,8 @@ def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[st
         share = shape.machines // work.entitlements
         boots = chance.random() < work.reboot_profiles
         found[name] = EntitlementSpec(
-            machines=min(share, needed), host_profile=f"boot{number}" if boots else f"soft{number}"
+            machines=min(share, needed),
+            surge_tasks=work.surge_tasks or None,
+            host_profile=f"boot{number}" if boots else f"soft{number}",
         )
     return found

@@ -130,6 +130,8 @@ def key_of(spec: TaskSpec) -> str:
         process += (("huge pages",),)
     if spec.credentials:
         process += (("credentials", sorted(spec.credentials.items())),)
+    if spec.configuration:
+        process += (("configuration", sorted(spec.configuration.items())),)
     if spec.relaxations:
         process += (("relaxations", sorted({*spec.relaxations})),)
     if spec.ulimits != Ulimits():

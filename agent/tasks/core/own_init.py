@@ -90,7 +90,7 @@ and network."""
 _WITHOUT = frozenset(
     (
         *("BindReadOnlyPaths", "Environment", "ExecSearchPath", "ExecStartPre", "ExecStopPost"),
-        *("KillSignal", "LoadCredential", "ReadWritePaths", "RootDirectory"),
+        *("KillSignal", "LoadCredential", "ReadWritePaths", "RootDirectory", "SetCredential"),
         *("RootDirectoryStartOnly", "User", "WorkingDirectory"),
     )
 )
@@ -207,6 +207,8 @@ def enclosed(
     }
     if spec.credentials:
         found["LoadCredential"] = unit["LoadCredential"]
+    if spec.configuration:
+        found["SetCredential"] = unit["SetCredential"]
     if is_nested:  # a container that is killed at a limit of its own is an affair of the machine's
         found["OOMPolicy"] = "continue"
     return found
@@ -258,7 +260,10 @@ def _handed(spec: TaskSpec, unit: Mapping[str, object]) -> list[str]:
     """Return the words for credentials and for the identity of a task."""
     binds = _texts(unit.get("BindReadOnlyPaths")) if spec.identity else []
     return [
-        *(f"--load-credential={name}:{name}" for name in sorted(spec.credentials)),
+        *(
+            f"--load-credential={name}:{name}"
+            for name in sorted({*spec.credentials, *spec.configuration})
+        ),
         *(f"--bind-ro={bind}" for bind in binds if bind.endswith(f":{IDENTITY}")),
     ]
 
@@ -317,7 +322,13 @@ def entered(
     given = [*_LOGIN, *(w.partition("=")[2] for w in words if w.startswith("systemd.setenv="))]
     if any(w.startswith("--load-credential=") for w in words):
         given.append(f"CREDENTIALS_DIRECTORY={CREDENTIALS}")
-    left = ("LoadCredential", "NetworkNamespacePath", "TemporaryFileSystem", *_OF_START)
+    left = (
+        "LoadCredential",
+        "SetCredential",
+        "NetworkNamespacePath",
+        "TemporaryFileSystem",
+        *_OF_START,
+    )
     own = unit.removesuffix(".service")
     return {
         **{name: value for name, value in whole.items() if name not in left},

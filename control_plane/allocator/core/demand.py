@@ -8,6 +8,7 @@ from math import floor
 
 from msgspec.structs import replace
 
+from agent.api.credentials import CONFIGURATION
 from agent.api.own_init import CAPABILITY as OWN_INIT
 from agent.api.own_init import NESTED
 from agent.api.relaxations import Relaxation
@@ -24,6 +25,7 @@ _OF_RELAXATIONS = {
     ),
     Relaxation.NESTED: Because(Exists(CAPABILITY + NESTED), "its tasks have the relaxation nested"),
 }
+_OF_CONFIGURATION = Because(Exists(CAPABILITY + CONFIGURATION), "it has a configuration")
 """What is required of machines by jobs that have these, as if their owners had written it."""
 
 
@@ -118,6 +120,8 @@ def _requirements(spec: JobSpec, datacenter: str | None, requires: Iterable[str]
         yield In(Property.DATACENTER, frozenset({datacenter}))
     yield from map(parse, requires)
     yield from (term for name, term in _OF_RELAXATIONS.items() if name in spec.relaxations)
+    if spec.configuration:
+        yield _OF_CONFIGURATION
 
 
 def demand_for(spec: JobSpec, entitlement: EntitlementSpec | None) -> Demand:

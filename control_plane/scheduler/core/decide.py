@@ -17,6 +17,7 @@ from math import inf
 from msgspec.structs import replace
 
 from control_plane.agents.core.seen import SeenMachine, View
+from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import (
     MUST_LEAVE,
@@ -27,10 +28,13 @@ from control_plane.api.operations import (
     OperationState,
 )
 from control_plane.job_control.core.intents import (
+    canary_of,
+    is_held,
     is_plain,
     lapsed,
     target_of,
     waits_for_hold,
+    written,
 )
 from control_plane.scheduler.core.approval import (
     OFFERED_MAX,
@@ -55,6 +59,9 @@ from control_plane.scheduler.core.release import (
     at_once,
     begun,
     cause_of_update,
+    has_crashed,
+    how_it_failed,
+    is_failing,
     is_outdated,
     may_renew,
     renews,
@@ -87,6 +94,7 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     made = Decision(known, Ledger(record, seen.now))
     made.took(observe(made.record, seen.view, seen.now))
     made.record = advance(made.record, record, made.ledger, seen.now)
+    made.record = _canary_judged(made.record, record, made.ledger, seen.now)
     made.record = kept(made)
     made.took(resized(made, seen))
     made.took(surged(made, seen))
@@ -101,6 +109,8 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     may_go = spare(made.record, seen.view) if has_extras else 0
     made.record = begin_removals(made, seen, may_go)
     _propose(made, seen)
+    if made.waits_for_surge:
+        made.detail = "it waits for its turn: other jobs have all extra tasks of the entitlement"
     return made
 
 
@@ -138,6 +148,32 @@ def settle(made: Decision, placed: Placed, now: Moment) -> None:
     made.took(apply_plan(made.record, placed, now))
 
 
+def _canary_judged(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -> JobRecord:
+    """Return the record without the canary if one of its tasks failed since `before` (JC8).
+
+    Its tasks go back as soon as the intents are composed again. A hold is stronger.
+    """
+    canary = canary_of(record)
+    if canary is None or is_held(record):
+        return record
+    earlier = {task.index: task for task in before.tasks} if before is not record else {}
+    for task in record.tasks:
+        if task.version != canary.version or is_going(task):
+            continue
+        if is_failing(task, record, now) or has_crashed(earlier.get(task.index), task):
+            why = how_it_failed(task) or "it ended, and its agent started it again"
+            reason = f"the canary ended: it failed on {record.name}-{task.index} ({why})"
+            ledger.tell(reason, OperationState.FAILED)
+            writer = record.intents[Dimension.CANARY].writer
+            return written(record, Dimension.CANARY, None, writer, now.wall, reason=reason[:512])
+    return record
+
+
+def _is_failed_trial(task: TaskRecord, record: JobRecord) -> bool:
+    """Return whether a task runs a canary's version that was ended, and goes back."""
+    return task.version in record.trials and is_outdated(task, record)
+
+
 # -- what is proposed
 
 
@@ -167,15 +203,17 @@ def _propose(made: Decision, seen: Seen) -> None:
         return  # almost always
     serving -= late  # they go now, whatever the budget says: nothing else may go for them
     rest = (task for task in due.values() if task.index not in late)
-    first = sorted(rest, key=lambda task: _due_first(task, view))
+    first = sorted(rest, key=lambda t: (not _is_failed_trial(t, record), *_due_first(t, view)))
     broken = [task.index for task in first if task.index not in serving]
     healthy = [task.index for task in first if task.index in serving]
     made.serving = frozenset(serving)
     made.room = _room(made, within, broken, seen)
+    unpaced = {i for i, t in due.items() if must_move(t, view) or is_moved(t)}
+    unpaced |= {i for i, t in due.items() if _is_failed_trial(t, record)}
     renewed = {
         i
         for i, t in due.items()
-        if is_outdated(t, record) and renews(t, record) and not (must_move(t, view) or is_moved(t))
+        if i not in unpaced and is_outdated(t, record) and renews(t, record)
     }
     room, chosen = replaced(made.room), list[int]()
     if is_controlled(record):  # who is asked chooses among all of them

@@ -33,6 +33,8 @@ class Seen:
     """What the job's controller said last, if it has one."""
     spared: Mapping[str, str] = field(default_factory=dict)
     """Machines near which so much is lost that what can wait does → why."""
+    surge_left: int | None = None
+    """Extra tasks that the entitlement's jobs leave to this one; None: as many as it says."""
     capped_moves: int | None = None
     """Tasks that may begin to leave machines whose power is capped now; None: any number."""
 
@@ -100,6 +102,8 @@ class Decision:
     room: Room = field(default_factory=lambda: Room())
     held: list[int] = field(default_factory=list)
     """Tasks that serve and to which nothing is done: too much is lost where they are."""
+    waits_for_surge: bool = False
+    """Others have all extra tasks that the jobs of the entitlement may have at once."""
     capped: int = 0
     """Tasks that began to leave machines whose power is capped."""
 

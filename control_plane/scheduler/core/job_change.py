@@ -124,7 +124,12 @@ def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
         if (version := _goes_back_to(record, wish)) is not None:
             return back_to(record.spec, record.specs[version])
         spec = wish.spec or record.spec
-        return replace(spec, tasks=record.spec.tasks, image=wish.image or spec.image)
+        return replace(
+            spec,
+            tasks=record.spec.tasks,
+            image=wish.image or spec.image,
+            configuration=spec.configuration if wish.configuration is None else wish.configuration,
+        )
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
         if _goes_back_to(known, wish) is None:
@@ -206,6 +211,7 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
             image=wish.image or base.image,
             command=base.command if wish.command is None else wish.command,
             environment=base.environment | wish.environment,
+            configuration=base.configuration | wish.configuration,
         )
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from agent.api import ImageInfo, ImageTrust
+from agent.api.credentials import contradictions as odd_configuration
 from agent.api.relaxations import TO_BE_ALLOWED
 from agent.api.signing import SIGN_HINT, distrust
 from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_for
@@ -35,6 +36,8 @@ def check_job(
     `moves`: its owner wants the job in another entitlement.
     """
     errors = [*_check_text(spec)]
+    wrong = odd_configuration(spec.configuration, spec.credentials)
+    errors += [_error(field, reason) for field, reason in wrong]
     if not image_known:
         errors.append(_error("image", f"the image store has no image {spec.image}"))
     entitlement = entitlements.get(spec.entitlement)

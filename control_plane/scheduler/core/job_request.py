@@ -22,7 +22,7 @@ from control_plane.scheduler.core.rollout import Placed, to_place
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where tasks of a version are that ran in another entitlement than the newest."""
+    """Where tasks of a version run."""
 
     pool: str
     entitlement: EntitlementSpec | None

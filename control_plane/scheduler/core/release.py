@@ -310,7 +310,7 @@ def _failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Momen
         if task.index not in known
         and not is_going(task)
         and task.version == record.version
-        and (_fails(task, record, now) or _has_crashed(earlier.get(task.index), task))
+        and (is_failing(task, record, now) or has_crashed(earlier.get(task.index), task))
     ]
     if not found:
         return rollout
@@ -348,7 +348,7 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
             if task.phase is TaskPhase.PENDING and task.reason:
                 continue  # there is no room for it
             return False
-        if task.index in blamed and _fails(task, record, now):
+        if task.index in blamed and is_failing(task, record, now):
             operation = task.operation  # none is left on one that served
             bad_s = now.spent_s(task) if operation is None else now.wall - operation.since
             fails |= bad_s >= record.spec.update.healthy_within_s
@@ -361,7 +361,7 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     What goes back is not judged itself: versions do not chase each other.
     """
     count, named = len(rollout.failed), f"{record.name}-{rollout.failed[-1]}"
-    words = next((_how_it_failed(t) for t in record.tasks if t.index == rollout.failed[-1]), "")
+    words = next((how_it_failed(t) for t in record.tasks if t.index == rollout.failed[-1]), "")
     why = f" ({words})" if words else ""
     reason = f"version {record.version} failed on {count} task{'s' if count > 1 else ''},"
     reason += f" of late on {named}{why}"
@@ -381,7 +381,7 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     )
 
 
-def _how_it_failed(task: TaskRecord) -> str:
+def how_it_failed(task: TaskRecord) -> str:
     """Return what is known of a task that failed: its reason, and how its last run ended."""
     end = exit_text(task.last_exit) if task.last_exit is not None else ""
     return task.reason if end in task.reason else ", ".join(filter(None, (task.reason, end)))
@@ -466,8 +466,8 @@ def _is_proven(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
     return serves(task) and task.version == record.version and now.spent_s(task) >= gate_s
 
 
-def _fails(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
-    """Return whether a new task is not as it should be, and its machine not to blame."""
+def is_failing(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
+    """Return whether a new task is not as it should be, and its machine is not the cause."""
     if task.phase not in _PLACED or task.placement is None:
         return False
     if task.health is Health.UNHEALTHY:
@@ -483,7 +483,7 @@ def _fails(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
     return late and task.phase is TaskPhase.STARTING and begins
 
 
-def _has_crashed(old: TaskRecord | None, task: TaskRecord) -> bool:
+def has_crashed(old: TaskRecord | None, task: TaskRecord) -> bool:
     """Return whether a task ended and its agent started it again between two looks."""
     return (
         old is not None

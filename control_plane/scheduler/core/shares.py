@@ -58,12 +58,11 @@ def check_share(
     """
     if not is_shared(spec.entitlement, specs):
         return []
-    shares = _Shares(spec.entitlement, specs, machines)
+    shares, others = _Shares(spec.entitlement, specs, machines), list(others)
     before = shares.of(known) if known is not None else defaultdict(float)
-    wanted, taken = (
-        shares.needed([spec], spec.tasks + spec.update.surge),
-        defaultdict[Need, float](float),
-    )
+    is_own = shares.surge_tasks is None
+    wanted = shares.needed([spec], spec.tasks + (spec.update.surge if is_own else 0))
+    taken = shares.buffer([spec, *(other.spec for other in others if not other.stopping)])
     for other in others:
         for need, amount in shares.of(other).items():
             taken[need] += amount
@@ -97,6 +96,7 @@ class _Shares:
             self.quotas["machines"] = min(count, self.quotas.get("machines", count))
         if own.rru is not None:
             self.quotas["RRU"] = own.rru
+        self.surge_tasks = own.surge_tasks
         self._datacenter = own.datacenter or base.datacenter
         self._requires = own.requires
         self._machines = [m for m in machines if not types or m.capacity.machine_type in types]
@@ -106,12 +106,26 @@ class _Shares:
 
         A version that is only kept to go back to needs nothing.
         """
-        surge = 0 if record.stopping else record.spec.update.surge
-        tasks = max(wanted_tasks(record) + surge, len(record.tasks))
+        is_own = self.surge_tasks is None and not record.stopping
+        surge = record.spec.update.surge if is_own else 0
+        there = sum(1 for task in record.tasks if is_own or not task.extra)
+        tasks = max(wanted_tasks(record) + surge, there)
         runs = {task.version for task in record.tasks}
         return self.needed(
             [record.spec, *(spec for v, spec in record.specs.items() if v in runs)], tasks
         )
+
+    def buffer(self, specs: Sequence[JobSpec]) -> defaultdict[Need, float]:
+        """Return what the shared extra tasks need: as many as there may be, the dearest of all."""
+        each = defaultdict[Need, list[float]](list)
+        for spec in specs if self.surge_tasks is not None else ():
+            most = min(spec.update.surge, self.surge_tasks or 0)
+            for need, amount in self._of_task(spec).items() if most else ():
+                each[need] += [amount] * most
+        found = defaultdict[Need, float](float)
+        for need, amounts in each.items():
+            found[need] = sum(sorted(amounts, reverse=True)[: self.surge_tasks])
+        return found
 
     def needed(self, versions: Sequence[JobSpec], tasks: int) -> defaultdict[Need, float]:
         """Return how much of a quota so many tasks need; nothing where none of them fits."""

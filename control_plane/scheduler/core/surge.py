@@ -59,6 +59,9 @@ def surged(made: Decision, seen: Seen) -> JobRecord:
     known = sum(1 for task in record.tasks if task.extra)
     more = min(most, waiting) - len(kept)
     more, renew = min(more, most - known), may_renew(record)
+    if seen.surge_left is not None:
+        made.waits_for_surge = more > 0 and more > seen.surge_left - known
+        more = min(more, seen.surge_left - known)
     version = record.version
     if not is_plain(record) and not any(
         _must_go(record, t, view) and renews(t, record) for t in base

@@ -62,6 +62,7 @@ def task_spec(
         resources=spec.resources,
         volumes=spec.volumes,
         credentials=spec.credentials,
+        configuration=spec.configuration,
         relaxations=spec.relaxations,
         ulimits=spec.ulimits,
         umask=spec.umask,

@@ -42,6 +42,8 @@ from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
     Endpoint,
     Endpoints,
+    JobBrief,
+    JobBriefs,
     JobPhase,
     JobRecord,
     Jobs,
@@ -163,6 +165,7 @@ class CannedIntents:
 
     def __init__(self) -> None:
         self.written: list[tuple[str, str, object, str]] = []
+        self.jobs: dict[str, JobSpec] = {}
 
     def show(self, name: str) -> JobIntents:
         size = StoredIntent(writer="user:ann", version=3, value={"tasks": 4}, reason="evening")
@@ -171,6 +174,20 @@ class CannedIntents:
         )
         runs = TaskCount(version=2, wanted=4, running=3, why="it is part of the push")
         return JobIntents(job=name, intents=[view], size=4, versions=[runs])
+
+    async def briefs(self) -> JobBriefs:
+        briefs = [
+            JobBrief(
+                name=name,
+                entitlement=spec.entitlement,
+                tasks=spec.tasks,
+                healthy=spec.tasks,
+                autoscale=None if spec.autoscale is None else spec.autoscale.mode,
+                revision=spec.tasks,
+            )
+            for name, spec in self.jobs.items()
+        ]
+        return JobBriefs(jobs=briefs)
 
     def __getattr__(self, dimension: str) -> Callable[..., Awaitable[JobIntents]]:
         async def write(name: str, *said: object) -> JobIntents:
@@ -255,7 +272,7 @@ class CannedControlPlane(ControlPlane):
         self.shards = CannedShards()  # type: ignore[assignment]
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.intents = CannedIntents()  # type: ignore[assignment]
-        self.jobs: dict[str, JobSpec] = {}
+        self.jobs: dict[str, JobSpec] = self.intents.jobs
         self.quarantined = []
         self.phase: JobPhase = JobPhase.STABLE
         self.reason = ""

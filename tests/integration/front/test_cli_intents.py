@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 from click.testing import CliRunner, Result
 
@@ -16,6 +18,7 @@ from control_plane.api.intent_wishes import (
     PushWish,
     SizeWish,
 )
+from control_plane.api.intents import INSTEAD_OF_OVERRIDES, INSTEAD_OF_TASKS
 from control_plane.cli import main
 
 from .conftest import Region
@@ -80,15 +83,46 @@ def test_a_job_file_is_pushed_without_its_size(ctl: Ctl, region: Region, tmp_pat
     assert (wish.spec.name, wish.share) == ("web", 0.1)
 
 
-@pytest.mark.parametrize("key", ["overrides", "task_overrides", "share", "hold", "canary"])
+@pytest.mark.parametrize("key", sorted(INSTEAD_OF_OVERRIDES))
 def test_what_an_intent_says_is_refused_in_a_job_file(ctl: Ctl, tmp_path: Path, key: str) -> None:
     """JC4, FE9: task overrides are refused with a pointer to the intent (table 1)."""
     path = tmp_path / "web.toml"
     text = f'name="web"\nentitlement="front"\ntasks=7\nimage="{IMAGE}"\ncommand=["/x"]\n{key}=1\n'
     path.write_text(text)
-    found = ctl("job", "apply", str(path))
-    assert found.exit_code != 0
-    assert "twinectl job " in found.output
+    for command in (("apply",), ("push", "web", "--file")):
+        found = ctl("job", *command, str(path))
+        assert found.exit_code != 0
+        assert "twinectl job " in found.output
+
+
+@pytest.mark.parametrize("key", sorted(INSTEAD_OF_TASKS))
+def test_every_row_of_table_1_is_told_what_to_write_instead(region: Region, key: str) -> None:
+    """JC4, FE9: gradual rollout, canary, canary by hardware and shards, also to programs."""
+
+    async def put(dimension: str, said: dict[str, object]) -> tuple[int, str]:
+        connector = aiohttp.UnixConnector(str(region.socket))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            url = f"http://front/v1/jobs/web/intents/{dimension}"
+            async with session.put(url, json=said) as answer:
+                return answer.status, await answer.text()
+
+    for dimension, more in (("push", {}), ("canary", {"lasts_s": 60})):
+        status, text = asyncio.run(put(dimension, more | {key: {"2": {"image": IMAGE}}}))
+        assert status == 400, text
+        for pointer in ("push --share", "canary --tasks", "--machine-type", "job shards"):
+            assert pointer in text
+    assert region.control_plane.intents.written == []
+
+
+def test_a_job_is_adopted_as_it_is(ctl: Ctl, region: Region) -> None:
+    """JC13: both intents are written with what they say now, on top of what was read."""
+    found = ctl("job", "adopt", "web")
+    assert found.exit_code == 0, found.output
+    said = {"reason": "adopted", "take_over": False}
+    assert [written[:3] for written in region.control_plane.intents.written] == [
+        ("push", "web", PushWish(share=1.0, expect=0, **said)),
+        ("size", "web", SizeWish(tasks=4, expect=3, **said)),
+    ]
 
 
 def test_intents_are_in_the_audit(ctl: Ctl) -> None:

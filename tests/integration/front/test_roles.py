@@ -67,6 +67,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "renew": {"host"},
     "fetch_image": USERS | {"host"},
     "list_jobs": USERS,
+    "list_job_briefs": USERS,
     "apply_job": (OWNERS, OPERATORS | {"other owner"}),
     "plan_job": USERS,
     "explain_job": USERS,

@@ -15,7 +15,7 @@ import pytest
 from builders import FakeHost, a_spec, running, unit, until
 
 from agent import api
-from agent.credentials.core import asked_for
+from agent.credentials.core import asked_for, credential_properties
 from agent.credentials.credentials import MOST_BYTES
 from agent.machine import memory_file
 from agent.machine.memory_file import MemoryFile
@@ -156,6 +156,17 @@ def test_a_write_that_was_broken_off_loses_nothing(monkeypatch: pytest.MonkeyPat
 )
 def test_who_asks_is_told_by_the_address(address: bytes, found: tuple[str, str] | None) -> None:
     assert asked_for(address) == found
+
+
+def test_a_configuration_stands_in_the_unit_beside_its_credentials() -> None:
+    """JC14: systemd makes a file of each text; another text is another process."""
+    spec = a_spec(credentials={"db": "key"}, configuration={"app.toml": "größe = 1\n"})
+    assert credential_properties(spec, "/run/s") == {
+        "LoadCredential": ["db:/run/s"],
+        "SetCredential": {"app.toml": "größe = 1\n".encode()},
+    }
+    other = a_spec(credentials={"db": "key"}, configuration={"app.toml": "größe = 2\n"})
+    assert len({key_of(spec), key_of(other), key_of(a_spec(credentials={"db": "key"}))}) == 3
 
 
 def test_other_credentials_are_another_process_and_none_are_as_before() -> None:

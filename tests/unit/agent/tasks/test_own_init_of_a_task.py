@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.api import Network, NetworkMode, Relaxation, Resources, Step, VolumeMap
 from agent.api.own_init import contradictions
 from agent.api.relaxations import OWN_INIT_EXPOSURE, RAW_EXPOSURE, exposure_of
+from agent.credentials.core import credential_properties
 from agent.identity.core import INSIDE
 from agent.machine.unit_properties import encode
 from agent.resources.core.limits import limit_properties
@@ -31,8 +32,7 @@ def a_machine(**fields: object) -> dict[str, object]:
     volumes = msgspec.convert(fields.pop("volumes", {}), VolumeMap)
     spec = a_spec(**{**own, **fields, "volumes": volumes})
     unit = unit_properties("web", spec, "/var/lib/twine/tasks/web")
-    if spec.credentials:
-        unit["LoadCredential"] = [f"{name}:/run/s" for name in sorted(spec.credentials)]
+    unit |= credential_properties(spec, "/run/s")
     if spec.identity:
         unit["BindReadOnlyPaths"] = [f"/run/twine/identities/web:{INSIDE}"]
     return own_init.enclosed("web", spec, unit, IDS, "/var/lib/twine", "/run/twine")
@@ -87,13 +87,17 @@ def test_nothing_that_a_task_says_is_a_word_of_a_program_of_the_host() -> None:
 def test_what_is_run_inside_has_the_sandbox_of_the_machine_and_leaves_nothing() -> None:
     """AG8: its own cgroup below the task's, which is killed with it."""
     group = cgroup_of("web", a_spec())
-    whole = a_machine(credentials={"db": "password"}, volumes={"data": {"path": "/data"}})
+    whole = a_machine(
+        credentials={"db": "password"},
+        configuration={"a": "x"},
+        volumes={"data": {"path": "/data"}},
+    )
     command = Command(("true",), 5.0, quiet=True)
     found = inside_properties(whole, "web", group, "twine-in-web.probe.service", command)
     for name in own_init.SANDBOX:
         assert found[name] == whole[name], name
-    left = ("LoadCredential", "ExecStartPre", "ExecStopPost", "Delegate", "NetworkNamespacePath")
-    for name in left:
+    left = ("LoadCredential", "SetCredential", "ExecStartPre", "ExecStopPost", "Delegate")
+    for name in (*left, "NetworkNamespacePath"):
         assert name not in found
     assert found["PartOf"] == found["Requisite"] == ["twine-task-web.service"]
     assert f"CREDENTIALS_DIRECTORY={own_init.CREDENTIALS}" in words(found)
@@ -121,12 +125,18 @@ def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
         "ref": {"path": "/ref", "kind": "shared", "source": "other.data"},
         "fast": {"path": "/fast", "kind": "tmpfs", "max_bytes": 1 << 20},
     }
-    found = a_machine(volumes=volumes, credentials={"db": "password"}, identity=True)
+    found = a_machine(
+        volumes=volumes,
+        credentials={"db": "password"},
+        configuration={"a.toml": "x"},
+        identity=True,
+    )
     assert {
         "--bind=/run/twine/machines/web/data:/data",
         "--bind-ro=/run/twine/machines/web/ref:/ref",
         "--tmpfs=/fast:mode=1777,nosuid,nodev,size=1048576",
         "--load-credential=db:db",
+        "--load-credential=a.toml:a.toml",
         f"--bind-ro=/run/twine/identities/web:{INSIDE}",
     } < set(words(found))
     staged = found["ExecStartPre"][0]  # type: ignore[index]
@@ -137,6 +147,7 @@ def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
     ]
     assert found["ExecStopPost"][0][-2:] == ["data", "ref"]  # type: ignore[index]
     assert found["LoadCredential"] == ["db:/run/s"]
+    assert found["SetCredential"] == {"a.toml": b"x"}
 
 
 def test_no_property_of_the_plain_sandbox_is_left_by_chance() -> None:

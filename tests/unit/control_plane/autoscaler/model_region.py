@@ -14,9 +14,10 @@ from control_plane.api.intent_wishes import SizeWish
 from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
+    JobBrief,
+    JobBriefs,
     JobPhase,
     JobRecord,
-    Jobs,
     JobSpec,
     JobStatus,
     Placement,
@@ -58,6 +59,8 @@ class ModelRegion:
         """Agents do not answer."""
         self.sizes: list[tuple[float, int]] = []
         """Each resize, with its time."""
+        self.looks = 0
+        """Each time the jobs are listed something was stored meanwhile."""
         self._cpu: dict[int, float] = {}
         self._used_until = 0.0
 
@@ -75,7 +78,21 @@ class ModelRegion:
             self._cpu[index] = self._cpu.get(index, 0.0) + used
         self._used_until = now
 
-    async def list_jobs(self) -> Jobs:
+    async def list_job_briefs(self) -> JobBriefs:
+        status = await self.get_job("web")
+        record, policy = status.record, status.record.spec.autoscale
+        self.looks += 1
+        brief = JobBrief(
+            name="web",
+            entitlement=record.spec.entitlement,
+            tasks=record.spec.tasks,
+            healthy=status.healthy,
+            autoscale=None if policy is None or record.stopping else policy.mode,
+            revision=self.looks,
+        )
+        return JobBriefs(jobs=[brief])
+
+    async def get_job(self, _: str) -> JobStatus:
         self._use()
         if self.failing:
             raise Unreachable(self.failing)
@@ -100,7 +117,7 @@ class ModelRegion:
             healthy=len(healthy),
             updated=len(tasks),
         )
-        return Jobs(jobs=[status])
+        return status
 
     async def list_machines(self, scope: MachineScope | None = None) -> Machines:
         assert scope == MachineScope(entitlement="front")

@@ -229,7 +229,8 @@ class _Calls:
 
     def __init__(self, fatal: Callable[[str], Any]) -> None:
         self.put_intent = fatal("put_intent")
-        self.list_jobs = fatal("list_jobs")
+        self.list_job_briefs = fatal("list_job_briefs")
+        self.get_job = fatal("get_job")
         self.list_machines = fatal("list_machines")
 
 
@@ -269,7 +270,7 @@ def test_a_refused_size_is_shown_and_asked_for_again() -> None:
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 10 * 60)
         region.record = _with_version(region, 2)
-        seen = (await region.list_jobs()).jobs[0]
+        seen = await region.get_job("web")
         region.record = _with_version(region, 3)
         found = autoscaler.view("web").recommendation
         assert found is not None

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.api import Limits, Location
 from control_plane.allocator.core.demand import demand_of
@@ -12,6 +13,7 @@ from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
 from control_plane.api.policy import Property, Requirement
+from control_plane.api.updates import UpdatePolicy
 from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.scheduler.core.shares import check_share, is_shared
 
@@ -67,6 +69,23 @@ def test_the_jobs_of_a_reservation_together_want_no_more_than_its_own_quota():
     assert refused(specs, a_job("b", 4, 2 * GIB), other) == []
     assert refused(specs, a_job("b", 5, 2 * GIB), other) == [
         "its tasks need 1.25 machines by memory, the other jobs of 'one' 2, and its own quota is 3"
+    ]
+
+
+def test_extra_tasks_that_are_shared_count_once_for_all_jobs():
+    """JC12: the size of the buffer follows from how many may be updated at once."""
+    models = [
+        a_job(f"m{n}", 1, GIB, update=UpdatePolicy(max_unavailable=0, surge=1)) for n in range(12)
+    ]
+    own = granted(machines=2)  # room for 16 tasks of 1 GiB
+    shared = {name: replace(spec, surge_tasks=3) for name, spec in own.items()}
+    assert refused(own, models[8], *models[:7]) == []
+    assert refused(own, models[8], *models[:8]) != []  # two for each
+    assert refused(shared, models[11], *models[:11]) == []  # 12 and 3 for all
+    more = [replace(models[0], name=f"n{n}") for n in range(2)]
+    assert refused(shared, more[0], *models) == []
+    assert refused(shared, more[1], *models, more[0]) == [
+        "its tasks need 0.125 machines by memory, the other jobs of 'one' 2, and its own quota is 2"
     ]
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
+from agent.api import Health, TaskSpec
 from control_plane.api.intent_wishes import (
     CanaryWish,
     HoldWish,
@@ -23,6 +24,7 @@ from control_plane.api.intent_wishes import (
     SizeWish,
 )
 from control_plane.api.intents import StoredIntent, part_of
+from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobPhase, JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.stored_jobs import intent_of, record_of
 from control_plane.api.updates import Canary, UpdatePolicy
@@ -41,6 +43,11 @@ def counts(w: World) -> Counter[int]:
 
 def indexes(w: World, version: int) -> set[int]:
     return {task.index for task in w.cp._jobs.get("web").tasks if task.version == version}
+
+
+def told(w: World, task: TaskRecord) -> TaskSpec:
+    """What the machine of a task was told."""
+    return w.region.machines[task.placement.machine].specs[f"web-{task.index}"]
 
 
 def push_of(share: float, **changes) -> PushWish:
@@ -193,6 +200,60 @@ async def test_canaries_are_beside_the_push_and_end_in_time(w: World):
 
 
 @scenario()
+async def test_a_canary_changes_the_image_the_configuration_or_both(w: World):
+    """JC14: code and configuration are tried on the same tasks, and go together."""
+    first = {"app.toml": "pool = 1", "log.toml": "level = 1"}
+    await w.deployed(a_job(4, update=FAST, configuration=first))
+    tried = {"app.toml": "pool = 9"}
+    wishes = [
+        CanaryWish(configuration=tried, lasts_s=9e4),
+        CanaryWish(command=OTHER, lasts_s=9e4),
+        CanaryWish(command=OTHER, configuration=tried, lasts_s=9e4),
+    ]
+    for wish in wishes:
+        await w.cp.intents.canary("web", wish, TESTER)
+        await w.stable()
+        (on_trial,) = [t for t in w.cp._jobs.get("web").tasks if t.version != 1]
+        spec = w.cp._jobs.get("web").specs[on_trial.version]
+        assert spec.configuration == first | wish.configuration
+        assert (spec.command == OTHER) is bool(wish.command)
+        assert told(w, on_trial).configuration == spec.configuration
+        assert told(w, on_trial).command[0] == spec.command[0]
+    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.stable()
+    assert counts(w) == {1: 4}
+
+
+@scenario()
+async def test_a_push_brings_a_configuration_to_its_share_and_a_rollback_takes_it_back(w: World):
+    """JC14."""
+    await w.deployed(a_job(4, update=FAST, configuration={"app.toml": "pool = 1"}))
+    wish = PushWish(configuration={"app.toml": "pool = 2"}, share=0.5)
+    await w.cp.intents.push("web", wish, DEPLOYER)
+    await w.stable()
+    assert counts(w) == {1: 2, 2: 2}
+    assert {told(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
+        "pool = 1",
+        "pool = 2",
+    }
+    await w.cp.intents.push("web", PushWish(share=0.0), DEPLOYER)
+    await w.stable()
+    assert {told(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
+        "pool = 1"
+    }
+
+
+@scenario()
+async def test_a_configuration_that_is_too_large_with_that_of_the_job_is_refused(w: World):
+    half = "x" * (32 << 10)
+    await w.deployed(a_job(1, update=FAST, configuration={"a": half, "b": half}))
+    with pytest.raises(InvalidInput, match="at most 65536 may be"):
+        await w.cp.intents.canary("web", CanaryWish(configuration={"c": "y"}, lasts_s=60), TESTER)
+    with pytest.raises(InvalidInput, match="a credential has this name"):
+        await w.cp.apply_job(a_job(1, configuration={"a": ""}, credentials={"a": "key"}))
+
+
+@scenario()
 async def test_a_canary_ends_when_it_is_withdrawn_and_a_rollback_never_goes_to_it(w: World):
     await w.deployed(a_job(6, update=FAST))
     await w.cp.apply_job(a_job(6, update=FAST, command=OTHER))
@@ -208,6 +269,67 @@ async def test_a_canary_ends_when_it_is_withdrawn_and_a_rollback_never_goes_to_i
     await w.cp.rollback_job("web")
     record = w.cp._jobs.get("web")
     assert record.spec.command == record.specs[1].command
+
+
+ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
+
+
+def report_on_trial(w: World, **changes) -> int:
+    """Have the first canary task say something; return its index."""
+    task = next(t for t in w.cp._jobs.get("web").tasks if t.version == 3)
+    w.region.machines[task.placement.machine].report(f"web-{task.index}", **changes)
+    return task.index
+
+
+@scenario()
+async def test_a_canary_that_fails_ends_at_once_and_its_tasks_go_back_first(w: World):
+    """JC8: the end of a failed canary > maintenance > push."""
+    slow = replace(FAST, max_unavailable=1, health_gate_s=30.0)
+    await w.deployed(a_job(6, update=slow))
+    await w.cp.intents.push("web", push_of(0.5, update=slow), DEPLOYER)
+    await w.stable()
+    wish = CanaryWish(tasks=2, command=THIRD, lasts_s=9e4)
+    await w.cp.intents.canary("web", wish, TESTER)
+    await w.stable()
+    assert counts(w) == {1: 1, 2: 3, 3: 2}
+    trials = indexes(w, 3)
+    placed = {t.index: t.placement.machine for t in w.cp._jobs.get("web").tasks}
+    other = next(machine for i, machine in placed.items() if i not in trials)
+    failed = report_on_trial(w, health=Health.UNHEALTHY)
+    await w.until(lambda: w.cp._jobs.get("web").intents["canary"].value is None)
+    await w.cp.inventory.drain(Drain(machines=[other], reason="work"))
+    await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
+    order = list[int]()
+
+    def all_went() -> bool:
+        going = [t.index for t in w.cp._jobs.get("web").tasks if t.phase in ENDING]
+        order.extend(index for index in going if index not in order)
+        return len(order) >= 4
+
+    await w.until(all_went, 600)
+    assert set(order[:2]) == trials
+    intent = w.cp._jobs.get("web").intents["canary"]
+    assert intent.value is None
+    assert intent.writer == TESTER
+    assert f"it failed on web-{failed}" in intent.reason
+    await w.until(lambda: counts(w) == {2: 6}, 600)
+
+
+@scenario()
+async def test_under_a_hold_a_canary_that_fails_stays_as_it_is(w: World):
+    """JC8: hold > the end of a failed canary."""
+    await w.deployed(a_job(4, update=FAST))
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
+    await w.stable()
+    await w.cp.intents.canary("web", CanaryWish(command=THIRD, lasts_s=9e4), TESTER)
+    await w.stable()
+    await w.cp.intents.hold("web", HoldWish(lasts_s=300), OPERATOR)
+    report_on_trial(w, health=Health.UNHEALTHY)
+    await asyncio.sleep(200)
+    assert counts(w) == {1: 1, 2: 2, 3: 1}
+    await asyncio.sleep(200)
+    await w.stable()
+    assert counts(w) == {1: 2, 2: 2}
 
 
 @scenario()
@@ -328,6 +450,41 @@ def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
     old = JobRecord(name="web", spec=spec, version=3, specs={3: spec}, tasks=tasks)
     assert record_of(intent_of(old), []).intents == {}
     assert wanted_tasks(old) == 2
+
+
+@scenario()
+async def test_a_job_that_is_adopted_restarts_no_task_and_has_one_writer_from_then_on(w: World):
+    """JC13: the writes that `twinectl job adopt` makes."""
+    await w.deployed(a_job(4, update=FAST))
+    before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
+    await w.cp.intents.push("web", PushWish(share=1.0, expect=1), "user:ann")
+    await w.cp.intents.size("web", SizeWish(tasks=4, expect=1), "user:ann")
+    await asyncio.sleep(60)
+    assert {t.index: t.generation for t in w.cp._jobs.get("web").tasks} == before
+    with pytest.raises(Conflict, match="user:ann is its writer"):
+        await w.cp.apply_job(a_job(2, update=FAST, command=OTHER), writer="user:bob")
+
+
+@scenario()
+async def test_jobs_are_listed_in_brief_and_change_with_what_is_stored_and_seen(w: World):
+    """FE8: an autoscaler of thousands of jobs reads whole only those that changed."""
+    await w.deployed(a_job(4, update=FAST))
+    (first,) = (await w.cp.intents.briefs()).jobs
+    assert (first.name, first.tasks, first.healthy, first.autoscale) == ("web", 4, 4, None)
+    (again,) = (await w.cp.intents.briefs()).jobs
+    assert again is first
+    await w.cp.intents.size("web", SizeWish(tasks=3), SCALER)
+    (after,) = (await w.cp.intents.briefs()).jobs
+    assert (after.tasks, after.intents["size"]) == (3, first.intents["size"] + 1)
+    assert after.revision > first.revision
+    await w.stable()
+    task = w.cp._jobs.get("web").tasks[0]
+    w.region.machines[task.placement.machine].report(f"web-{task.index}", health=Health.UNHEALTHY)
+
+    async def is_seen() -> bool:
+        return [brief.healthy for brief in (await w.cp.intents.briefs()).jobs] == [2]
+
+    await w.until(is_seen)
 
 
 def test_a_dimension_that_is_not_known_is_kept_and_shown():

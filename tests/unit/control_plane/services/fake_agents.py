@@ -105,7 +105,7 @@ class FakeMachine:
         self.epoch = 0
         self.images: set[str] = set()
         self.hugepages_bytes = 0
-        self.capabilities: list[str] = []
+        self.capabilities = ["configuration"]
         self.profile = api.ProfileStatus()
         self.wanted = api.ProfileSpec(name="none")
         self.events: list[api.Event] = []

@@ -53,16 +53,17 @@ def test_every_kind_is_explained_and_can_happen() -> None:
 
 
 def test_the_scenarios_of_everything_and_of_updates_hold_every_kind() -> None:
-    everything, controlled, updates, transfers = (
+    everything, controlled, updates, transfers, writers = (
         {rate.kind for rate in scenario.load(name).faults}
-        for name in ("everything", "f55-controllers", "updates", "transfers")
+        for name in ("everything", "f55-controllers", "updates", "transfers", "writers")
     )
     assert everything < controlled  # the second is the first, with TaskControllers
     replays = {e.kind for n in scenario.names() for e in read("\n".join(scenario.load(n).story))}
     composed = {rate.kind for rate in scenario.load("composed").faults}
     shards = {rate.kind for rate in scenario.load("shards").faults}
-    assert controlled | updates | transfers | replays | composed | shards == KINDS.keys()
-    others = KINDS.keys() - (controlled | updates | transfers | {"move-entitlement"})
+    kinds = controlled | updates | transfers | writers | replays | composed | shards
+    assert kinds == KINDS.keys()
+    others = kinds - (controlled | updates | transfers | writers | {"move-entitlement"})
     assert others == {"switch", "restart", "patience"}
 
 

@@ -1,0 +1,59 @@
+"""Extra tasks that the jobs of an entitlement share (SC21, JC12)."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from world import World, a_job, scenario
+
+from control_plane.api.updates import UpdatePolicy
+
+ALWAYS = UpdatePolicy(max_unavailable=0, surge=1, drain_s=0.0)
+WAITS = "it waits for its turn: other jobs have all extra tasks of the entitlement"
+NAMES = [f"model{number}" for number in range(5)]
+
+
+def extras(w: World) -> int:
+    return sum(task.extra for name in NAMES for task in w.cp._jobs.get(name).tasks)
+
+
+async def of_models(w: World, surge_tasks: int | None) -> None:
+    await w.set_up(quota=3, surge_tasks=surge_tasks)
+    for name in NAMES:
+        await w.cp.apply_job(a_job(1, name=name, update=ALWAYS))
+    for name in NAMES:
+        await w.stable(name)
+
+
+async def most_at_once(w: World) -> tuple[int, set[str]]:
+    """Push to all jobs; return the most extra tasks there were, and what waiting jobs said."""
+    for name in NAMES:
+        await w.cp.apply_job(a_job(1, name=name, update=ALWAYS, command=["/bin/other"]))
+    most, said = 0, set[str]()
+    for _ in range(3000):
+        most = max(most, extras(w))
+        said |= {(await w.cp.get_job(name)).detail for name in NAMES}
+        assert all([(await w.cp.endpoints(name)).endpoints for name in NAMES])
+        if all(t.version == 2 for n in NAMES for t in w.cp._jobs.get(n).tasks) and not extras(w):
+            return most, said
+        await asyncio.sleep(0.1)
+    raise AssertionError("the push does not end")
+
+
+@scenario()
+async def test_no_more_extra_tasks_run_at_once_than_the_entitlement_says(w: World):
+    """JC12: five jobs share two, each has its turn, and who waits is told why."""
+    await of_models(w, 2)
+    most, said = await most_at_once(w)
+    assert most == 2
+    assert WAITS in said
+
+
+@scenario()
+async def test_without_a_shared_number_each_job_has_its_own(w: World):
+    await of_models(w, None)
+    most, said = await most_at_once(w)
+    assert most > 2
+    assert WAITS not in said
