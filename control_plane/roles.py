@@ -29,6 +29,7 @@ from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
 from control_plane.discovery.discovery import Discovery
 from control_plane.discovery.shard_maps import ShardMaps
+from control_plane.elastic.service import ElasticService
 from control_plane.health.checker import HealthChecker
 from control_plane.health.service import HealthService
 from control_plane.identity.core.duplicates import is_second, words
@@ -130,11 +131,7 @@ class ControlPlane:
             self._jobs, self._broker, self._allocator.directory.jobs, self._shards
         )
         self._control = JobControl(
-            runtime,
-            self._jobs,
-            self._portal,
-            find_image,
-            self._allocator.index,
+            *(runtime, self._jobs, self._portal, find_image, self._allocator.index),
             settings.default_cpu_cores,
         )
         self.intents = IntentService(runtime, self._jobs, self._control, self._claims_of)
@@ -143,13 +140,8 @@ class ControlPlane:
         self.task_desk = TaskService(self._jobs, self._dispatcher)
         self.health = HealthService(self._checker, self.inventory.outages)
         self.maintenance = OpsPlanner(
-            region,
-            self._allocator,
-            self._owner_of,
-            self._jobs,
-            self.inventory.outages,
-            self.census,
-            store,
+            *(region, self._allocator, self._owner_of, self._jobs),
+            *(self.inventory.outages, self.census, store),
         )
         self._switcher = Switcher(region, self._dispatcher)
         self.profiles = ProfileRollouts(
@@ -177,6 +169,10 @@ class ControlPlane:
         self.rebalancer = ReBalancer(
             *(region, self._jobs, self._allocator, RebalanceDesk(self._jobs, runtime), store),
             solve or solver_process(settings.rebalance.memory_mib),
+            self._unwell,
+        )
+        self.elastic = ElasticService(
+            *(region, self._jobs, allocators, self._owner_of, self.inventory.loans, store),
             self._unwell,
         )
         self.capacity = CapacityService(self._portal, sources, runtime)
@@ -211,6 +207,7 @@ class ControlPlane:
         await self.maintenance.load()
         await self.profiles.load()
         await self.rebalancer.load()
+        await self.elastic.load()
         self._loops = Loops(self._runtime)
         self._start(self._loops)
         return self
@@ -258,6 +255,7 @@ class ControlPlane:
         loops.start("controllers", self._controllers.run)
         loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
         loops.start("rebalancer", self.rebalancer.run, Failing.BEGINS_ANEW)
+        loops.start("elastic", self.elastic.run, Failing.BEGINS_ANEW)
         loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
         loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
 

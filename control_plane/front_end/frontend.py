@@ -100,7 +100,10 @@ class FrontEnd(
         """By route, behind the guard and the recorder; made by `app`."""
         self._guard = Guard(people, control_plane)
         self._trail = trail
-        CapacityHandlers.__init__(self, control_plane.capacity, self._guard, control_plane.shards)
+        CapacityHandlers.__init__(
+            *(self, control_plane.capacity, control_plane.elastic, self._guard),
+            control_plane.shards,
+        )
         PeopleHandlers.__init__(self, self._guard, trail, issued)
         MachineHandlers.__init__(self, control_plane.inventory)
         HealthHandlers.__init__(self, control_plane.health)
@@ -125,6 +128,7 @@ class FrontEnd(
             control_plane.quarantined,
             ending,
             registrar.duplicates.known,
+            control_plane.elastic.counts,
         )
 
     def app(self, access: Access, version: str) -> web.Application:
