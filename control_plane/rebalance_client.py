@@ -1,9 +1,11 @@
-"""The part of the front end's client that is about the ReBalancer."""
+"""The part of the front end's client about where machines and tasks go: ReBalancer and loans."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
+from control_plane.api.capacity_routes import CAPACITY_ROUTES
+from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
 from control_plane.api.rebalancing import (
     MoveExplanation,
     PauseWish,
@@ -16,13 +18,13 @@ from wire.client import WireClient
 from wire.routes import Route
 
 _T = TypeVar("_T")
-_ROUTE: dict[str, Route] = {route.name: route for route in REBALANCING_ROUTES}
+_ROUTE: dict[str, Route] = {route.name: route for route in (*REBALANCING_ROUTES, *CAPACITY_ROUTES)}
 PLAN_TIMEOUT_S = 300.0
 """The solver has tens of seconds, and plans for two callers wait for each other."""
 
 
 class RebalanceClient(WireClient):
-    """Asks what the ReBalancer would do and does, and pauses it.
+    """Asks what the ReBalancer would do and does, and pauses it; asks what is lent.
 
     Every method raises what the front end raised, or `Unreachable`.
     """
@@ -51,6 +53,19 @@ class RebalanceClient(WireClient):
     async def resume_rebalance(self) -> RebalanceStatus:
         """Let the ReBalancer go on."""
         return _as(RebalanceStatus, await self.call(_ROUTE["resume_rebalance"]))
+
+    async def get_elastic(self) -> ElasticReport:
+        """Return what is lent to whom, who waits, and how promises were kept."""
+        return _as(ElasticReport, await self.call(_ROUTE["get_elastic"]))
+
+    async def get_buffers(self) -> Buffers:
+        """Return the spare machines that the region needs."""
+        return _as(Buffers, await self.call(_ROUTE["get_buffers"]))
+
+    async def get_signal(self, entitlement: str) -> CapacitySignal:
+        """Return whether a borrower has the machines that it wants."""
+        answer = await self.call(_ROUTE["get_signal"], entitlement=entitlement)
+        return _as(CapacitySignal, answer)
 
 
 def _as(kind: type[_T], value: object) -> _T:

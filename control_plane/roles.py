@@ -27,6 +27,7 @@ from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
 from control_plane.discovery.discovery import Discovery
 from control_plane.discovery.shard_maps import ShardMaps
+from control_plane.elastic.service import ElasticService
 from control_plane.health.checker import HealthChecker
 from control_plane.health.service import HealthService
 from control_plane.identity.core.duplicates import is_second, words
@@ -138,11 +139,7 @@ class ControlPlane(JobCalls):
             self._jobs, self._broker, self._allocator.directory.jobs, self._shards
         )
         self._control = JobControl(
-            runtime,
-            self._jobs,
-            self._portal,
-            find_image,
-            self._allocator.index,
+            *(runtime, self._jobs, self._portal, find_image, self._allocator.index),
             settings.default_cpu_cores,
         )
         self.intents = IntentService(runtime, self._jobs, self._control, self._claims_of)
@@ -151,13 +148,8 @@ class ControlPlane(JobCalls):
         self.task_desk = TaskService(self._jobs, self._dispatcher)
         self.health = HealthService(self._checker, self.inventory.outages)
         self.maintenance = OpsPlanner(
-            region,
-            self._allocator,
-            self._owner_of,
-            self._jobs,
-            self.inventory.outages,
-            self.census,
-            store,
+            *(region, self._allocator, self._owner_of, self._jobs),
+            *(self.inventory.outages, self.census, store),
         )
         self._switcher = Switcher(region, self._dispatcher)
         self.profiles = ProfileRollouts(
@@ -193,6 +185,10 @@ class ControlPlane(JobCalls):
             solve or solver_process(settings.rebalance.memory_mib),
             self._unwell,
             self._pool,
+        )
+        self.elastic = ElasticService(
+            *(region, self._jobs, allocators, self._owner_of, self.inventory.loans, store),
+            self._unwell,
         )
         self.capacity = CapacityService(self._portal, sources, runtime)
         self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
@@ -232,6 +228,7 @@ class ControlPlane(JobCalls):
         await self.maintenance.load()
         await self.profiles.load()
         await self.rebalancer.load()
+        await self.elastic.load()
         self._loops = Loops(self._runtime)
         self._start(self._loops)
         return self
@@ -285,6 +282,7 @@ class ControlPlane(JobCalls):
             return
         loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
         loops.start("rebalancer", self.rebalancer.run, Failing.BEGINS_ANEW)
+        loops.start("elastic", self.elastic.run, Failing.BEGINS_ANEW)
         loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
         loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
 

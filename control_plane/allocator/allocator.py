@@ -99,7 +99,7 @@ class Allocator:
         """Machines whose agents are yet to answer for the first time."""
         self._seen: dict[str, int] = {}
         """Data center → the revision of its broker up to which nothing can be missed."""
-        self._giving_back = Releases(self.broker, self.index, self.refresh)
+        self.releases = Releases(self.broker, self.index, self.refresh)
         self._away: dict[str, str] = {}
         """Data centers whose brokers did not answer, when that was looked at last."""
         self._quarantined: dict[str, float] = {}
@@ -371,11 +371,11 @@ class Allocator:
 
         What is heard of it meanwhile changes nothing about that.
         """
-        await self._giving_back.give_back(machine)
+        await self.releases.give_back(machine)
 
     def is_giving_back(self, machine: str) -> bool:
         """Return whether a machine is on its way to the free pool."""
-        return machine in self._giving_back
+        return machine in self.releases
 
     def must_be_left(self, machine: str) -> bool:
         """Return whether the tasks of a machine must leave it now."""
@@ -383,7 +383,7 @@ class Allocator:
 
     async def look_at_clock(self) -> None:
         """Take in what time alone has changed about machines, and what a store would not say."""
-        await self._giving_back.find_out()
+        await self.releases.find_out()
         timed, self._timed = self._timed, {}
         await self._refresh_in_turns([*timed, *self._counted.special()])
         now = self._runtime.date()
@@ -431,7 +431,7 @@ class Allocator:
         """
         if record.state is not MachineState.UP:
             return "is down"
-        if record.machine in self._giving_back:
+        if record.machine in self.releases:
             return "is being given back"
         if record.hold is not None and not self.allocations.is_taking(record.machine):
             return f"is held for transaction {record.hold.transaction}"

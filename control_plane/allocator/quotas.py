@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from control_plane.agents.region import Region
 from control_plane.allocator.core.feasibility import fits_each, judge
@@ -15,7 +15,7 @@ from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.allocator.shards import Shards
 from control_plane.allocator.waiting import Waiting, Wish
 from control_plane.api.settings import Overgrant
-from control_plane.broker.core.capacity import micro
+from control_plane.broker.core.capacity import Capacity, micro
 from control_plane.portal.core.pools import Quota, pool_quotas
 
 
@@ -147,6 +147,20 @@ class Quotas:
             return ""
 
         return refuses
+
+    def machines_left(self, pool: str, kinds: Sequence[Capacity]) -> int | None:
+        """Return how many machines of these kinds a pool may still take; None: any number."""
+        quota = self.of(pool)
+        held = self._counted.held(pool, quota)
+        bounds = [] if quota.machines is None else [quota.machines - held.machines]
+        if quota.per_type:
+            types = {kind.machine_type for kind in kinds}
+            left = (n - held.per_type[k] for k, n in quota.per_type.items() if k in types)
+            bounds.append(sum(max(0, n) for n in left))
+        if quota.rru is not None:
+            least = min((micro(kind.rru) for kind in kinds if kind.rru), default=0)
+            bounds.append((micro(quota.rru) - held.micro_rru) // least if least else 0)
+        return max(0, min(bounds)) if bounds else None
 
     def _may_grow(self, pool: str) -> bool:
         quota = self.of(pool)

@@ -9,7 +9,7 @@ the broker has found out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from control_plane.agents.ports import Machines
 from control_plane.allocator.core.machine_pools import Machine
@@ -39,12 +39,20 @@ class Releases:
     async def give_back(self, machine: Machine) -> None:
         """Give a machine to the free pool; no task comes there from this moment on."""
         name = machine.name
+
+        async def release() -> None:
+            await self._broker.release(name, revision=self._broker.table.revision(name))
+
+        await self.pass_on(name, release)
+
+    async def pass_on(self, name: str, write: Callable[[], Awaitable[object]]) -> None:
+        """Have a machine without tasks written down as another's; no task comes there meanwhile."""
         if name in self._under_way:
             return
         self._under_way[name] = None
         self._index.block(name, "is being given back")
         try:
-            await self._broker.release(name, revision=self._broker.table.revision(name))
+            await write()
         except _KNOWN:
             self._in_doubt.pop(name, None)
             raise

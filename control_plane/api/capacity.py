@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from agent.api import Name, Relaxations
 from agent.api.signing import PublicKeys
+from control_plane.api.elastic import Elastic
 from control_plane.api.people import Principal
 from control_plane.api.policy import Expression, Overcommit, Preference
 
@@ -17,8 +18,9 @@ from control_plane.api.policy import Expression, Overcommit, Preference
 class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pseudo-dedicated share of the region's machines (paper §2.2)."""
 
-    machines: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Quota: the most machines it holds at any time; it holds as many as its jobs need."""
+    machines: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    """Quota: the most machines it holds at any time; it holds as many as its jobs need. 0: only
+    machines that are lent to it (`elastic.borrow`)."""
     per_type: Annotated[
         dict[Name, Annotated[int, Meta(ge=1, le=1_000_000)]], Meta(max_length=1000)
     ] = {}
@@ -56,6 +58,13 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Who may deploy into it and change it, besides operators: `user:ann`, `group:web`."""
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
     """Who gets free machines first when there are too few; higher first (CP6)."""
+    elastic: Elastic | None = None
+    """What it lends and borrows; None: its machines are not lent, and it borrows none."""
+
+    @property
+    def borrows(self) -> int:
+        """Return the most machines that it has on loan."""
+        return self.elastic.borrow if self.elastic is not None else 0
 
 
 class EntitlementRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from control_plane.api.capacity import (
     EntitlementWish,
 )
 from control_plane.api.capacity_report import CapacityReport
+from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
 from control_plane.api.entitlement_rules import entitlement_relations, wish_relations
 from control_plane.api.ownership import ShardLoads, ShardMove, ShardMoved
 from control_plane.api.people import Needs
@@ -109,6 +110,30 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         response=CapacityReport,
         needs=Needs.VIEWER,
         summary="What is granted, held, used and left over",
+    ),
+    Route(
+        "get_elastic",
+        "GET",
+        "/v1/capacity/elastic",
+        response=ElasticReport,
+        needs=Needs.VIEWER,
+        summary="What is lent to whom, who waits, and how promises were kept",
+    ),
+    Route(
+        "get_buffers",
+        "GET",
+        "/v1/capacity/buffers",
+        response=Buffers,
+        needs=Needs.VIEWER,
+        summary="Spare machines that the region needs, and that owners would need alone",
+    ),
+    Route(
+        "get_signal",
+        "GET",
+        f"{_ONE}/signal",
+        response=CapacitySignal,
+        needs=Needs.VIEWER,
+        summary="Whether a borrower has the machines that it wants, and when the next one goes",
     ),
     Route(
         "list_shards",

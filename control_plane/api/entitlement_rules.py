@@ -60,7 +60,7 @@ def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:
         return [_error("machines", "a quota is missing: machines, per_type, or rru")]
     if not isinstance(per_type, dict) or not isinstance(types, list):
         return []
-    found = []
+    found = _borrow_errors(document)
     known = {t for t in types if isinstance(t, str)}
     if types and (strays := sorted({str(t) for t in per_type} - known)):
         reason = f"{_listed(strays)} is not one of machine_types ({_listed(sorted(known))})"
@@ -70,6 +70,19 @@ def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:
     if per_type and len(counts) == len(per_type) and _is_count(machines) and machines > most:
         found.append(_error("machines", f"{machines} is more than per_type sums up to, {most}"))
     return found
+
+
+def _borrow_errors(document: dict[Any, Any]) -> list[FieldError]:
+    """Without a quota there must be loans, and machines of its own to put them beside."""
+    elastic = document.get("elastic")
+    borrow = elastic.get("borrow", 0) if isinstance(elastic, dict) else 0
+    if document.get("machines") == 0 and borrow == 0:
+        reason = "a quota of 0 is for entitlements that borrow machines: elastic.borrow"
+        return [_error("machines", reason)]
+    if elastic is not None and document.get("materialization") is not None:
+        reason = "a reservation has no machines to lend or borrow: say it of the entitlement below"
+        return [_error("elastic", reason)]
+    return []
 
 
 def _listed(names: list[str]) -> str:

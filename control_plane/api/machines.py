@@ -91,6 +91,10 @@ class Loan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     revoked_at: float | None = None
     return_by: float | None = None
     """Given back by force at this time, once revoked."""
+    promise_s: float = 0.0
+    """It is back within this time once it is wanted; 0: it was lent by hand, without a promise."""
+    until: float | None = None
+    """When it ends by itself; None: never."""
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -8,6 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from control_plane.api.elastic import ElasticSettings
+
 Positive = Annotated[float, Meta(gt=0)]
 PlacePath = Annotated[
     str,
@@ -164,6 +166,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """What a task claims of CPU whose job says nothing about it: four such tasks a core."""
     rebalance: RebalanceSettings = RebalanceSettings()
     """How the ReBalancer improves where tasks are."""
+    elastic: ElasticSettings = ElasticSettings()
+    """How idle machines are lent."""
     shards: Annotated[int, Meta(ge=1, le=64)] = 1
     """Schedulers with an allocator each, in this process; each has entitlements of its own."""
     power: PowerSettings = PowerSettings()

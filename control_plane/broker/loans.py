@@ -52,11 +52,20 @@ class Loans:
         return [r.machine for r in self.lent() if _return_by(r) <= now]
 
     async def lend(
-        self, machine: str, borrower: str, profile: str, *, donor: str, empty: bool
+        self,
+        machine: str,
+        borrower: str,
+        profile: str,
+        *,
+        donor: str,
+        empty: bool,
+        promise_s: float = 0.0,
+        loan_s: float | None = None,
     ) -> MachineRecord:
         """Give a machine of the donor (empty: the free pool) to the borrower for a while.
 
-        It must be up and empty, as the caller knows; `profile` is the borrower's.
+        It must be up and empty, as the caller knows; `profile` is the borrower's. It is promised
+        back within `promise_s`, and goes back after `loan_s` without being wanted.
         """
         broker = self._brokers.of(machine)
 
@@ -67,7 +76,7 @@ class Loans:
                 why = "still runs tasks"
             if why:
                 raise Conflict(f"cannot lend machine {machine!r}: it {why}")
-            return lent(record, borrower, profile, now)
+            return lent(record, borrower, profile, now, promise_s, loan_s)
 
         record = await broker.table.update(machine, change)
         fields = {"machine": machine, "entitlement": borrower, "donor": donor}
@@ -75,7 +84,7 @@ class Loans:
         return record
 
     async def revoke(
-        self, machines: Collection[str], return_within_s: float
+        self, machines: Collection[str], return_within_s: float, why: str = ""
     ) -> list[MachineRecord]:
         """Call machines back: the borrower's tasks move away, at the latest in so many seconds."""
         records = {name: self._brokers.table.get(name) for name in sorted(set(machines))}
@@ -89,7 +98,8 @@ class Loans:
         now = self._runtime.date()
 
         def change(record: MachineRecord) -> MachineRecord:
-            return record if record.loan is None else revoked(record, now, now + return_within_s)
+            by = now + return_within_s
+            return record if record.loan is None else revoked(record, now, by, why)
 
         changed = []
         for broker, names in self._brokers.split(list(records)).items():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import click
 
 from control_plane.api.capacity_report import Amount, CapacityReport, Line, PowerBudget
+from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.units import about_size
 
+_FREED_SHOWN = 20
 _MACHINES_OF = {"type": "types", "datacenter": "datacenters", "msb": "msbs"}
 
 
@@ -32,6 +35,99 @@ def capacity_report(target: Target, by: str | None, output: str) -> None:
     """Show the capacity of the region, of its entitlements, or of its parts."""
     found: CapacityReport = target.ask(lambda client: client.get_capacity())
     show.emit(output, found, lambda: _print(found, by))
+
+
+@capacity.command("elastic")
+@click.option("--loans", "one_by_one", is_flag=True, help="Each machine on loan.")
+@output_option
+@click.pass_obj
+def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
+    """Show what is lent and borrowed, who waits, and how promises were kept."""
+    found: ElasticReport = target.ask(lambda client: client.get_elastic())
+    show.emit(output, found, lambda: _print_elastic(found, one_by_one=one_by_one))
+
+
+@capacity.command("buffers")
+@output_option
+@click.pass_obj
+def capacity_buffers(target: Target, output: str) -> None:
+    """Show the spare machines that the region needs, and that owners would need alone."""
+    found: Buffers = target.ask(lambda client: client.get_buffers())
+
+    def as_table() -> None:
+        rows = [(b.kind, b.central, b.siloed, b.why) for b in found.buffers]
+        rows.append(("together", found.central, found.siloed, f"{found.used} machines in use"))
+        show.table(("buffer", "central", "by owner", "why"), rows)
+        click.echo(f"\ncentral buffers leave {100 * found.gain:.1f} points more in use")
+
+    show.emit(output, found, as_table)
+
+
+@capacity.command("signal")
+@click.argument("entitlement")
+@output_option
+@click.pass_obj
+def capacity_signal(target: Target, entitlement: str, output: str) -> None:
+    """Show whether a borrower has what it wants: full, short or absent."""
+    found: CapacitySignal = target.ask(lambda client: client.get_signal(entitlement))
+    rows = [
+        ("state", found.state),
+        ("on loan", found.machines),
+        ("wanted beside", found.wanted),
+        ("called back", found.leaving),
+        ("the next goes", _goes(found.next_deadline)),
+    ]
+    show.emit(output, found, lambda: show.table(("capacity", entitlement), rows))
+
+
+def _goes(deadline: float | None) -> str:
+    return "-" if deadline is None else f"in {show.duration(max(0.0, deadline - time.time()))}"
+
+
+def _print_elastic(found: ElasticReport, *, one_by_one: bool) -> None:
+    if one_by_one:
+        loans = [
+            (
+                *(v.machine, v.donor or "(free pool)", v.borrower, f"{v.promise_s:g} s", v.tasks),
+                "called back: " + v.why if v.revoked_at else "on loan",
+            )
+            for v in found.loans
+        ]
+        show.table(("machine", "donor", "borrower", "promise", "tasks", "state"), loans)
+        return
+    click.echo(
+        f"mode {found.mode}: {len(found.loans)} machines on loan, {found.free} free,"
+        f" {found.kept} of them kept, the last matching found {found.proposed}"
+    )
+    pools = [
+        (
+            *(p.entitlement, p.used, p.expected, p.lent, p.borrowed, p.wanted, p.short),
+            "-" if p.availability is None else f"{p.availability:.1%}",
+            p.freed_machine_hours,
+        )
+        for p in found.pools
+    ]
+    columns = ("used", "expected", "lent", "borrowed", "wants", "short")
+    show.table(("entitlement", *columns, "availability", "freed machine-hours"), pools)
+    click.echo()
+    kept = [
+        (
+            *(f"{p.promise_s:g} s", p.ended, p.revoked, p.broken, p.interrupted),
+            *(f"{p.mean_notice_s:g}", f"{p.return_p50_s:g}", f"{p.return_p99_s:g}"),
+            p.machine_hours,
+        )
+        for p in found.promises
+    ]
+    times = ("mean notice s", "back p50 s", "back p99 s")
+    show.table(
+        ("promise", "ended", "revoked", "broken", "interrupted", *times, "machine-hours"), kept
+    )
+    if found.freed:
+        click.echo()
+        rows = [(f.job, f.entitlement, f.machine_hours) for f in found.freed[:_FREED_SHOWN]]
+        show.table(("autoscaled job", "entitlement", "freed machine-hours"), rows)
+    for machine in found.late:
+        click.echo(f"\nlate: {show.printable(machine)} is not back though its promise is over")
 
 
 def _print(found: CapacityReport, by: str | None) -> None:

@@ -32,8 +32,6 @@ from wire.written import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_COUNT = click.IntRange(1, 1_000_000)
-
 
 @click.group()
 def entitlement() -> None:
@@ -56,7 +54,11 @@ class _TypeQuota(click.ParamType[tuple[str, int]]):
 
 
 _OPTIONS = (
-    click.option("--machines", type=_COUNT, help="Quota: machines of any of its types."),
+    click.option(
+        "--machines",
+        type=click.IntRange(0, 1_000_000),
+        help="Quota: machines of any of its types; 0 for one that only borrows.",
+    ),
     click.option(
         "--quota", "per_type", type=_TypeQuota(), multiple=True, help="Quota by type; repeat."
     ),

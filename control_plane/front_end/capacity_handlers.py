@@ -17,7 +17,9 @@ from control_plane.api.capacity import (
     EntitlementWish,
 )
 from control_plane.api.capacity_report import CapacityReport
+from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
 from control_plane.api.ownership import ShardLoads, ShardMoved
+from control_plane.elastic.service import ElasticService
 from control_plane.front_end.guard import Guard
 from control_plane.portal.portal import Person
 from control_plane.portal.service import CapacityService
@@ -42,9 +44,11 @@ class Moves(Protocol):
 class CapacityHandlers:
     """A handler for each of `CAPACITY_ROUTES`."""
 
-    def __init__(self, service: CapacityService, guard: Guard, shards: Moves) -> None:
+    def __init__(
+        self, service: CapacityService, elastic: ElasticService, guard: Guard, shards: Moves
+    ) -> None:
         """Take what the handlers call, and who knows the callers."""
-        self._service, self._shards = service, shards
+        self._service, self._elastic, self._shards = service, elastic, shards
         self._callers = guard
 
     async def list_entitlements(self, _: Call) -> Entitlements:
@@ -107,6 +111,18 @@ class CapacityHandlers:
     async def get_capacity(self, _: Call) -> CapacityReport:
         """Show the capacity report."""
         return await self._service.report()
+
+    async def get_elastic(self, _: Call) -> ElasticReport:
+        """Show what is lent, and how promises were kept."""
+        return self._elastic.report()
+
+    async def get_buffers(self, _: Call) -> Buffers:
+        """Show the spare machines that are needed."""
+        return await self._elastic.buffers()
+
+    async def get_signal(self, call: Call) -> CapacitySignal:
+        """Show whether a borrower has what it wants."""
+        return self._elastic.signal(call.path["entitlement"])
 
     def _person(self, peer: Peer) -> Person:
         is_operator = self._callers.caller(peer).is_operator

@@ -103,7 +103,10 @@ class FrontEnd(
         self._guard = Guard(people, control_plane)
         self._trail, self._shard_tls = trail, shard_tls
         JobHandlers.__init__(self, control_plane)
-        CapacityHandlers.__init__(self, control_plane.capacity, self._guard, control_plane.shards)
+        CapacityHandlers.__init__(
+            *(self, control_plane.capacity, control_plane.elastic, self._guard),
+            control_plane.shards,
+        )
         PeopleHandlers.__init__(self, self._guard, trail, issued)
         MachineHandlers.__init__(self, control_plane.inventory)
         HealthHandlers.__init__(self, control_plane.health)
@@ -131,6 +134,7 @@ class FrontEnd(
             ending,
             registrar.duplicates.known,
             control_plane.rebalancer,
+            control_plane.elastic.counts,
         )
 
     def app(self, access: Access, version: str) -> web.Application:

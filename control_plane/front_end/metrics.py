@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from control_plane.allocator.transactions import Allocations
+from control_plane.api.elastic import ElasticCounts
 from control_plane.api.jobs import TaskPhase
 from control_plane.api.limits import LimitViews
 from control_plane.api.machines import MachineState
@@ -41,6 +42,7 @@ class Metrics:
         ending: Callable[[], Sequence[str]] = list,
         duplicates: Sized = (),
         rebalancer: ReBalancer | None = None,
+        elastic: Callable[[], ElasticCounts] = ElasticCounts,
     ) -> None:
         """Declare the metrics."""
         self._names = {(r.method, r.path): r.name for r in routes}
@@ -78,6 +80,7 @@ class Metrics:
         self._registry.register(_AllocatorMetrics(allocations))
         if rebalancer is not None:
             self._registry.register(_RebalanceMetrics(rebalancer))
+        self._registry.register(_ElasticMetrics(elastic))
 
     @web.middleware
     async def count(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
@@ -219,3 +222,28 @@ class _AllocatorMetrics(Collector):
             "Jobs with claims.",
             value=sum(len(index.claims) for index in indexes),
         )
+
+
+class _ElasticMetrics(Collector):
+    """Loans, and whether their promises are kept: an alarm while a machine is late."""
+
+    def __init__(self, counts: Callable[[], ElasticCounts]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._counts()
+        for name, text, value in (
+            ("loans", "Machines on loan with a promise, or by hand.", counts.loans),
+            ("loans_leaving", "Machines on loan that were called back.", counts.leaving),
+            ("loans_late", "Machines that are not back though the promise is over.", counts.late),
+            ("owners_short", "Entitlements that wait for machines of their own.", counts.short),
+            ("borrowers_short", "Entitlements that want more loans.", counts.wanting),
+            ("kept_free", "Free machines that are not lent: owners may need them.", counts.kept),
+        ):
+            yield GaugeMetricFamily(f"twine_elastic_{name}", text, value=value)
+        for name, text, ended in (
+            ("revoked", "Loans that were called back, and ended.", counts.revoked),
+            ("broken", "Machines that came back later than promised.", counts.broken),
+            ("interrupted", "Tasks that ran when their loan was called back.", counts.interrupted),
+        ):
+            yield CounterMetricFamily(f"twine_elastic_{name}", text, value=ended)

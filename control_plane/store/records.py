@@ -12,6 +12,7 @@ from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.api.broker_stores import BrokerStoreNote, BrokerStoreOwner
 from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
 from control_plane.api.clock import ClockAnchor
+from control_plane.api.elastic import FreedBy, PromiseCounts, UseHistory
 from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
@@ -55,6 +56,9 @@ SCHEMAS: dict[type, int] = {
     RoleProcess: 1,
     Restored: 1,
     RebalanceRecord: 1,
+    UseHistory: 1,
+    PromiseCounts: 1,
+    FreedBy: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
 
@@ -75,6 +79,7 @@ HOST_ADMINS = "people/host-admins/"
 REVOKED = "people/revoked/"
 SHARDS = "shards/"
 REBALANCE = "rebalance/"
+USE_HISTORIES, PROMISES, FREED = "elastic/uses/", "elastic/promises/", "elastic/freed/"
 OWNERSHIPS = "ownerships/"
 RELEASES = "entitlement-releases/"
 """Written by the shard that gives an entitlement away; the move deletes it."""

@@ -96,13 +96,21 @@ def not_lendable(record: MachineRecord, donor: str, borrower: str, now: float) -
     return blocking(record, now)
 
 
-def lent(record: MachineRecord, borrower: str, profile: str, now: float) -> MachineRecord:
-    """Return the record as lent by whoever has it now (EL1, EL4)."""
-    loan = Loan(donor=record.entitlement, since=now)
+def lent(
+    record: MachineRecord,
+    borrower: str,
+    profile: str,
+    now: float,
+    promise_s: float = 0.0,
+    loan_s: float | None = None,
+) -> MachineRecord:
+    """Return the record as lent by the pool that has it now (EL1, EL4)."""
+    until = None if loan_s is None else now + loan_s
+    loan = Loan(donor=record.entitlement, since=now, promise_s=promise_s, until=until)
     return replace(assigned(record, borrower, profile, now), loan=loan)
 
 
-def revoked(record: MachineRecord, now: float, return_by: float) -> MachineRecord:
+def revoked(record: MachineRecord, now: float, return_by: float, why: str = "") -> MachineRecord:
     """Return the record with its loan called back; calling twice only brings it closer."""
     loan = record.loan
     assert loan is not None
@@ -112,7 +120,7 @@ def revoked(record: MachineRecord, now: float, return_by: float) -> MachineRecor
     event = UnavailabilityEvent(
         event_id=f"{record.machine}-{EventKind.REVOKED}-{since:.3f}",
         kind=EventKind.REVOKED,
-        reason=f"its loan to {record.entitlement} was revoked",
+        reason=f"its loan to {record.entitlement} was revoked" + (f": {why}" if why else ""),
         start=since,
         deadline=return_by,
     )

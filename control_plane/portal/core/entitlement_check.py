@@ -136,7 +136,7 @@ def _pool_errors(
 
 
 def _kinds(spec: EntitlementSpec) -> list[str]:
-    return [kind for kind in _KINDS if getattr(spec, kind)]
+    return [kind for kind in _KINDS if getattr(spec, kind) not in (None, {})]
 
 
 def _error(field: str, reason: str) -> FieldError:

@@ -225,7 +225,7 @@ def _check_capacity(
             most = max(most, room(demand, machine, spec.tasks))
     if held and not tally.fitting:
         errors += _too_large(tally)
-    quota = entitlement.machines
+    quota = None if entitlement.machines is None else entitlement.machines + entitlement.borrows
     if tally.fitting and quota is not None and spec.tasks > most * quota:
         errors.append(
             _error(

@@ -90,7 +90,7 @@ class _Shares:
         types = own.machine_types or list(own.per_type) or base.machine_types
         self.quotas: dict[str, float] = {}
         if own.machines is not None:
-            self.quotas["machines"] = own.machines
+            self.quotas["machines"] = own.machines + own.borrows
         if own.per_type:
             count = sum(own.per_type.values())
             self.quotas["machines"] = min(count, self.quotas.get("machines", count))

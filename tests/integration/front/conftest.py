@@ -70,6 +70,7 @@ from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
+from control_plane.elastic.service import ElasticService
 from control_plane.front_end.access import Access
 from control_plane.front_end.frontend import FrontEnd
 from control_plane.front_end.listen import serving, tcp_socket, unix_socket
@@ -263,6 +264,10 @@ class CannedControlPlane(ControlPlane):
             solver_process(memory_mib=2048),
             lambda: "",
             AgentPool(_no_agent),
+        )
+        self.elastic = ElasticService(
+            *(shared, table, [allocator], lambda _pool: allocator, self.inventory.loans, store),
+            lambda: "",
         )
         self.observations, self.store = observations, store
         self.restored = RestoredStore(store, shared, table, allocator.directory)

@@ -183,3 +183,33 @@ def test_a_capacity_report_has_a_table_for_each_question(ctl: Ctl) -> None:  # M
     assert "KW HELD/ALL" in ctl("capacity", "report", "--by", "datacenter").stdout
     split = json.loads(ctl("capacity", "report", "-o", "json").stdout)["split"]
     assert (split["unused_quota"]["machines"], split["buffer"]["machines"]) == (3, 1)
+
+
+@pytest.mark.usefixtures("machines")
+def test_what_is_lent_and_kept_spare_has_tables(ctl: Ctl, tmp_path: Path) -> None:  # EL7 EL9 EL10
+    ctl("entitlement", "create", "front", "--machines", "3")
+    file = tmp_path / "batch.toml"
+    file.write_text("machines = 0\n[elastic]\nborrow = 2\nnotice = '5m'\n")
+    made = ctl("entitlement", "create", "batch", "--file", str(file))
+    assert made.exit_code == 0, made.output
+    lent = ctl("machine", "lend", "vm2", "--to", "batch")
+    assert lent.exit_code == 0, lent.stderr
+    shown = ctl("capacity", "elastic")
+    assert shown.exit_code == 0, shown.output
+    assert "mode off: 1 machines on loan" in shown.stdout
+    loans = ctl("capacity", "elastic", "--loans").stdout.splitlines()
+    assert loans[1].split()[:4] == ["vm2", "(free", "pool)", "batch"]
+    signal = json.loads(ctl("capacity", "signal", "batch", "-o", "json").stdout)
+    assert (signal["state"], signal["machines"]) == ("full", 1)
+    assert "STATE" in ctl("capacity", "signal", "batch").stdout.upper()
+    missing = ctl("capacity", "signal", "nobody")
+    assert missing.exit_code == 3
+    spare = ctl("capacity", "buffers")
+    assert spare.exit_code == 0, spare.output
+    assert "fault" in spare.stdout
+
+
+def test_a_quota_of_zero_is_only_for_entitlements_that_borrow(ctl: Ctl) -> None:
+    refused = ctl("entitlement", "create", "batch", "--machines", "0")
+    assert refused.exit_code != 0
+    assert "elastic.borrow" in refused.stderr

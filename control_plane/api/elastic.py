@@ -1,0 +1,274 @@
+"""Elastic capacity: what entitlements say of loans, what is lent, how promises were kept.
+
+A *promise* is the time in which a lent machine is back once it is wanted. It is also the notice
+that the borrower's tasks get: the two sides of one number.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class Promise(StrEnum):
+    """In which time a lent machine is back."""
+
+    QUICK = "2m"
+    USUAL = "5m"
+    SLOW = "15m"
+
+    @property
+    def seconds(self) -> float:
+        """Return the time in seconds."""
+        return 60.0 * int(self.value.removesuffix("m"))
+
+
+class Elastic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an entitlement lends and borrows (docs/elastic.md)."""
+
+    lend: bool = True
+    """Whether its machines without tasks are lent."""
+    promise: Promise = Promise.USUAL
+    """What it lends is back within this time of its need; so is a free machine that it needs."""
+    lend_after_s: Annotated[float, Meta(ge=60, le=604_800)] = 600.0
+    """A machine is lent once it had no task for this long, and the history of the entitlement
+    says that it is not needed before it could be back."""
+    borrow: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """The most machines that it has on loan at any time; 0: it borrows nothing."""
+    notice: Promise = Promise.QUICK
+    """The least notice with which its tasks can do: it gets no loan that promises less."""
+    loan_s: Annotated[float, Meta(ge=300, le=604_800)] = 14_400.0
+    """A loan to it ends after this long, if it is not called back before."""
+    share: Annotated[int, Meta(ge=1, le=1000)] = 100
+    """Where there is too little for all borrowers, machines are dealt in proportion to this."""
+
+
+class ElasticMode(StrEnum):
+    """What is done about idle machines."""
+
+    OFF = "off"
+    RECOMMEND = "recommend"
+    """The report says what would be lent; nothing is, and loans that there are end as agreed."""
+    APPLY = "apply"
+
+
+class ElasticSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How idle machines are lent (docs/elastic.md). Times in seconds."""
+
+    mode: ElasticMode = ElasticMode.OFF
+    """Loans need borrowers: without an entitlement with `elastic.borrow` nothing is lent anyway."""
+    every_s: Annotated[float, Meta(gt=0)] = 180.0
+    """Between two matchings of idle machines with borrowers."""
+    look_s: Annotated[float, Meta(gt=0)] = 5.0
+    """Between two looks whether an owner waits for a machine that is lent."""
+    promise: Promise = Promise.USUAL
+    """Of machines of the free pool, unless an entitlement was promised a shorter time."""
+    free_idle_s: Annotated[float, Meta(ge=0)] = 300.0
+    """A free machine is lent once it was free for this long."""
+    keep_free: Annotated[int, Meta(ge=0)] = 0
+    """Free machines that are never lent, beside those that the history says are needed soon."""
+    most_calls: Annotated[int, Meta(ge=1)] = 500
+    """Machines that are called back at one look; an MSB of the paper has as many."""
+
+
+class LoanView(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine on loan."""
+
+    machine: str
+    donor: str
+    """Empty: the free pool."""
+    borrower: str
+    since: float
+    promise_s: float
+    """In which time it is back once it is wanted; 0: it was lent by hand, without a promise."""
+    until: float | None = None
+    revoked_at: float | None = None
+    return_by: float | None = None
+    tasks: int = 0
+    why: str = ""
+    """Why it was called back."""
+
+
+class PromiseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How loans of one promise ended, since the control plane counts them (EL7).
+
+    Times are of the last `samples` revoked loans, in seconds.
+    """
+
+    promise_s: float
+    ended: int = 0
+    revoked: int = 0
+    """Before their end was agreed to come."""
+    forced: int = 0
+    """Still had tasks at the deadline."""
+    interrupted: int = 0
+    """Tasks that ran when their machine was called back."""
+    broken: int = 0
+    """Came back later than promised: an alarm while one is late, and a count for ever."""
+    samples: int = 0
+    mean_notice_s: float = 0.0
+    """From the revocation to the deadline that tasks were told."""
+    return_p50_s: float = 0.0
+    return_p99_s: float = 0.0
+    """From the revocation until the machine was back."""
+    return_max_s: float = 0.0
+    machine_hours: float = 0.0
+    """On loan, of those that ended."""
+
+
+class PoolElasticity(msgspec.Struct, frozen=True, kw_only=True):
+    """What one entitlement lends, borrows and needs now."""
+
+    entitlement: str
+    used: int
+    """Machines of its own with tasks."""
+    expected: int
+    """The most that its history says it uses before a loan could be back."""
+    lent: int = 0
+    borrowed: int = 0
+    wanted: int = 0
+    """Machines that it would borrow, beside those that it has."""
+    short: int = 0
+    """Machines of its own right that it waits for."""
+    short_for_s: float = 0.0
+    """Since when it waits, in seconds; 0: it does not."""
+    availability: float | None = None
+    """Of a borrower: share of the machine time that it wanted in which it had one."""
+    freed_machine_hours: float = 0.0
+    """Below its own peak of the last 8 days, since they are counted (AS6)."""
+
+
+class JobFreed(msgspec.Struct, frozen=True, kw_only=True):
+    """What one autoscaled job left to others."""
+
+    job: str
+    entitlement: str
+    machine_hours: float
+    """Its tasks below its peak since they are counted, as shares of machines."""
+
+
+class ElasticReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Elastic capacity at one moment, and how promises were kept (EL7)."""
+
+    at: float
+    mode: ElasticMode
+    loans: list[LoanView] = []
+    promises: list[PromiseReport] = []
+    pools: list[PoolElasticity] = []
+    freed: list[JobFreed] = []
+    late: list[str] = []
+    """Machines that are not back though the promise is over: an alarm."""
+    free: int = 0
+    """Usable machines of the free pool …"""
+    kept: int = 0
+    """… and how many of them are not lent: kept for what owners are expected to need."""
+    proposed: int = 0
+    """Machines that the last matching lent, or would have."""
+
+
+class ElasticCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured, in numbers that cost nothing to read."""
+
+    loans: int = 0
+    leaving: int = 0
+    late: int = 0
+    short: int = 0
+    """Entitlements."""
+    wanting: int = 0
+    """Entitlements."""
+    kept: int = 0
+    revoked: int = 0
+    broken: int = 0
+    interrupted: int = 0
+
+
+class CapacityState(StrEnum):
+    """Whether a borrower has what it wants."""
+
+    FULL = "full"
+    SHORT = "short"
+    ABSENT = "absent"
+
+
+class CapacitySignal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a service asks to degrade in time: how much opportunistic capacity there is (EL9)."""
+
+    entitlement: str
+    state: CapacityState
+    machines: int
+    """On loan, and not called back."""
+    wanted: int
+    """Beside these."""
+    leaving: int = 0
+    """Called back, and not gone yet."""
+    next_deadline: float | None = None
+    """When the first of them goes, in seconds since 1970."""
+
+
+class Buffer(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of spare machines: held once for the region, or by every owner for itself."""
+
+    kind: str
+    """`fault`, `maintenance`, `release` or `growth`."""
+    central: int
+    siloed: int
+    """The sum over the owners of what each would need."""
+    why: str
+    """How the number came about, with the numbers that it was made of."""
+
+
+class Buffers(msgspec.Struct, frozen=True, kw_only=True):
+    """Spare machines of the region (EL10)."""
+
+    buffers: list[Buffer] = []
+    used: int = 0
+    """Machines with tasks."""
+    central: int = 0
+    siloed: int = 0
+    gain: float = 0.0
+    """By how much the share of machines in use is higher with central ones: 0.03 is 3 points."""
+
+
+class UseHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Machines with tasks of one entitlement, the most in each 5 minutes; stored."""
+
+    schema: int = 1
+    pool: str
+    last: int = 0
+    """Number of the newest slot: seconds since 1970, divided by 300."""
+    used: list[int] = []
+    """Oldest first; at most 8 days of them."""
+    freed_h: float = 0.0
+    wanted_s: float = 0.0
+    had_s: float = 0.0
+    """Machine seconds that it wanted of others, and had."""
+
+
+class PromiseCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How loans of one promise ended; stored."""
+
+    schema: int = 1
+    promise_s: float
+    ended: int = 0
+    revoked: int = 0
+    forced: int = 0
+    interrupted: int = 0
+    broken: int = 0
+    machine_s: float = 0.0
+    notices_s: list[float] = []
+    returns_s: list[float] = []
+    """Of the last 1,000 that were revoked."""
+
+
+class FreedBy(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest size of one autoscaled job, and what it left to others since; stored."""
+
+    schema: int = 1
+    job: str
+    entitlement: str
+    peak: float = 0.0
+    """Machines, in shares that its tasks claim."""
+    machine_h: float = 0.0

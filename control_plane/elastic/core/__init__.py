@@ -1,0 +1,1 @@
+"""Decisions about loans and buffers: pure functions of values."""

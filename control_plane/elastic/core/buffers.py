@@ -1,0 +1,87 @@
+"""Spare machines of a region: how many of which kind, held once or by every owner (EL10).
+
+Owners do not all fail, release, grow and maintain at the same time. What is held once for all of
+them is the largest case of the region; held by each for itself, it is the sum of the largest
+cases. The paper's gain is about 3 points of utilization (§6.1).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from control_plane.api.elastic import Buffer, Buffers, UseHistory
+from control_plane.elastic.core.expecting import growths, quantile, summed
+
+RELEASES_AT_ONCE = 10
+"""Owners whose largest updates overlap: extra tasks live for minutes. A margin, not measured."""
+MAINTENANCE_SHARE = 0.02
+"""Of machines under maintenance at once: what the ops planner's waves leave of a rack or row."""
+GROWTH_SLOTS = 12
+"""Growth within an hour: in that time an operator, or the next day's buffer, can answer."""
+GROWTH_SHARE = 0.99
+"""Of the hours whose growth the buffer is enough for."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerUse:
+    """What one pool uses, as far as buffers depend on it."""
+
+    pool: str
+    by_msb: Mapping[str, int]
+    """Machines with tasks."""
+    surge: Sequence[float] = ()
+    """By job, how many machines its extra tasks take while it is updated."""
+    history: UseHistory | None = field(default=None)
+
+    @property
+    def used(self) -> int:
+        """Return how many machines have tasks."""
+        return sum(self.by_msb.values())
+
+
+def buffers(owners: Sequence[OwnerUse]) -> Buffers:
+    """Return the buffers of a region, and what each owner for itself would need."""
+    kinds = [_fault(owners), _maintenance(owners), _release(owners), _growth(owners)]
+    used = sum(owner.used for owner in owners)
+    central, siloed = sum(k.central for k in kinds), sum(k.siloed for k in kinds)
+    gain = used / (used + central) - used / (used + siloed) if used else 0.0
+    return Buffers(buffers=kinds, used=used, central=central, siloed=siloed, gain=round(gain, 4))
+
+
+def _fault(owners: Sequence[OwnerUse]) -> Buffer:
+    region = Counter[str]()
+    for owner in owners:
+        region.update(owner.by_msb)
+    msb, central = max(region.items(), key=lambda item: (item[1], item[0]), default=("", 0))
+    siloed = sum(max(owner.by_msb.values(), default=0) for owner in owners)
+    why = f"MSB {msb} has {central} machines with tasks, the most; {len(owners)} owners lose up to"
+    return Buffer(kind="fault", central=central, siloed=siloed, why=f"{why} {siloed} in theirs")
+
+
+def _maintenance(owners: Sequence[OwnerUse]) -> Buffer:
+    used = sum(owner.used for owner in owners)
+    central = ceil(MAINTENANCE_SHARE * used)
+    siloed = sum(ceil(MAINTENANCE_SHARE * owner.used) for owner in owners)
+    why = f"{MAINTENANCE_SHARE:.0%} of {used} machines are away at once, rounded up by owner"
+    return Buffer(kind="maintenance", central=central, siloed=siloed, why=why)
+
+
+def _release(owners: Sequence[OwnerUse]) -> Buffer:
+    largest = sorted((max(owner.surge, default=0.0) for owner in owners), reverse=True)
+    central = ceil(sum(largest[:RELEASES_AT_ONCE]))
+    siloed = sum(map(ceil, largest))
+    many = min(len(largest), RELEASES_AT_ONCE)
+    why = f"extra tasks of the largest update of each owner, {many} of {len(largest)} at once"
+    return Buffer(kind="release", central=central, siloed=siloed, why=why)
+
+
+def _growth(owners: Sequence[OwnerUse]) -> Buffer:
+    parts = [growths(o.history, GROWTH_SLOTS) for o in owners if o.history is not None]
+    central = ceil(quantile(summed(parts), GROWTH_SHARE))
+    siloed = sum(ceil(quantile([*map(float, p.values())], GROWTH_SHARE)) for p in parts)
+    slots = len({number for part in parts for number in part})
+    why = f"{GROWTH_SHARE:.0%} of {slots} stretches of an hour grew by {central} machines at most"
+    return Buffer(kind="growth", central=central, siloed=siloed, why=why)

@@ -1,0 +1,79 @@
+"""How many machines a pool is going to need: from its own history, never less than now.
+
+A history has the most machines with tasks in each 5 minutes of the last 8 days. What was needed in
+the same stretch of yesterday and of a week ago is expected again. Without a history, what is used
+now is all that is expected, and machines are lent only because they were idle for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from msgspec.structs import replace
+
+from control_plane.api.elastic import UseHistory
+
+SLOT_S = 300.0
+DAY = 288
+"""Slots of a day."""
+SLOTS = 8 * DAY
+"""Kept: a week, and a day beside it, so that a week ago is always there with what followed."""
+
+
+def slot(now: float) -> int:
+    """Return the number of the slot of a time in seconds since 1970."""
+    return int(now // SLOT_S)
+
+
+def noted(history: UseHistory, used: int, now: float) -> UseHistory:
+    """Return the history with what is used now; slots that were missed repeat the last value."""
+    number, values = slot(now), list(history.used)
+    if not values or number < history.last:  # new, or the clock was put back
+        return replace(history, last=number, used=[used])
+    missed = min(number - history.last, SLOTS)
+    if missed == 0:
+        values[-1] = max(values[-1], used)
+        return replace(history, used=values)
+    values += [values[-1]] * (missed - 1) + [used]
+    return replace(history, last=number, used=values[-SLOTS:])
+
+
+def expected(history: UseHistory, used: int, now: float, ahead_s: float) -> int:
+    """Return the most machines that a pool is expected to use until so many seconds from now."""
+    number, most = slot(now), used
+    for days in (1, 7):
+        first = number - days * DAY
+        for ago in range(first, first + ceil(ahead_s / SLOT_S) + 1):
+            at = len(history.used) - 1 - (history.last - ago)
+            if 0 <= at < len(history.used):
+                most = max(most, history.used[at])
+    return most
+
+
+def peak(history: UseHistory) -> int:
+    """Return the most that was used in the whole history."""
+    return max(history.used, default=0)
+
+
+def growths(history: UseHistory, ahead: int) -> dict[int, int]:
+    """Return by slot by how much more was used at most within so many slots after it."""
+    values, first = history.used, history.last - len(history.used) + 1
+    return {
+        first + at: max(0, max(values[at : at + ahead + 1]) - value)
+        for at, value in enumerate(values[:-1])
+    }
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of the values does not exceed; 0 without values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, ceil(share * len(ordered)) - 1))]
+
+
+def summed(parts: Sequence[Mapping[int, int]]) -> list[float]:
+    """Return the sum by slot over all parts."""
+    slots = sorted({number for part in parts for number in part})
+    return [float(sum(part.get(number, 0) for part in parts)) for number in slots]

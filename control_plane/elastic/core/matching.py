@@ -1,0 +1,277 @@
+"""Who lends which machine to whom, and which loans are called back: pure functions of values.
+
+Machines are lent whole (EL3). A loan is made only if its promise suits both sides: the owner has
+the machine back within it, and the borrower's tasks can do with so little notice.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from control_plane.broker.core.assignment import FREE
+
+MARGIN_S = 10.0
+"""Tasks are told a deadline this much before the promise ends: the machine has to be back by then,
+and loops look once a second. A promise is at least 120 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A usable machine without tasks."""
+
+    machine: str
+    donor: str
+    """Whose it is; empty: the free pool."""
+    machine_type: str
+    datacenter: str
+    msb: str
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """On which terms a pool lends."""
+
+    promise_s: float
+    after_s: float
+    """A machine is lent that was idle for so long …"""
+    keep: int
+    """… except so many: those that the pool is expected to need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A pool that wants machines of others."""
+
+    pool: str
+    wants: int
+    """Beside those that it has."""
+    has: int
+    notice_s: float
+    loan_s: float
+    share: int = 100
+    types: frozenset[str] = frozenset()
+    """Types on which its tasks can run; empty: any."""
+    datacenter: str | None = None
+
+    def suits(self, machine_type: str, datacenter: str) -> bool:
+        """Return whether it can use such a machine."""
+        return (not self.types or machine_type in self.types) and (
+            self.datacenter in (None, datacenter)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NewLoan:
+    """A loan that is to be made."""
+
+    machine: str
+    donor: str
+    borrower: str
+    promise_s: float
+    loan_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoan:
+    """A machine that is on loan."""
+
+    machine: str
+    donor: str
+    borrower: str
+    machine_type: str
+    datacenter: str
+    promise_s: float
+    until: float | None
+    revoked: bool
+    tasks: int
+    usable: bool = True
+    """It is up, and would be of use to its owner."""
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Machines that an owner waits for, or is expected to need."""
+
+    pool: str
+    """Empty: the free pool, for owners that will need its machines."""
+    machines: int
+    """Beside those that it has, that are free, or are on their way back."""
+    types: frozenset[str] = frozenset()
+    datacenter: str | None = None
+    priority: int = 500
+    from_free: int = 0
+    """How many of them its quota lets it take from the free pool."""
+    why: str = "its owner needs it"
+
+    def suits(self, loan: OpenLoan) -> bool:
+        """Return whether a lent machine would help."""
+        return (not self.types or loan.machine_type in self.types) and (
+            self.datacenter in (None, loan.datacenter)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CallBack:
+    """A loan that is to be called back."""
+
+    machine: str
+    within_s: float
+    why: str
+    pool: str = ""
+    """Who waits for it."""
+
+
+# -- lending
+
+
+class _Stock:
+    """Machines that may be lent, of which the fullest group of a kind and an MSB gives first.
+
+    Groups have numbers, and a heap has one whole number for the size and the group of each: there
+    are a hundred thousand of them in a large region.
+    """
+
+    def __init__(self, idle: Iterable[Idle], offers: Mapping[str, Offer]) -> None:
+        self._offers = offers
+        self._heaps: dict[object, list[int]] = {}
+        there, ripe = Counter[str](), list[Idle]()
+        for machine in idle:
+            offer = offers.get(machine.donor)
+            if offer is not None:
+                there[machine.donor] += 1
+                if machine.idle_s >= offer.after_s:
+                    ripe.append(machine)
+        self._left = {donor: max(0, n - offers[donor].keep) for donor, n in there.items()}
+        ripe.sort(key=lambda machine: machine.idle_s)  # the longest idle one is taken first
+        by_key = defaultdict[tuple[str, str, str, str], list[Idle]](list)
+        for machine in ripe:
+            key = (machine.donor, machine.machine_type, machine.datacenter, machine.msb)
+            by_key[key].append(machine)
+        self._groups = list(by_key.values())
+        self._donors = [donor for donor, *_ in by_key]
+        self._count = len(self._groups) or 1
+        self._kinds = defaultdict[tuple[str, str, float], list[int]](list)
+        """Machine type, data center and promise → the groups."""
+        for number, (donor, machine_type, datacenter, _) in enumerate(by_key):
+            kind = (machine_type, datacenter, offers[donor].promise_s)
+            self._kinds[kind].append(self._entry(number))
+
+    def _entry(self, number: int) -> int:
+        return number - len(self._groups[number]) * self._count
+
+    def take(self, taker: Taker) -> Idle | None:
+        """Return a machine that suits a taker; None: there is none any more."""
+        pool = taker.pool
+        signature = (taker.types, taker.datacenter, taker.notice_s)
+        heap = self._heaps.get(signature)
+        if heap is None:
+            heap = self._heaps[signature] = self._suiting(taker)
+        own, found = list[int](), None
+        while heap and found is None:
+            number = heap[0] % self._count
+            group, donor = self._groups[number], self._donors[number]
+            if donor == pool:
+                own.append(heapq.heappop(heap))
+            elif not group or not self._left[donor]:
+                heapq.heappop(heap)
+            elif heap[0] != self._entry(number):  # others took from it
+                heapq.heapreplace(heap, self._entry(number))
+            else:
+                found = group.pop()
+                self._left[donor] -= 1
+                heapq.heapreplace(heap, self._entry(number))
+        for entry in own:
+            heapq.heappush(heap, entry)
+        return found
+
+    def _suiting(self, taker: Taker) -> list[int]:
+        heap = list[int]()
+        for (machine_type, datacenter, promise_s), groups in self._kinds.items():
+            if promise_s >= taker.notice_s and taker.suits(machine_type, datacenter):
+                heap += groups
+        heapq.heapify(heap)
+        return heap
+
+
+def matched(
+    idle: Iterable[Idle], offers: Mapping[str, Offer], takers: Sequence[Taker]
+) -> list[NewLoan]:
+    """Return the loans to make; `offers` by pool, and pools without one lend nothing.
+
+    Machines are taken from the MSB that has most, so what stays is spread; there those that are
+    idle longest go first. Borrowers get machines in proportion to their shares, those that they
+    have included. What one does not want goes to the others.
+    """
+    stock, found = _Stock(idle, offers), list[NewLoan]()
+    queue = [(taker.has / taker.share, n, 0) for n, taker in enumerate(takers) if taker.wants > 0]
+    heapq.heapify(queue)
+    while queue:
+        _, number, got = heapq.heappop(queue)
+        taker = takers[number]
+        machine = stock.take(taker)
+        if machine is None:
+            continue  # nothing suits it any more
+        donor, promise_s = machine.donor, offers[machine.donor].promise_s
+        found.append(NewLoan(machine.machine, donor, taker.pool, promise_s, taker.loan_s))
+        if got + 1 < taker.wants:
+            heapq.heappush(queue, ((taker.has + got + 1) / taker.share, number, got + 1))
+    return found
+
+
+# -- calling back
+
+
+def called_back(
+    loans: Sequence[OpenLoan],
+    needs: Sequence[Need],
+    now: float,
+    *,
+    idle_after_s: float,
+    most: int,
+) -> list[CallBack]:
+    """Return the loans to call back now, those that are wanted most first.
+
+    An owner gets its own machines first, then those of the free pool. Of these the ones with the
+    fewest tasks go: least work is interrupted. Loans end at their time, with the notice that was
+    promised; those that their borrower leaves idle end at once. A loan that was made by hand, with
+    no promise, is left to the hand that made it.
+    """
+    open_ = [loan for loan in loans if not loan.revoked and loan.promise_s > 0]
+    calls = dict[str, CallBack]()
+    by_donor = defaultdict[str, list[OpenLoan]](list)
+    for loan in sorted(open_, key=_least_work) if needs else ():
+        by_donor[loan.donor].append(loan)
+    for need in sorted(needs, key=lambda need: (-need.priority, need.pool)):
+        own = by_donor[need.pool] if need.pool != FREE else []
+        rest = need.machines
+        for group, limit in ((own, rest), (by_donor[FREE], need.from_free)):
+            suiting = (
+                loan
+                for loan in group
+                if loan.usable and loan.machine not in calls and need.suits(loan)
+            )
+            for loan in islice(suiting, max(0, min(rest, limit))):
+                calls[loan.machine] = _call(loan, need.why, need.pool)
+                rest -= 1
+    for loan in open_:
+        if loan.machine in calls:
+            continue
+        if loan.until is not None and loan.until - loan.promise_s <= now:
+            calls[loan.machine] = _call(loan, "its time is over")
+        elif not loan.tasks and loan.idle_s >= idle_after_s:
+            calls[loan.machine] = _call(loan, "its borrower does not use it")
+    return list(calls.values())[:most]
+
+
+def _call(loan: OpenLoan, why: str, pool: str = "") -> CallBack:
+    return CallBack(loan.machine, loan.promise_s - MARGIN_S, why, pool)
+
+
+def _least_work(loan: OpenLoan) -> tuple[int, str]:
+    return loan.tasks, loan.machine

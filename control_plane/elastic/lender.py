@@ -1,0 +1,366 @@
+"""Lends idle machines, and calls them back in time (EL1, EL2).
+
+Every few seconds it looks whether an owner waits for machines that are lent; every few minutes it
+matches idle machines with borrowers. What it decides is in `core`; loans are in the machines'
+records, so a process that ends at any time loses none of them and no deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from control_plane.agents.region import Region
+from control_plane.allocator.allocator import Allocator
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.elastic import ElasticMode
+from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.unavailability import blocking
+from control_plane.broker.loans import Loans
+from control_plane.elastic import survey
+from control_plane.elastic.core.expecting import expected
+from control_plane.elastic.core.matching import (
+    CallBack,
+    Idle,
+    Need,
+    NewLoan,
+    Offer,
+    OpenLoan,
+    Taker,
+    called_back,
+    matched,
+)
+from control_plane.elastic.ledger import ElasticLedger
+from control_plane.elastic.survey import OwnerOf, PoolWaiting
+from control_plane.runtime.table import Table
+from wire.errors import Conflict, NotFound, TwineError
+
+log = logging.getLogger(__name__)
+COUNT_S = 60.0
+"""Between two counts of the machines in use: they are a million in a large region."""
+UNUSED_S = 120.0
+"""A borrower that leaves a machine without tasks for so long gives it back."""
+INSIST_S = 15.0
+"""An owner that waits for longer gets lent machines though there are free ones: they are of no use
+to it, because they are promised to others, or have no power."""
+
+
+@dataclass(frozen=True, slots=True)
+class LenderParts:
+    """What the lender needs of the roles beside it."""
+
+    region: Region
+    entitlements: Table[EntitlementRecord]
+    allocators: Sequence[Allocator]
+    owner_of: OwnerOf
+    loans: Loans
+    unwell: Callable[[], str] = lambda: ""
+    """Returns why nothing is to be lent now; empty: the region is well."""
+
+    def tasks_on(self, machine: str) -> int:
+        """Return how many tasks a machine has, those on their way out included."""
+        return len(self.allocators[0].directory.tasks(machine))
+
+    def free(self) -> int:
+        """Return how many free machines could be taken or lent."""
+        return sum(1 for _ in survey.unused(self.owner_of, FREE))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNow:
+    """One pool, as it is at a look."""
+
+    pool: str
+    spec: EntitlementSpec
+    used: int
+    expected: int
+    short: int
+    wants: int
+    types: frozenset[str]
+
+
+class Lender:
+    """The loop that lends and calls back."""
+
+    def __init__(self, parts: LenderParts, ledger: ElasticLedger) -> None:
+        """Lend nothing yet."""
+        self._parts, self._ledger = parts, ledger
+        self._settings = parts.region.settings.elastic
+        self._runtime = parts.region.runtime
+        self._broker = parts.region.broker
+        self._idle_since: dict[str, float] = {}
+        """Machine without tasks → since when it was seen so (time of the loop)."""
+        self.short_since: dict[str, float] = {}
+        self.why: dict[str, str] = {}
+        """Machine → why it was called back."""
+        self.proposed = 0
+        self._matched_at = float("-inf")
+        self.now: dict[str, PoolNow] = {}
+        self.loans = self.leaving = 0
+        self._counted_at = float("-inf")
+        self.by_msb: dict[str, Counter[str]] = {}
+        """Pool → machines of its own with tasks, by MSB."""
+
+    async def run(self) -> None:
+        """Look, lend and call back until cancelled."""
+        while True:
+            await self._runtime.sleep(self._settings.look_s)
+            await self._look()
+
+    # -- one look
+
+    async def _look(self) -> None:
+        self._ledger.keep_time(self._runtime.date())
+        loans = self._open_loans()
+        self.loans, self.leaving = len(loans), sum(loan.revoked for loan in loans)
+        self.now = await self._survey(loans)
+        await self._revoke(loans)
+        if self._runtime.now() - self._matched_at >= self._settings.every_s:
+            self._matched_at = self._runtime.now()
+            await self._match(loans)
+        await self._ledger.save(self._runtime.date())
+
+    def _pools(self) -> dict[str, EntitlementSpec]:
+        records = self._parts.entitlements.records()
+        return {r.name: r.spec for r in records if r.spec.materialization is None}
+
+    async def _survey(self, loans: Sequence[OpenLoan]) -> dict[str, PoolNow]:
+        found, borrowed = dict[str, PoolNow](), {loan.machine for loan in loans}
+        waits = survey.waiting(self._parts.allocators)
+        now, wall, specs = self._runtime.now(), self._runtime.date(), self._pools()
+        if now - self._counted_at >= COUNT_S:
+            self._counted_at = now
+            for pool in specs:
+                self.by_msb[pool] = survey.used_by_msb(
+                    self._parts.owner_of, pool, borrowed.__contains__
+                )
+                self._ledger.note_use(pool, self.by_msb[pool].total(), wall)
+                await self._runtime.checkpoint()
+            await self._ledger.note_jobs(self._parts.owner_of, wall, self._runtime.checkpoint)
+        ahead_s = self._free_promise() + self._settings.every_s
+        lent = Counter(loan.donor for loan in loans)
+        taken = Counter(loan.borrower for loan in loans)
+        usable = Counter(loan.borrower for loan in loans if not loan.revoked)
+        for pool, spec in specs.items():
+            used = self.by_msb.get(pool, Counter()).total()
+            waiting = waits.get(pool, PoolWaiting())
+            types = frozenset(waiting.types)
+            left = self._left(pool, types) if waiting.machines else 0
+            short = waiting.machines
+            short = short if left is None else min(short, left + lent[pool])
+            wants = max(0, min(spec.borrows - taken[pool], waiting.machines - short))
+            if short:
+                self.short_since.setdefault(pool, now)
+            else:
+                self.short_since.pop(pool, None)
+            if spec.borrows:
+                self._ledger.note_wish(pool, usable[pool], wants, self._settings.look_s)
+            most = expected(self._ledger.history(pool), used, wall, ahead_s)
+            found[pool] = PoolNow(pool, spec, used, most, short, wants, types)
+        return found
+
+    def _left(self, pool: str, types: frozenset[str]) -> int | None:
+        allocator = self._parts.owner_of(pool)
+        kinds = [k.capacity for k in allocator.index.kinds() if k.capacity.machine_type in types]
+        return allocator.quotas.machines_left(pool, kinds)
+
+    def _promise(self, spec: EntitlementSpec) -> float:
+        return spec.elastic.promise.seconds if spec.elastic else self._settings.promise.seconds
+
+    def _free_promise(self) -> float:
+        """Return what is promised of free machines: the shortest of all who may need them."""
+        owners = [s for s in self._pools().values() if s.elastic and s.machines != 0]
+        return min((self._promise(s) for s in owners), default=self._settings.promise.seconds)
+
+    def kept_free(self) -> int:
+        """Return how many free machines are not lent: owners are expected to need them."""
+        growth = sum(max(0, p.expected - p.used) for p in self.now.values())
+        return self._settings.keep_free + growth
+
+    # -- calling back
+
+    async def _revoke(self, loans: Sequence[OpenLoan]) -> None:
+        calls = called_back(
+            loans,
+            self._needs(loans),
+            self._runtime.date(),
+            idle_after_s=UNUSED_S,
+            most=self._settings.most_calls,
+        )
+        for call in calls:
+            try:
+                await self._call(call)
+            except (Conflict, NotFound):
+                continue  # it went back, or somewhere else, in the meantime
+            except TwineError as e:
+                fields = {"machine": call.machine, "reason": str(e)}
+                log.warning("loan could not be revoked", extra=fields)
+
+    async def _call(self, call: CallBack) -> None:
+        tasks = self._parts.tasks_on(call.machine)
+        await self._parts.loans.revoke([call.machine], call.within_s, call.why)
+        self.why[call.machine] = call.why
+        self._ledger.called(call.machine, tasks)
+
+    def _needs(self, loans: Sequence[OpenLoan]) -> list[Need]:
+        """Return what owners wait for, and what the free pool is short of for what is expected."""
+        found = list[Need]()
+        if not loans:
+            return found
+        coming = sum(loan.revoked and loan.donor == FREE for loan in loans)
+        for pool in sorted(self.now.values(), key=lambda p: (-p.spec.priority, p.pool)):
+            if not pool.short:
+                continue
+            waited = self._runtime.now() - self.short_since[pool.pool]
+            there = survey.usable_free(self._parts.owner_of, pool.types)
+            there = there if waited < INSIST_S else 0
+            own = sum(loan.revoked and loan.donor == pool.pool for loan in loans)
+            missing = max(0, pool.short - there - own)
+            taken = min(coming, missing)
+            coming -= taken
+            left = self._left(pool.pool, pool.types)
+            found.append(
+                Need(
+                    pool.pool,
+                    missing - taken,
+                    pool.types,
+                    pool.spec.datacenter,
+                    pool.spec.priority,
+                    missing - taken if left is None else min(missing - taken, left),
+                    f"{pool.pool} needs it",
+                )
+            )
+        free = self._parts.free() + coming
+        ahead = max(0, self.kept_free() - free)
+        if ahead:
+            why = "owners are expected to need more machines"
+            found.append(Need(FREE, ahead, priority=-1, from_free=ahead, why=why))
+        return found
+
+    def _open_loans(self) -> list[OpenLoan]:
+        found, now, wall = list[OpenLoan](), self._runtime.now(), self._runtime.date()
+        for record in self._parts.loans.lent():
+            loan = record.loan
+            if loan is None:
+                continue
+            tasks = self._parts.tasks_on(record.machine)
+            since = self._idle_since
+            idle_s = 0.0 if tasks else now - since.setdefault(record.machine, now)
+            if tasks:
+                since.pop(record.machine, None)
+            found.append(
+                OpenLoan(
+                    record.machine,
+                    loan.donor,
+                    record.entitlement,
+                    record.machine_type,
+                    record.location.datacenter,
+                    loan.promise_s,
+                    loan.until,
+                    loan.revoked_at is not None,
+                    tasks,
+                    record.state is MachineState.UP and not _is_leaving(record, wall),
+                    idle_s,
+                )
+            )
+        return found
+
+    # -- lending
+
+    async def _match(self, loans: Sequence[OpenLoan]) -> None:
+        if self._settings.mode is ElasticMode.OFF:
+            return
+        takers = self._takers(loans)
+        new = list[NewLoan]()
+        if takers and not any(pool.short for pool in self.now.values()):
+            offers, idle = self._offers(), await self._idle()
+            new = await self._runtime.offload(matched, idle, offers, takers)
+        self.proposed = len(new)
+        if self._settings.mode is not ElasticMode.APPLY or self._parts.unwell():
+            return
+        for loan in new:
+            try:
+                await self._lend(loan)
+            except (Conflict, NotFound):
+                continue  # it is somebody's by now
+            except TwineError as e:
+                log.warning("not lent", extra={"machine": loan.machine, "reason": str(e)})
+
+    async def _lend(self, new: NewLoan) -> None:
+        allocator = self._parts.owner_of(new.donor)
+        machine = allocator.index.machines.get(new.machine)
+        entitlement = self._parts.entitlements.find(new.borrower)
+        if machine is None or machine.jobs or machine.blocked or entitlement is None:
+            return
+        if self._parts.tasks_on(new.machine):
+            return
+
+        async def write() -> None:
+            await self._parts.loans.lend(
+                new.machine,
+                new.borrower,
+                entitlement.spec.host_profile,
+                donor=new.donor,
+                empty=not machine.jobs,
+                promise_s=new.promise_s,
+                loan_s=new.loan_s,
+            )
+
+        await allocator.releases.pass_on(new.machine, write)
+        self._idle_since.pop(new.machine, None)
+
+    def _takers(self, loans: Sequence[OpenLoan]) -> list[Taker]:
+        found = list[Taker]()
+        for pool in self.now.values():
+            elastic = pool.spec.elastic
+            if elastic is not None and pool.wants:
+                found.append(
+                    Taker(
+                        pool.pool,
+                        pool.wants,
+                        sum(loan.borrower == pool.pool for loan in loans),
+                        elastic.notice.seconds,
+                        elastic.loan_s,
+                        elastic.share,
+                        pool.types,
+                        pool.spec.datacenter,
+                    )
+                )
+        return found
+
+    def _offers(self) -> dict[str, Offer]:
+        """Return on which terms pools lend: those that allow it, and the free one."""
+        free = Offer(self._free_promise(), self._settings.free_idle_s, self.kept_free())
+        offers = {FREE: free}
+        for pool in self.now.values():
+            elastic = pool.spec.elastic
+            if elastic is not None and elastic.lend:
+                ahead = max(0, pool.expected - pool.used)
+                offers[pool.pool] = Offer(elastic.promise.seconds, elastic.lend_after_s, ahead)
+        return offers
+
+    async def _idle(self) -> list[Idle]:
+        found, now, seen = list[Idle](), self._runtime.now(), dict[str, float]()
+        for pool in (FREE, *(p for p, n in self.now.items() if n.spec.elastic)):
+            for machine in survey.unused(self._parts.owner_of, pool):
+                record = self._broker.table.find(machine.name)
+                if record is None or record.loan is not None or record.hold is not None:
+                    continue
+                since = seen[machine.name] = self._idle_since.get(machine.name, now)
+                kind, place = machine.capacity.machine_type, machine.place
+                found.append(
+                    Idle(machine.name, pool, kind, place.datacenter, place.msb, now - since)
+                )
+                await self._runtime.checkpoint()
+        lent = {record.machine for record in self._parts.loans.lent()}
+        kept = {name: since for name, since in self._idle_since.items() if name in lent}
+        self._idle_since = kept | seen
+        return found
+
+
+def _is_leaving(record: MachineRecord, now: float) -> bool:
+    """Return whether a lent machine would be of no use to its owner: it is taken for something."""
+    return bool(blocking(record, now)) and (record.loan is None or record.loan.revoked_at is None)

@@ -1,0 +1,173 @@
+"""Elastic capacity as callers see it: loans, kept promises, signals, buffers (EL7, EL9, EL10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from control_plane.agents.region import Region
+from control_plane.allocator.allocator import Allocator
+from control_plane.api.elastic import (
+    Buffers,
+    CapacitySignal,
+    CapacityState,
+    ElasticCounts,
+    ElasticReport,
+    LoanView,
+    PoolElasticity,
+)
+from control_plane.api.jobs import JobRecord
+from control_plane.broker.loans import Loans
+from control_plane.elastic.core.buffers import OwnerUse, buffers
+from control_plane.elastic.ledger import ElasticLedger
+from control_plane.elastic.lender import Lender, LenderParts
+from control_plane.elastic.survey import OwnerOf, machine_share
+from control_plane.runtime.table import Table
+from control_plane.store import Store
+
+
+class ElasticService:
+    """Runs the lender, and tells what it does."""
+
+    def __init__(
+        self,
+        region: Region,
+        jobs: Table[JobRecord],
+        allocators: Sequence[Allocator],
+        owner_of: OwnerOf,
+        loans: Loans,
+        store: Store,
+        unwell: Callable[[], str],
+    ) -> None:
+        """Lend nothing yet. `unwell` says why nothing is to be lent now; empty: nothing does."""
+        entitlements = allocators[0].portal.table
+        self._parts = LenderParts(region, entitlements, allocators, owner_of, loans, unwell)
+        self._jobs = jobs
+        self._ledger = ElasticLedger(store, jobs, lambda name: self._parts.tasks_on(name) > 0)
+        self._lender = Lender(self._parts, self._ledger)
+        region.broker.listen(self._ledger.heard)
+
+    async def load(self) -> None:
+        """Read what was counted."""
+        await self._ledger.load()
+
+    async def run(self) -> None:
+        """Lend and call back until cancelled."""
+        await self._lender.run()
+
+    def signal(self, entitlement: str) -> CapacitySignal:
+        """Return whether a borrower has what it wants; `NotFound` if there is no such one."""
+        record = self._parts.entitlements.get(entitlement)
+        loans = [v for v in self._views() if v.borrower == entitlement]
+        leaving = [v for v in loans if v.revoked_at is not None]
+        has = len(loans) - len(leaving)
+        now = self._lender.now.get(record.name)
+        wanted = now.wants if now is not None else 0
+        state = CapacityState.SHORT if wanted and has else CapacityState.FULL
+        state = CapacityState.ABSENT if wanted and not has else state
+        return CapacitySignal(
+            entitlement=entitlement,
+            state=state,
+            machines=has,
+            wanted=wanted,
+            leaving=len(leaving),
+            next_deadline=min((v.return_by for v in leaving if v.return_by), default=None),
+        )
+
+    def late(self) -> list[str]:
+        """Return the machines that are not back though the promise is over."""
+        now = self._parts.region.runtime.date()
+        return [
+            v.machine
+            for v in self._views()
+            if v.promise_s and v.revoked_at is not None and now - v.revoked_at > v.promise_s
+        ]
+
+    def report(self) -> ElasticReport:
+        """Return what is lent to whom, who waits, and how promises were kept."""
+        views, now = self._views(), self._parts.region.runtime.now()
+        pools = []
+        for p in self._lender.now.values():
+            history = self._ledger.history(p.pool)
+            asked = history.wanted_s + history.had_s
+            pools.append(
+                PoolElasticity(
+                    entitlement=p.pool,
+                    used=p.used,
+                    expected=p.expected,
+                    lent=sum(v.donor == p.pool for v in views),
+                    borrowed=sum(v.borrower == p.pool for v in views),
+                    wanted=p.wants,
+                    short=p.short,
+                    short_for_s=round(now - self._lender.short_since.get(p.pool, now), 1),
+                    availability=round(history.had_s / asked, 4) if asked else None,
+                    freed_machine_hours=round(history.freed_h, 2),
+                )
+            )
+        return ElasticReport(
+            at=self._parts.region.runtime.date(),
+            mode=self._parts.region.settings.elastic.mode,
+            loans=views,
+            promises=self._ledger.promises(),
+            pools=pools,
+            freed=self._ledger.freed(),
+            late=self.late(),
+            free=self._parts.free(),
+            kept=self._lender.kept_free(),
+            proposed=self._lender.proposed,
+        )
+
+    def _views(self) -> list[LoanView]:
+        return [
+            LoanView(
+                machine=r.machine,
+                donor=r.loan.donor,
+                borrower=r.entitlement,
+                since=r.loan.since,
+                promise_s=r.loan.promise_s,
+                until=r.loan.until,
+                revoked_at=r.loan.revoked_at,
+                return_by=r.loan.return_by,
+                tasks=self._parts.tasks_on(r.machine),
+                why=self._lender.why.get(r.machine, "") if r.loan.revoked_at is not None else "",
+            )
+            for r in self._parts.loans.lent()
+            if r.loan is not None
+        ]
+
+    def counts(self) -> ElasticCounts:
+        """Return what is measured, as of the last look."""
+        ended, now = self._ledger.promises(), self._lender.now.values()
+        return ElasticCounts(
+            loans=self._lender.loans,
+            leaving=self._lender.leaving,
+            late=len(self.late()) if self._lender.leaving else 0,
+            short=sum(pool.short > 0 for pool in now),
+            wanting=sum(pool.wants > 0 for pool in now),
+            kept=self._lender.kept_free(),
+            revoked=sum(p.revoked for p in ended),
+            broken=sum(p.broken for p in ended),
+            interrupted=sum(p.interrupted for p in ended),
+        )
+
+    # -- buffers
+
+    async def buffers(self) -> Buffers:
+        """Return the spare machines that the region needs, and that owners would need alone."""
+        surge: dict[str, list[float]] = {}
+        for record in self._jobs.records():
+            if record.spec.update.surge:
+                surge.setdefault(record.spec.entitlement, []).append(self._surge(record))
+            await self._parts.region.runtime.checkpoint()
+        owners = [
+            OwnerUse(pool, by_msb, surge.get(pool, ()), self._ledger.history(pool))
+            for pool, by_msb in self._lender.by_msb.items()
+        ]
+        return await self._parts.region.runtime.offload(buffers, owners)
+
+    def _surge(self, record: JobRecord) -> float:
+        """Return how many machines the extra tasks of a job take while it is updated."""
+        claims = self._parts.owner_of(record.spec.entitlement).index.claims.get(record.name)
+        one = next(iter(claims), None) if claims is not None else None
+        if one is None:
+            return 0.0
+        return round(record.spec.update.surge * machine_share(one.demand, one.machine.capacity), 3)

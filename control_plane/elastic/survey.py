@@ -1,0 +1,107 @@
+"""What pools use, need and want now, read from the allocators: values for `core.matching`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from math import ceil
+
+from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.core.claims import Claims
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.feasibility import admits, is_large_enough
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.request import Request
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.capacity import Capacity
+
+OwnerOf = Callable[[str], Allocator]
+"""Returns the allocator that decides about a pool."""
+
+
+@dataclass(slots=True)
+class PoolWaiting:
+    """What the tasks of one pool wait for."""
+
+    machines: int = 0
+    types: set[str] = field(default_factory=set)
+    """Machine types on which some of them can run."""
+
+
+def per_machine(demand: Demand, capacity: Capacity) -> int:
+    """Return how many such tasks an empty machine takes; 0: it is too small for one."""
+    if not is_large_enough(demand, capacity):
+        return 0
+    cpu = demand.cpu_on(capacity)
+    bounds = [
+        capacity.memory_bytes // demand.memory_bytes if demand.memory_bytes else None,
+        capacity.cpu_room // cpu if cpu else None,
+        int(capacity.gpus / demand.gpus) if demand.gpus else None,
+        capacity.network_mbps // demand.network_mbps if demand.network_mbps else None,
+        capacity.disk_bytes // demand.disk_bytes if demand.disk_bytes else None,
+    ]
+    return min((bound for bound in bounds if bound is not None), default=1)
+
+
+def machine_share(demand: Demand, capacity: Capacity) -> float:
+    """Return which share of a machine a task claims, by what it claims most of."""
+    return max(
+        demand.memory_bytes / capacity.memory_bytes if capacity.memory_bytes else 0.0,
+        demand.cpu_on(capacity) / capacity.cpu_room if capacity.cpu_room else 0.0,
+        demand.gpus / capacity.gpus if capacity.gpus else 0.0,
+    )
+
+
+def waiting(allocators: Iterable[Allocator]) -> dict[str, PoolWaiting]:
+    """Return by pool how many machines its tasks without one would fill."""
+    found: dict[str, PoolWaiting] = {}
+    for allocator in allocators:
+        kinds, claims = allocator.index.kinds(), allocator.index.claims
+        for request in allocator.waiting.requests():
+            mine = [k for k in kinds if allocator.quotas.allows(request.pool, k)]
+            for demand, tasks in _unplaced(request, claims.get(request.job)):
+                most = {k.capacity.machine_type: _room(demand, k) for k in mine}
+                types = {kind for kind, count in most.items() if count}
+                if types:
+                    pool = found.setdefault(request.pool, PoolWaiting())
+                    pool.machines += ceil(tasks / max(most.values()))
+                    pool.types |= types
+    return found
+
+
+def _room(demand: Demand, kind: Machine) -> int:
+    suits = not demand.requires or admits(demand, kind)
+    return per_machine(demand, kind.capacity) if suits else 0
+
+
+def _unplaced(request: Request, claims: Claims | None) -> Iterator[tuple[Demand, int]]:
+    """Yield tasks that have no machine, or one that they cannot stay on, by what they claim."""
+    for group in request.groups:
+        missing = 0
+        for task in group.tasks:
+            claim = claims.get(task) if claims is not None else None
+            missing += claim is None or claim.machine.name in group.leave
+        if missing:
+            yield group.demand, missing
+
+
+def used_by_msb(owner_of: OwnerOf, pool: str, lent: Callable[[str], bool]) -> Counter[str]:
+    """Return by MSB how many machines of its own a pool has that have tasks."""
+    found = Counter[str]()
+    for machine in owner_of(pool).index.pool(pool).machines():
+        if machine.jobs and not lent(machine.name):
+            found[f"{machine.place.datacenter}/{machine.place.msb}"] += 1
+    return found
+
+
+def unused(owner_of: OwnerOf, pool: str) -> Iterator[Machine]:
+    """Yield the usable machines of a pool on which nothing is placed."""
+    for machine in owner_of(pool).index.pool(pool).machines():
+        if not machine.jobs and not machine.blocked:
+            yield machine
+
+
+def usable_free(owner_of: OwnerOf, types: Collection[str]) -> int:
+    """Return how many free machines of these types could be taken."""
+    return sum(m.capacity.machine_type in types for m in unused(owner_of, FREE))

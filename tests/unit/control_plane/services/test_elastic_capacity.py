@@ -1,0 +1,184 @@
+"""EL1, EL2, EL7, EL9: idle machines are lent by themselves, and are back within their promise."""
+
+from msgspec.structs import replace
+from world import World, a_job, scenario
+
+from agent.api import Limits
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.elastic import (
+    CapacityState,
+    Elastic,
+    ElasticMode,
+    ElasticReport,
+    ElasticSettings,
+    Promise,
+)
+from control_plane.api.jobs import JobSpec
+
+APPLY = ElasticSettings(mode=ElasticMode.APPLY, every_s=30, free_idle_s=60)
+WHOLE = Limits(memory_max_bytes=800 << 20)
+"""One task fills a machine of the fake region."""
+
+
+def best_effort(tasks: int = 3, **changes) -> JobSpec:
+    return a_job(tasks, name="crunch", entitlement="batch", limits=WHOLE, **changes)
+
+
+async def borrower(world: World, **elastic) -> None:
+    spec = EntitlementSpec(
+        machines=0, host_profile="batch", elastic=Elastic(**({"borrow": 3} | elastic))
+    )
+    await world.cp.put_entitlement("batch", spec)
+
+
+def report(world: World) -> ElasticReport:
+    return world.cp.elastic.report()
+
+
+def lent(world: World) -> dict[str, str]:
+    return {view.machine: view.borrower for view in report(world).loans}
+
+
+def state(world: World) -> CapacityState:
+    return world.cp.elastic.signal("batch").state
+
+
+async def running(world: World, job: str) -> int:
+    return (await world.cp.get_job(job)).healthy
+
+
+@scenario(elastic=APPLY)
+async def test_free_machines_are_lent_to_who_waits_and_come_back_when_an_owner_needs_them(
+    world: World,
+) -> None:
+    """EL1, EL2, EL6: the owner has its machines within the promise; the work is told before."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 600)
+    await world.stable("crunch")
+    assert {v.donor for v in report(world).loans} == {""}
+    assert {v.promise_s for v in report(world).loans} == {300.0}
+    await world.until(lambda: state(world) is CapacityState.FULL)
+
+    asked_at = world.runtime.now()
+    await world.cp.apply_job(a_job(2, limits=WHOLE))
+    await world.stable("web", 400)
+    assert world.runtime.now() - asked_at <= 300
+    found = report(world)
+    assert len(found.loans) == 1
+    (counts,) = found.promises
+    assert (counts.revoked, counts.broken, found.late) == (2, 0, [])
+    assert counts.mean_notice_s == 290.0
+    assert counts.return_max_s <= 300
+    assert counts.interrupted == 2
+    await world.until(lambda: world.cp.elastic.signal("batch").wanted == 2)
+    signal = world.cp.elastic.signal("batch")
+    assert (signal.state, signal.machines) == (CapacityState.SHORT, 1)
+
+
+@scenario(elastic=APPLY, give_back_after_s=100_000)
+async def test_an_entitlement_lends_what_it_keeps_idle_and_has_it_back_first(world: World) -> None:
+    """EL4: the loan names donor and borrower; a donor's own machine comes back to it."""
+    elastic = Elastic(promise=Promise.QUICK, lend_after_s=60)
+    await world.set_up(quota=3, elastic=elastic)
+    await world.cp.apply_job(a_job(3, limits=WHOLE))
+    await world.stable("web")
+    await world.cp.apply_job(a_job(1, limits=WHOLE))
+    await world.stable("web")
+    await borrower(world, borrow=1)
+    await world.cp.apply_job(best_effort(1))
+    await world.until(lambda: lent(world), 900)
+    (view,) = report(world).loans
+    assert (view.donor, view.promise_s) == ("front", 120.0)
+    await world.until(lambda: running_one(world), 200)
+
+    asked_at = world.runtime.now()
+    await world.cp.apply_job(a_job(3, limits=WHOLE))
+    await world.stable("web", 400)
+    assert world.runtime.now() - asked_at <= 120 + 10
+    assert report(world).promises[0].broken == 0
+
+
+async def running_one(world: World) -> bool:
+    return await running(world, "crunch") == 1
+
+
+@scenario(elastic=replace(APPLY, mode=ElasticMode.RECOMMEND))
+async def test_a_recommendation_lends_nothing(world: World) -> None:
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: report(world).proposed == 3, 600)
+    assert lent(world) == {}
+    signal = world.cp.elastic.signal("batch")
+    assert (signal.state, signal.wanted) == (CapacityState.ABSENT, 3)  # EL9
+
+
+@scenario(elastic=replace(APPLY, keep_free=2))
+async def test_what_is_kept_free_is_not_lent(world: World) -> None:
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: lent(world), 600)
+    assert len(lent(world)) == 1
+    assert report(world).free == 2
+
+
+@scenario(elastic=APPLY)
+async def test_a_borrower_that_needs_nothing_more_gives_its_machines_back(world: World) -> None:
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 600)
+    await world.stable("crunch")
+    await world.cp.apply_job(best_effort(1))
+    await world.until(lambda: len(lent(world)) == 1, 600)
+    assert report(world).promises[0].interrupted == 0
+
+
+@scenario(elastic=APPLY)
+async def test_a_loan_ends_at_its_time_and_another_one_follows(world: World) -> None:
+    await world.set_up(quota=3)
+    await borrower(world, borrow=1, loan_s=600)
+    await world.cp.apply_job(best_effort(1))
+    await world.until(lambda: lent(world), 600)
+    first = report(world).loans[0].since
+    await world.until(lambda: any(v.since > first for v in report(world).loans), 2000)
+    assert report(world).promises[0].ended >= 1
+
+
+@scenario(elastic=APPLY)
+async def test_a_machine_that_fails_makes_room_for_its_owner_elsewhere(world: World) -> None:
+    """EL2: the loss of machines calls loans back; the work of the owner runs again in time."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(a_job(1, limits=WHOLE))
+    await world.stable("web")
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 2, 600)
+    (home,) = [n for n in world.region.machines if n not in lent(world)]
+    world.region.machines[home].power_off()
+    await world.until(lambda: len(lent(world)) == 1, 600)
+    await world.until(lambda: web_elsewhere(world), 600)
+    assert report(world).promises[0].broken == 0
+
+
+async def web_elsewhere(world: World) -> bool:
+    return len(await world.endpoints()) == 1
+
+
+@scenario(elastic=APPLY)
+async def test_counts_and_loans_outlive_the_process(world: World) -> None:
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 600)
+    await world.cp.apply_job(a_job(2, limits=WHOLE))
+    await world.until(lambda: len(lent(world)) == 1, 400)
+    await world.runtime.sleep(APPLY.look_s)
+    before = report(world).promises
+    again = world.control_plane()
+    async with again:
+        assert again.elastic.report().promises == before
+        assert [v.machine for v in again.elastic.report().loans] == list(lent(world))
