@@ -187,8 +187,9 @@ class ControlPlane(JobCalls):
             self._pool,
         )
         self.elastic = ElasticService(
-            *(region, self._jobs, allocators, self._owner_of, self.inventory.loans, store),
-            self._unwell,
+            *(region, self._jobs, [*allocators.values()]),
+            lambda pool: self._owner_of(pool) or self._allocator,
+            *(self.inventory.loans, store, self._unwell),
         )
         self.capacity = CapacityService(self._portal, sources, runtime)
         self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
@@ -366,7 +367,7 @@ class ControlPlane(JobCalls):
     def _unwell(self) -> str:
         """Return why no task is to be moved that could stay; empty: the region is well."""
         if self.shards.count > len(self.shards.all):
-            return "the ReBalancer plans for the shards of its process, and others run elsewhere"
+            return "shards run in other processes, whose tasks are not known here"
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)

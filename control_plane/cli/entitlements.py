@@ -66,7 +66,7 @@ _OPTIONS = (
     click.option("--type", "machine_types", metavar="T", multiple=True, help="Only these; repeat."),
     click.option("--datacenter", metavar="DC", help="Pins machines and jobs to it."),
     click.option("--host-profile", metavar="P", help="What its machines run [default: base]."),
-    click.option("--surge-tasks", type=_COUNT, help="Extra tasks of all jobs at once."),
+    click.option("--surge-tasks", type=click.IntRange(0), help="Extra tasks of all jobs at once."),
     click.option("--business-unit", metavar="PATH", help="Who pays, such as ads/ranking."),
     click.option("--priority", type=click.IntRange(0, 1000), help="Higher first [default: 500]."),
     click.option("--owner", "owners", metavar="WHO", multiple=True, help="Exactly these; repeat."),
