@@ -203,7 +203,8 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         _must_be_ready(s)
         spec: api.TaskSpec = call.body
         check_raw(call.peer, _task_id(call), spec)
-        check_given(call.peer, f"task {_task_id(call)}", spec.generation)
+        what = f"task {_task_id(call)}"
+        check_given(call.peer, what, spec.generation, spec.epoch, s.contact.term)
         s.contact.check_command(_task_id(call), spec, *_heard(s, call, spec.epoch))
         return await s.tasks.put(_task_id(call), spec)
 
@@ -213,12 +214,14 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
 
     async def delete_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
-        generation, epoch = _version(call)
-        return await s.tasks.delete(_task_id(call), generation, epoch)
+        generation, epoch = _version(s, call)
+        is_repair = call.peer.role == "local" and epoch is None
+        said = s.contact.said if is_repair else None
+        return await s.tasks.delete(_task_id(call), generation, epoch, said=said)
 
     async def restart_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
-        generation, epoch = _version(call)
+        generation, epoch = _version(s, call)
         task_id = _task_id(call)
         spec = s.tasks.record(task_id).spec
         s.contact.check_command(task_id, spec, *_heard(s, call, epoch or 0))
@@ -226,7 +229,8 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
 
     async def resize_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
-        check_given(call.peer, f"task {_task_id(call)}", call.body.generation)
+        what, told = f"task {_task_id(call)}", call.body
+        check_given(call.peer, what, told.generation, told.epoch, s.contact.term)
         return await s.tasks.resize(_task_id(call), call.body)
 
     async def get_usage(_: Call) -> Usages:
@@ -275,8 +279,10 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         return await s.facts()
 
     async def put_profile(call: Call) -> api.ProfileStatus:
-        check_given(call.peer, "the profile", call.body.generation)
-        if s.profile.ask(call.body):
+        told: api.ProfileSpec = call.body
+        check_given(call.peer, "the profile", told.generation, told.epoch, s.contact.term)
+        said = s.contact.said if call.peer.role == "local" else None
+        if s.profile.ask(told, said):
             s.spawn(s.profile.apply())
         return s.profile.status()
 
@@ -453,8 +459,9 @@ def _format(call: Call) -> api.ImageFormat:
         raise InvalidInput(f"format {text!r} is unknown", hint="tar, btrfs or oci") from e
 
 
-def _version(call: Call) -> tuple[int | None, int | None]:
+def _version(s: Services, call: Call) -> tuple[int | None, int | None]:
     generation, epoch = call.number("generation"), call.number("epoch")
     given = None if generation is None else int(generation)
-    check_given(call.peer, "a task", given)
-    return given, None if epoch is None else int(epoch)
+    term = None if epoch is None else int(epoch)
+    check_given(call.peer, "a task", given, term, s.contact.term)
+    return given, term

@@ -46,13 +46,25 @@ def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
         log.warning("a task without a sandbox", extra={"task": task_id, "by": peer.name})
 
 
-def check_given(peer: Peer, what: str, generation: int | None) -> None:
-    """Raise `InvalidInput` for a generation from which the control plane could not count on.
+def check_given(
+    peer: Peer, what: str, generation: int | None, epoch: int | None = None, term: int = 0
+) -> None:
+    """Raise `InvalidInput` for numbers from which the control plane could not count on.
 
-    It answers each one that it did not give with a higher one, which has to be a number, too
-    (BUG-HT25). Whoever comes through the socket may use half of them.
+    It answers each generation that it did not give with a higher one, which has to be a number,
+    too (BUG-HT25): a caller on the socket may use half of them. Terms are the control plane's:
+    with a later one than `term`, the latest that it has spoken in, nothing that it says would be
+    taken any more.
     """
-    if peer.role == "local" and generation is not None and generation > GIVEN_MAX:
+    if peer.role != "local":
+        return
+    if epoch is not None and epoch > term:
+        raise InvalidInput(
+            f"{what} cannot have epoch {epoch}: no control plane has spoken in a later one than"
+            f" {term} here",
+            hint="leave it out: the one in force counts",
+        )
+    if generation is not None and generation > GIVEN_MAX:
         raise InvalidInput(
             f"{what} cannot have generation {generation}: at most {GIVEN_MAX} can be given here",
             hint="one more than the generation that is in force suffices",

@@ -108,13 +108,16 @@ class HostProfile:
         self._read = (which, report) if settled else None
         return report
 
-    def ask(self, spec: ProfileSpec) -> bool:
+    def ask(self, spec: ProfileSpec, said: int | None = None) -> bool:
         """Take a request; return whether there is anything to `apply`.
 
-        Raises `Conflict` for one that is too old.
+        Raises `Conflict` for one that is too old. With `said`, the latest epoch that a control
+        plane has spoken in, one that is in force with a later epoch is replaced (BUG-HT25).
         """
         current = self.status()
-        if (spec.epoch, spec.generation) < (current.epoch, current.generation):
+        is_repair = said is not None and current.epoch > said
+        is_old = (spec.epoch, spec.generation) < (current.epoch, current.generation)
+        if is_old and not is_repair:
             raise Conflict(
                 f"profile {spec.name} is not applied: generation {spec.generation} of epoch "
                 f"{spec.epoch} is older than {current.generation} of {current.epoch}"

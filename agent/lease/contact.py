@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agent.api import TaskSpec
@@ -48,7 +48,8 @@ class Contact:
         self._folder, self._boot_id, self._boottime_s = folder, boot_id, boottime_s
         self._heard_s: float | None = None
         self._written_s: float | None = None
-        self._epoch = 0
+        self._epoch = self.said = 0
+        """The latest term that counts; the latest in which a control plane has spoken."""
         self._bonds: dict[str, Bond] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._read(BOOT) != boot_id:
@@ -60,7 +61,7 @@ class Contact:
     def _take_up(self) -> None:
         heard = read_numbers(self._read(HEARD))
         self._heard_s = self._written_s = min(heard[0], self.now_s()) if heard else None
-        self._epoch = int(next(iter(read_numbers(self._read(EPOCH))), 0))
+        self._epoch = self.said = int(next(iter(read_numbers(self._read(EPOCH))), 0))
         for path in self._folder.iterdir():
             if not path.name.startswith("."):
                 self._bonds[path.name] = read_bond(path.read_text(errors="replace"))
@@ -91,8 +92,8 @@ class Contact:
         """
         if epoch < self._epoch:
             return
-        if epoch > self._epoch:
-            self._epoch = epoch
+        if epoch > self.said:
+            self._epoch = self.said = epoch
             self._write(EPOCH, f"{epoch}\n")
         now = self.now_s()
         at = answered_at(name, self._boot_id, now)
@@ -144,6 +145,15 @@ class Contact:
                 hint="ask for its events, then again",
             )
 
+    @property
+    def term(self) -> int:
+        """Return the latest term that counts: one that was said, or that a task was told in."""
+        return self._epoch
+
+    def recount(self, epochs: Iterable[int]) -> None:
+        """Take in the terms of the tasks that are left: one that no control plane said may go."""
+        self._epoch = max([self.said, *epochs])
+
     # What the fence must know.
 
     def adopt(self, replay: Replay) -> None:
@@ -152,8 +162,8 @@ class Contact:
         A task whose record cannot be read stays as bound as it was.
         """
         for record in replay.tasks.values():
-            self._epoch = max(self._epoch, record.spec.epoch)
             self.bind(record)
+        self.recount(record.spec.epoch for record in replay.tasks.values())
         for task_id in set(self._bonds) - set(replay.tasks) - set(replay.unreadable):
             self.release(task_id)
 

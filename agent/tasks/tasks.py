@@ -115,6 +115,7 @@ class Tasks:
         self._tombstones[record.task_id] = stone
         self._capacity.cpus.forget(record.task_id)
         del self._loops[record.task_id]
+        self._host.contact.recount(loop.record.spec.epoch for loop in self._loops.values())
         await self._capacity.memory.ended(record.task_id)
         self._host.events.add("task-removed", record.task_id, "stopped and torn down")
         extra = {"task": record.task_id}
@@ -232,14 +233,25 @@ class Tasks:
     def _is_over(self, task_id: str) -> bool:
         return task_id in self._loops and is_over(self._loops[task_id].record)
 
-    async def delete(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
-        """Ask for a task to be stopped and torn down; it is gone when `get` says so."""
+    async def delete(
+        self,
+        task_id: str,
+        generation: int | None,
+        epoch: int | None,
+        *,
+        said: int | None = None,
+    ) -> TaskStatus:
+        """Ask for a task to be stopped and torn down; it is gone when `get` says so.
+
+        Of a task with a later epoch than `said`, the latest that a control plane has spoken in,
+        nothing stays that keeps the control plane from starting it again (BUG-HT25).
+        """
         loop = self._loops.get(task_id)
         if loop is None and task_id in self._spared:
             async with self._door:
                 if task_id in self._spared:
                     return await self._create(_condemned(task_id, generation, epoch))
-            return await self.delete(task_id, generation, epoch)
+            return await self.delete(task_id, generation, epoch, said=said)
         if loop is None:
             await self._remember_absence(task_id, generation, epoch)
             raise self._unknown(task_id)
@@ -247,6 +259,8 @@ class Tasks:
         def gone(record: TaskRecord) -> TaskRecord:
             spec = self._current(record, generation, epoch)
             leaving = replace(record, spec=spec, wanted=Wanted.GONE, reason=STOP_ASKED)
+            if said is not None and spec.epoch > said:
+                leaving = replace(leaving, spec=replace(spec, epoch=said), orphan=True)
             return to_be_stopped(leaving, STOP_ASKED)
 
         return status_of(await loop.change(gone))

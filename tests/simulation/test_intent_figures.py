@@ -61,12 +61,12 @@ def test_figure_7_a_runtime_waits_for_the_next_push() -> None:
 
 def test_figure_8_a_shared_buffer_serves_as_well_as_twice_the_tasks() -> None:
     """JC12 SC21: a push to all jobs and a new kernel on all machines, and each job serves."""
-    both, shared = models(JOBS, tasks=2, buffer=0), models(JOBS, tasks=1, buffer=12)
+    both, shared = models(JOBS, tasks=2, buffer=0), models(JOBS, tasks=1, buffer=8)
     assert both.broken == shared.broken == []
     doubled, figures = figures_of(both, JOBS), figures_of(shared, JOBS)
     assert doubled["jobs_serving_least"] == figures["jobs_serving_least"] == JOBS
     assert figures["tasks_usual"] == JOBS
-    assert JOBS < figures["tasks_most"] <= JOBS + 12
+    assert JOBS < figures["tasks_most"] <= JOBS + 8
     assert figures["machines_most"] <= 0.7 * doubled["machines_most"]  # the article: 30 % less
     assert figures["push_s"] > 0
 

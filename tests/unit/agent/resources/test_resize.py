@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from builders import FakeHost, a_spec, running, unit
+from builders import FakeHost, a_record, a_spec, gone, running, unit
 
-from agent.api import COUNT_MAX, IoLimit, Resize, Resources, TaskSpec, Volume
+from agent.api import COUNT_MAX, IoLimit, ProfileSpec, Resize, Resources, TaskSpec, Volume
 from agent.resources.core.limits import kernel_values
 from agent.runtime.core.slices import cgroup_of
+from agent.runtime.journal import Journal
 from wire.errors import Conflict, InvalidInput, NotFound, Unprocessable
 
 MIB = 1 << 20
@@ -158,3 +159,50 @@ async def test_a_generation_leaves_room_for_those_that_follow(tmp_path: Path) ->
         status = await client.resize_task("web", Resize(tasks_max=9))
         assert status.generation == most + 1
         assert [t.task_id for t in (await client.list_tasks()).tasks] == ["web"]
+
+
+async def test_a_term_that_no_control_plane_has_spoken_in_cannot_be_given(tmp_path: Path) -> None:
+    """BUG-HT25: with epoch 2^53 through the socket a task could never be commanded again."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    async with host.serving() as (services, client):
+        services.contact.heard("", 5)
+        await client.put_task("web", a_spec(generation=1, epoch=5))
+        for epoch in (6, 1 << 40):
+            refusals = (
+                client.put_task("web", a_spec(generation=2, epoch=epoch)),
+                client.put_task("other", a_spec(generation=2, epoch=epoch)),
+                client.resize_task("web", Resize(tasks_max=9, epoch=epoch)),
+                client.restart_task("web", epoch=epoch),
+                client.delete_task("web", epoch=epoch),
+                client.delete_task("absent", generation=1, epoch=epoch),
+                client.put_profile(ProfileSpec(name="base", generation=1, epoch=epoch)),
+            )
+            for refused in refusals:
+                with pytest.raises(InvalidInput, match=f"cannot have epoch {epoch}: no control"):
+                    await refused
+        assert services.contact.term == 5
+        assert [(t.task_id, t.epoch) for t in (await client.list_tasks()).tasks] == [("web", 5)]
+
+
+async def test_a_task_of_a_term_that_never_was_is_removed_on_the_host_and_told_anew(
+    tmp_path: Path,
+) -> None:
+    """BUG-HT25: `twine-agent stop` repairs it, and the control plane goes on."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    wrong = a_spec(generation=COUNT_MAX // 2, epoch=COUNT_MAX)
+    Journal(host.state / "journal").save(a_record(spec=wrong))
+    async with host.serving() as (services, client):
+        services.contact.heard("", 5)
+        assert services.contact.term == COUNT_MAX
+        with pytest.raises(Conflict, match="is older than"):
+            await client.put_task("web", a_spec(generation=7, epoch=5))
+        await client.delete_task("web")
+        await gone(client, "web")
+        assert services.contact.term == services.contact.said == 0
+        services.contact.heard("", 5)
+        await client.put_task("web", a_spec(generation=7, epoch=5))
+        assert (await running(client, "web")).epoch == 5
+    async with host.serving() as (services, _):
+        assert services.contact.term == 5
