@@ -22,7 +22,7 @@ from agent.core.system_calls import NO_RINGS
 from agent.core.task_identity import INSIDE
 
 _S = 1_000_000
-_PAGE = 4096
+PAGE = 4096
 
 TASK_HARDENING: Mapping[str, object] = MappingProxyType(
     {
@@ -230,7 +230,7 @@ def in_memory(path: str, memory_bytes: int) -> str:
     `PrivateDevices` alone binds the host's /dev/shm into the task's /dev.
     """
     size = memory_bytes // 2
-    return f"{path}:mode=1777,nosuid,nodev,size={size},nr_inodes={size // _PAGE}"
+    return f"{path}:mode=1777,nosuid,nodev,size={size},nr_inodes={size // PAGE}"
 
 
 def _run_time(seconds: float | None) -> dict[str, object]:

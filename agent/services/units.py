@@ -20,7 +20,7 @@ from agent.core.own_init import asks as own_init
 from agent.core.records import TaskRecord
 from agent.core.standard_output import is_piped, piped
 from agent.core.unit_properties import describe_unit, key_in, unit_properties
-from agent.core.writable_root import opened
+from agent.core.writable_root import in_run, opened
 from agent.machine import Systemd, UnitState
 from agent.services.offload import Lanes
 from agent.services.roots import Roots
@@ -267,12 +267,13 @@ def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
     writes = roots.is_writable(task.spec)
     if writes and user is None:
         user = roots.owner(task.spec.image)
+    run = in_run(roots.tops(task.spec.image)) if writes else None
     spec = as_run(task.spec, config)
     spec = replace(spec, environment={**login(user), **spec.environment})
     unit = {
         **unit_properties(task.task_id, spec, root),
         **image_properties(spec, config),
-        **mount_properties(task.task_id, spec, str(roots.state), root, user),
+        **mount_properties(task.task_id, spec, str(roots.state), root, user, run),
         **own_properties(task.own_cpus),
         "Description": describe_unit(task.task_id, task.spec),
     }
