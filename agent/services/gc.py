@@ -19,6 +19,7 @@ from agent.core.retention import Fate, ImageUse, LayerUse, Room, decide_images, 
 from agent.machine import Btrfs, Machine
 from agent.services.crashpoints import passed
 from agent.services.images import Images
+from agent.services.journal import NAME
 from agent.services.supervisor import Host
 from agent.services.tasks import Tasks
 from wire.errors import Conflict, NotFound, TwineError
@@ -104,7 +105,7 @@ class Ledger:
             expected = {*store.subvolumes, *(f"{name}.json" for name in store.described)}
             files += [f"{folder}/{n}" for n in os.listdir(state / folder) if n not in expected]
         return Found(
-            records=os.listdir(state / "journal"),
+            records=[n for n in os.listdir(state / "journal") if n != NAME],
             roots=roots,
             scratch=scratch,
             volumes=volumes,
