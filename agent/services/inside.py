@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 from agent.api import Exit
 from agent.core.exits import START_TIMEOUT_S, describe
-from agent.core.inside import Command, inside_properties, inside_unit, step_properties, step_unit
+from agent.core.inside import (
+    Command,
+    inside_properties,
+    inside_unit,
+    step_properties,
+    step_unit,
+    took_too_much,
+)
 from agent.core.own_init import asks as is_own_init
 from agent.core.own_init import unstaging
 from agent.core.records import TaskRecord
@@ -79,6 +86,8 @@ class Inside:
             end = await self._units.run(unit, properties, timeout_s=command.timeout_s + _GRACE_S)
         except SystemdError as e:
             return str(e)
+        if end.result == "oom-kill":
+            return took_too_much(task.spec.limits.memory_max_bytes)
         return _problem(end, command.timeout_s)
 
     def properties(self, task: TaskRecord, unit: str, command: Command) -> dict[str, object]:
