@@ -9,7 +9,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,etcd,rebalancer,lab,native,dev
 
-.PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
+.PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts compat test-unit test-simulation test-root test-lab test-lab-long package bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ soak: setup ## 10,000 starts and stops with faults in between; CYCLES=2000 SEED=
 fuzz: setup ## new bytes for every place that reads those of others; EXAMPLES=20000 for more of them (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_RANDOM=1 TWINE_FUZZ=$(or $(EXAMPLES),5000) \
 		$(BIN)/pytest -q tests/integration/fuzz
+
+compat: setup ## images like the usual public ones on a guest, into docs/compatibility.md; IMAGES="nginx redis" for some (root)
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.compat.run $(IMAGES)
 
 package: setup ## the agent as a Debian package, into dist/ (root)
 	$(SUDO) $(BIN)/twine-lab package --into dist
