@@ -70,8 +70,9 @@ def registry(guest: OneGuest, wanted: Sequence[Recipe]) -> Iterator[None]:
 def prepare(guest: OneGuest, wanted: Sequence[Recipe]) -> None:
     """Bring the guest's half of the suite there, and start its agent."""
     conf = "/etc/twine/agent.toml"
-    guest.ssh(f"grep -q ^registry {conf} || sed -i '1i registry_tls_verify = false' {conf}")
-    guest.ssh("systemctl restart twine-agent.service", timeout_s=900)
+    set_it = f"sed -i '1i registry_tls_verify = false' {conf} && systemctl stop twine-agent"
+    start = "systemctl start twine-agent"
+    guest.ssh(f"grep -q ^registry {conf} || {{ {set_it}; }}; {start}", timeout_s=900)
     guest.put("/root/compat.py", _IN_GUEST.read_text())
     guest.put("/root/recipes.json", msgspec.json.encode(wanted).decode())
 
