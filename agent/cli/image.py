@@ -78,14 +78,31 @@ def _digits(digest: str) -> str:
 
 
 @image.command("pull")
-@click.argument("reference")
+@click.argument("reference", required=False)
+@click.option("--list", "listed", is_flag=True, help="Instead: what is being taken in.")
+@click.option("--cancel", is_flag=True, help="Instead: give REFERENCE up, as --list names it.")
 @output_option
 @click.pass_obj
-def image_pull(config_path: Path | None, reference: str, output: str) -> None:
+def image_pull(
+    config_path: Path | None, reference: str | None, listed: bool, cancel: bool, output: str
+) -> None:
     """Fetch the image REFERENCE (REGISTRY/REPOSITORY:TAG or …@sha256:…) and print its digest.
 
-    What is here already is not fetched again, layer by layer.
+    What is here already is not fetched again, layer by layer. Who leaves does not end it: --list
+    shows what goes on, --cancel ends it.
     """
+    if listed:
+        found = call(config_path, lambda client: client.list_arrivals())
+        if output == "json":
+            return show.json(found)
+        rows = [(i.name, show.age(i.began_at)) for i in found.images]
+        return show.table(("IMAGE", "FOR"), rows)
+    if reference is None:
+        raise InvalidInput("which image?", hint="image pull REGISTRY/REPOSITORY:TAG, or --list")
+    if cancel:
+        name = reference.removeprefix("oci:")
+        said = call(config_path, lambda client: client.cancel_arrival(name))
+        return click.echo(f"{name}: {said.detail}")
     info = call(config_path, lambda client: fetch(client, _reference(reference)))
     return show.json(info) if output == "json" else click.echo(info.digest)
 
