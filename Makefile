@@ -79,6 +79,8 @@ store-faults: setup ## faults of etcd and its control planes; leaders are paused
 
 million-shards: setup ## 1,000,000 machines in 20 shards: one free pool, and Figure 13; needs 4 GiB
 	$(BIN)/python -m tests.bench.shared_pool
+compat: setup ## images like the usual public ones on a guest, into docs/compatibility.md; IMAGES="nginx redis" for some (root)
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.compat.run $(IMAGES)
 
 package: setup ## the agent as a Debian package, into dist/ (root)
 	$(SUDO) $(BIN)/twine-lab package --into dist

@@ -12,6 +12,7 @@ import msgspec
 from agent import api
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.oci import ArrivalName, Arrivals
 from agent.api.presence import Presence
 from agent.api.unit import UnitShown
 from agent.routes import ROUTES
@@ -67,6 +68,14 @@ class AgentClient(WireClient):
         return _as(
             api.Ack, await self.call(_ROUTE["stage_image"], api.OciPull(reference=reference))
         )
+
+    async def list_arrivals(self) -> Arrivals:
+        """Return the images that are being taken in."""
+        return _as(Arrivals, await self.call(_ROUTE["list_arrivals"]))
+
+    async def cancel_arrival(self, name: str) -> api.Ack:
+        """Give up an image that is being taken in, by its name in `list_arrivals`."""
+        return _as(api.Ack, await self.call(_ROUTE["cancel_arrival"], ArrivalName(name=name)))
 
     async def put_image(
         self, digest: str, format_: api.ImageFormat, stream: AsyncIterator[bytes]

@@ -27,6 +27,7 @@ from agent.api import (
 )
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.oci import ArrivalName, Arrivals
 from agent.api.presence import Presence, PresenceAnswer
 from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
 from agent.api.unit import UnitShown
@@ -62,6 +63,21 @@ ROUTES: tuple[Route, ...] = (
         request=OciPull,
         response=Ack,
         summary="Begin to fetch an image from a registry; events tell how it goes",
+    ),
+    Route(
+        "list_arrivals",
+        "GET",
+        "/v1/images:arriving",
+        response=Arrivals,
+        summary="Images that are being taken in, and since when",
+    ),
+    Route(
+        "cancel_arrival",
+        "POST",
+        "/v1/images:cancel",
+        request=ArrivalName,
+        response=Ack,
+        summary="Give up an image that is being taken in; layers that are complete stay",
     ),
     Route(
         "put_image",

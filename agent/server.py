@@ -13,6 +13,7 @@ from aiohttp import web
 from agent import api
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.oci import ArrivalName, Arrivals
 from agent.api.presence import Presence
 from agent.api.unit import UnitShown
 from agent.api.volumes import VOLUME_PATTERN
@@ -178,6 +179,14 @@ def _image_handlers(s: Services) -> dict[str, Handler]:
         s.spawn(_staged(s, pull.reference))
         return api.Ack(detail=f"{pull.reference} is being fetched")
 
+    async def list_arrivals(_: Call) -> Arrivals:
+        return Arrivals(images=s.images.arrivals.all())
+
+    async def cancel_arrival(call: Call) -> api.Ack:
+        asked: ArrivalName = call.body
+        count = s.images.arrivals.cancel(asked.name)
+        return api.Ack(detail=f"{count} cancelled")
+
     async def delete_image(call: Call) -> api.Ack:
         _must_be_ready(s)
         await s.images.delete(_digest(call), s.tasks.using)
@@ -190,6 +199,8 @@ def _image_handlers(s: Services) -> dict[str, Handler]:
         "pull_image": pull_image,
         "fetch_oci_image": fetch_oci_image,
         "stage_image": stage_image,
+        "list_arrivals": list_arrivals,
+        "cancel_arrival": cancel_arrival,
         "delete_image": delete_image,
     }
 

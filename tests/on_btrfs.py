@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.machine import Machine, Property
 from agent.machine.btrfs import HostBtrfs
 from agent.machine.fake import Ended
-from agent.machine.layer import main as apply_layer
+from agent.machine.fake_programs import python
 
 
 def run(*argv: str) -> None:
@@ -48,7 +48,7 @@ def really(host: FakeHost, *programs: str) -> None:
     for name in programs:
         host.fake.systemd.programs[name] = _program
     for name in ("python", "python3", Path(sys.executable).name):
-        host.fake.systemd.programs[name] = _python
+        host.fake.systemd.programs[name] = python
 
 
 def _program(argv: list[str], properties: Mapping[str, Property]) -> Ended:
@@ -58,9 +58,3 @@ def _program(argv: list[str], properties: Mapping[str, Property]) -> Ended:
         Path(str(output)).write_bytes(done.stdout)
     sys.stderr.write(done.stderr.decode(errors="replace"))
     return Ended(code=done.returncode)
-
-
-def _python(argv: list[str], properties: Mapping[str, Property]) -> Ended | None:
-    if "agent.machine.layer" not in argv:
-        return None
-    return Ended(code=apply_layer(argv[argv.index("agent.machine.layer") + 1 :]))

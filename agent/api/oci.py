@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from agent.api.ranges import END, Argument, EnvName, Id, Reported, Written
+from agent.api.ranges import END, Argument, EnvName, Id, Moment, Reported, Written
 
 REFERENCE_PATTERN = (
     r"^[a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?(:[0-9]{1,5})?"
@@ -34,6 +34,27 @@ class OciPull(Written, frozen=True, kw_only=True):
     """A request to fetch an image from a registry."""
 
     reference: Reference
+
+
+class Arrival(Reported, frozen=True, kw_only=True):
+    """An image that is being taken in."""
+
+    name: Annotated[str, Meta(max_length=512)]
+    """Its reference in a registry, or the digest of what is sent."""
+    began_at: Moment
+
+
+class Arrivals(Reported, frozen=True, kw_only=True):
+    """All images that are being taken in, the oldest first."""
+
+    images: Annotated[list[Arrival], Meta(max_length=100_000)]
+
+
+class ArrivalName(Written, frozen=True, kw_only=True):
+    """A request to give up an image that is being taken in."""
+
+    name: Annotated[str, Meta(max_length=512)]
+    """As `Arrival.name` has it."""
 
 
 class ImageUser(Reported, frozen=True, kw_only=True):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
-import tarfile
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +13,7 @@ import click
 
 from agent import api
 from agent.cli import show
+from agent.cli.layout import archived, digest_of_file
 from agent.cli.program import call
 from agent.cli.show import output_option
 from wire.errors import InvalidInput, NotFound, TwineError
@@ -24,7 +22,10 @@ from wire.units import about_size
 if TYPE_CHECKING:
     from agent.client import AgentClient
 
-_FORMS = "sha256:DIGEST, a .tar, oci:REGISTRY/REPOSITORY:TAG, oci-archive:FILE or oci-layout:FOLDER"
+_FORMS = (
+    "sha256:DIGEST, a .tar, oci:REGISTRY/REPOSITORY:TAG, oci-archive:FILE[:TAG] or"
+    " oci-layout:FOLDER[:TAG]"
+)
 
 
 @click.command()
@@ -77,14 +78,31 @@ def _digits(digest: str) -> str:
 
 
 @image.command("pull")
-@click.argument("reference")
+@click.argument("reference", required=False)
+@click.option("--list", "listed", is_flag=True, help="Instead: what is being taken in.")
+@click.option("--cancel", is_flag=True, help="Instead: give REFERENCE up, as --list names it.")
 @output_option
 @click.pass_obj
-def image_pull(config_path: Path | None, reference: str, output: str) -> None:
+def image_pull(
+    config_path: Path | None, reference: str | None, listed: bool, cancel: bool, output: str
+) -> None:
     """Fetch the image REFERENCE (REGISTRY/REPOSITORY:TAG or …@sha256:…) and print its digest.
 
-    What is here already is not fetched again, layer by layer.
+    What is here already is not fetched again, layer by layer. Who leaves does not end it: --list
+    shows what goes on, --cancel ends it.
     """
+    if listed:
+        found = call(config_path, lambda client: client.list_arrivals())
+        if output == "json":
+            return show.json(found)
+        rows = [(i.name, show.age(i.began_at)) for i in found.images]
+        return show.table(("IMAGE", "FOR"), rows)
+    if reference is None:
+        raise InvalidInput("which image?", hint="image pull REGISTRY/REPOSITORY:TAG, or --list")
+    if cancel:
+        name = reference.removeprefix("oci:")
+        said = call(config_path, lambda client: client.cancel_arrival(name))
+        return click.echo(f"{name}: {said.detail}")
     info = call(config_path, lambda client: fetch(client, _reference(reference)))
     return show.json(info) if output == "json" else click.echo(info.digest)
 
@@ -154,15 +172,12 @@ async def image_of(client: AgentClient, image: str) -> str:
         return image
     if kind == "oci":
         return (await fetch(client, _reference(image))).digest
-    if kind == "oci-archive":
-        return await _put(client, Path(rest), api.ImageFormat.OCI)
-    if kind == "oci-layout":
-        with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
-            await asyncio.to_thread(_archive, Path(rest), Path(archive.name))
-            return await _put(client, Path(archive.name), api.ImageFormat.OCI)
+    if kind in ("oci-archive", "oci-layout"):
+        with archived(kind, rest) as archive:
+            return await _put(client, archive, api.ImageFormat.OCI, image)
     if not Path(image).is_file():
         raise InvalidInput(f"{image!r} is neither a digest nor a file", hint=_suggested(image))
-    return await _put(client, Path(image), api.ImageFormat.TAR)
+    return await _put(client, Path(image), api.ImageFormat.TAR, image)
 
 
 def _suggested(image: str) -> str:
@@ -180,33 +195,17 @@ def _suggested(image: str) -> str:
     return _FORMS
 
 
-def _archive(layout: Path, archive: Path) -> None:
-    """Write a layout as a tar that is the same each time."""
-    if not (layout / "index.json").is_file():
-        raise InvalidInput(f"{layout} is no OCI layout: it has no index.json")
-    with tarfile.open(archive, "w") as tar:
-        for path in sorted(layout.rglob("*")):
-            if path.is_file():
-                entry = tar.gettarinfo(path, str(path.relative_to(layout)))
-                entry.uid = entry.gid = entry.mtime = 0
-                entry.uname = entry.gname = ""
-                with path.open("rb") as data:
-                    tar.addfile(entry, data)
-
-
-async def _put(client: AgentClient, path: Path, format_: api.ImageFormat) -> str:
-    if not path.is_file():
-        raise InvalidInput(f"there is no file {path}")
-    click.echo(f"reading {path}", err=True)
-    digest = await asyncio.to_thread(_digest_of, path)
-    info = await client.put_image(digest, format_, _chunks(path))
+async def _put(client: AgentClient, path: Path, format_: api.ImageFormat, asked: str) -> str:
+    """Send a file as the image that was asked for by this name; return its digest."""
+    click.echo(f"reading {asked}", err=True)
+    digest = await asyncio.to_thread(digest_of_file, path)
+    try:
+        info = await client.put_image(digest, format_, _chunks(path))
+    except TwineError as e:
+        e.args = (f"{asked}: {e}",)  # a message about a digest alone names nothing that was asked
+        raise
     click.echo(f"image {info.digest}", err=True)
     return info.digest
-
-
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 async def _chunks(path: Path) -> AsyncIterator[bytes]:

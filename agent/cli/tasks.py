@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--image",
     required=True,
-    help="Digest, .tar[.gz|.zst], oci:REGISTRY/…, oci-archive:FILE or oci-layout:FOLDER.",
+    help="Digest, .tar[.gz|.zst], oci:REGISTRY/…, oci-archive:FILE[:TAG], oci-layout:FOLDER[:TAG].",
 )
 @click.option("-e", "--env", multiple=True, metavar="K=V", help="Environment variable.")
 @click.option(

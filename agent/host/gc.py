@@ -20,6 +20,7 @@ from agent.images.images import Images
 from agent.machine import Btrfs, Machine
 from agent.network.networks import Networks
 from agent.runtime.crashpoints import passed
+from agent.runtime.journal import NAME
 from agent.tasks.context import Capacity, TaskContext
 from agent.tasks.tasks import Tasks
 from wire.errors import Conflict, NotFound, TwineError
@@ -109,7 +110,7 @@ class Ledger:
             expected = {*store.subvolumes, *(f"{name}.json" for name in store.described)}
             files += [f"{folder}/{n}" for n in os.listdir(state / folder) if n not in expected]
         return Found(
-            records=os.listdir(state / "journal"),
+            records=[n for n in os.listdir(state / "journal") if n != NAME],
             roots=roots,
             scratch=scratch,
             volumes=volumes,

@@ -32,6 +32,7 @@ from msgspec.structs import replace
 from agent.api import ImageFormat, ImageInfo, asked_for_as
 from agent.images.core.oci import place_of
 from agent.images.core.unpack import drop_setuid_properties, unpack_properties
+from agent.images.intakes import Intakes
 from agent.images.layers import Hold, Layers, declare, sync_folder
 from agent.images.oci import Assembled, Oci, Registries
 from agent.images.sandbox import Sandbox
@@ -77,7 +78,7 @@ class Images:
         self._lanes = lanes
         self._events = events
         self.idle_s = IDLE_S
-        self._intakes = 0
+        self.arrivals = Intakes(events)
         self._quiet = asyncio.Lock()
         """Held while things are tidied: no image begins to arrive meanwhile."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -106,7 +107,7 @@ class Images:
     async def tidy_if_idle(self) -> bool:
         """Tidy unless an image is being taken in; return whether it was done."""
         async with self._quiet:
-            if self._intakes:
+            if self.taking_in:
                 return False
             return await self.tidy()
 
@@ -183,7 +184,7 @@ class Images:
     @property
     def taking_in(self) -> bool:
         """Whether an image is being taken in right now."""
-        return self._intakes > 0
+        return len(self.arrivals) > 0
 
     async def receive(
         self, digest: str, format_: ImageFormat, chunks: AsyncIterator[bytes]
@@ -193,7 +194,7 @@ class Images:
         Raises `Unprocessable` for a stream that has another digest, cannot be unpacked or
         leaves too little space, `Unreachable` for one that stalls; then nothing of it stays.
         """
-        async with self._lock(digest), self._intake() as hold:
+        async with self._intake(digest) as hold, self._lock(digest):
             if info := self.find(digest):
                 return info
             stream = self._staging / f"{_hex(digest)}.stream"
@@ -300,7 +301,7 @@ class Images:
         Raises `Unprocessable` for one that cannot be had, does not fit or must not be used,
         `Unreachable` for one of which nothing comes any more.
         """
-        async with self._oci.lock(reference), self._intake() as hold:
+        async with self._intake(reference) as hold, self._oci.lock(reference):
             if info := self.find(place_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
@@ -321,15 +322,12 @@ class Images:
                     await self._lanes.run("btrfs", self._discard, place.digest)
 
     @asynccontextmanager
-    async def _intake(self) -> AsyncIterator[Hold]:
-        """Count an image that is being taken in; yield what holds its layers until it is there."""
+    async def _intake(self, name: str) -> AsyncIterator[Hold]:
+        """List an image that is being taken in; yield what holds its layers until it is there."""
         async with self._quiet:
-            self._intakes += 1
-        try:
-            with self.layers.holding() as hold:
-                yield hold
-        finally:
-            self._intakes -= 1
+            pass  # what is tidied now is over; nothing waits from here to the list
+        with self.arrivals.listed(name), self.layers.holding() as hold:
+            yield hold
 
     async def _complete(self, info: ImageInfo) -> ImageInfo:
         """Publish what stands in staging, and tell."""

@@ -22,11 +22,12 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from agent.images.core.oci import Layer
-from agent.images.core.unpack import layer_properties
+from agent.images.core.unpack import UNPACK_TIMEOUT_S, layer_properties
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs
 from agent.runtime.crashpoints import passed
 from agent.runtime.offload import Lanes
+from wire.errors import Unprocessable
 
 Hold = Callable[[Iterable[str]], None]
 """Keeps the layers of these chains, there or to come, for the image that is being taken in."""
@@ -143,28 +144,31 @@ class Layers:
         is told of each layer that was applied, by its number.
         """
         at: str | None = None
-        for number, layer in enumerate(layers, start=1):
-            async with self._locks.setdefault(layer.chain, asyncio.Lock()):
-                if self.find(layer.chain) is not None:
-                    continue
-                if at != layer.below:
-                    await self._lanes.run("btrfs", self._begin, layer.below, tree)
-                passed("pull.layer-begun")
-                await self._apply(layer, layout, tree)
-                passed("pull.layer-applied")
-                if all(other.blob.digest != layer.blob.digest for other in layers[number:]):
-                    await self._lanes.run("files", (layout / layer.blob.path).unlink)
-                await self._lanes.run("btrfs", self._publish, layer, tree)
-                passed("pull.layer-published")
-            at = layer.chain
-            here(number)
+        applying: _Applying | None = None
+        try:
+            for number, layer in enumerate(layers, start=1):
+                async with self._locks.setdefault(layer.chain, asyncio.Lock()):
+                    if self.find(layer.chain) is not None:
+                        continue
+                    if applying is None or at != layer.below:
+                        if applying is not None:
+                            await applying.close()
+                        await self._lanes.run("btrfs", self._begin, layer.below, tree)
+                        applying = _Applying(self._sandbox, layers[number - 1 :], layout, tree)
+                    passed("pull.layer-begun")
+                    await applying.next()
+                    passed("pull.layer-applied")
+                    if all(other.blob.digest != layer.blob.digest for other in layers[number:]):
+                        await self._lanes.run("files", (layout / layer.blob.path).unlink)
+                    await self._lanes.run("btrfs", self._publish, layer, tree)
+                    passed("pull.layer-published")
+                at = layer.chain
+                here(number)
+        finally:
+            if applying is not None:
+                await applying.close()
         if at != layers[-1].chain:
             await self._lanes.run("btrfs", self._begin, layers[-1].chain, tree)
-
-    async def _apply(self, layer: Layer, layout: Path, tree: Path) -> None:
-        unit = f"twine-unpack-{layer.chain.removeprefix('sha256:')[:12]}.service"
-        properties = layer_properties(sys.executable, str(layout), layer, str(tree))
-        await self._sandbox.run(unit, properties, f"layer {layer.blob.digest} is refused")
 
     def _begin(self, below: str, tree: Path) -> None:
         self._btrfs.delete(tree)
@@ -204,6 +208,65 @@ class Layers:
             passed("gc.layer-undeclared")
             await self._lanes.run("btrfs", self._btrfs.delete, self.path(chain))
         return True
+
+
+class _Applying:
+    """One process that applies layers to a tree, one after the other, each when it is told to."""
+
+    def __init__(self, sandbox: Sandbox, layers: Sequence[Layer], layout: Path, tree: Path) -> None:
+        """Start it; it applies the first at once."""
+        self._layers, self._number = layers, 0
+        self._pipes = [tree.with_name(f"{tree.name}.{name}") for name in ("in", "out")]
+        self._ends: list[int] = []
+        for path in self._pipes:
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+            # To read and to write: so nobody waits for the other side to open it, and the process
+            # reads an end once this is closed.
+            self._ends.append(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        self._told = asyncio.Semaphore(0)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._ends[1], self._hear)
+        names = str(self._pipes[0]), str(self._pipes[1])
+        properties = layer_properties(sys.executable, str(layout), layers, str(tree), names)
+        unit = f"twine-unpack-{layers[0].chain.removeprefix('sha256:')[:12]}.service"
+        longest_s = UNPACK_TIMEOUT_S * len(layers)
+        self._running = asyncio.ensure_future(
+            sandbox.run(unit, properties, self._refusal, timeout_s=longest_s)
+        )
+
+    def _refusal(self) -> str:
+        return f"layer {self._layers[max(self._number - 1, 0)].blob.digest} is refused"
+
+    def _hear(self) -> None:
+        for _ in range(os.read(self._ends[1], 4096).count(b"\n")):
+            self._told.release()
+
+    async def next(self) -> None:
+        """Return once the next layer is applied; raises why it cannot be."""
+        self._number += 1
+        if self._number > 1:
+            os.write(self._ends[0], b"go on\n")
+        told = asyncio.ensure_future(self._told.acquire())
+        try:
+            await asyncio.wait({told, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if not told.done():
+                await self._running
+                await asyncio.sleep(0)  # what it said last may be still to be heard
+            if not told.done():
+                raise Unprocessable(f"{self._refusal()}: its program ended before it")
+        finally:
+            told.cancel()
+
+    async def close(self) -> None:
+        """End it, if it has not ended; it reads that there is nothing more to do."""
+        if self._number < len(self._layers):
+            self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        self._loop.remove_reader(self._ends[1])
+        for end, path in zip(self._ends, self._pipes, strict=True):
+            os.close(end)
+            path.unlink(missing_ok=True)
 
 
 def declare(subvolume: Path, description: bytes) -> None:

@@ -30,6 +30,7 @@ from agent.images.core.oci import (
     Layer,
     Manifest,
     Place,
+    Processor,
     choose,
     digest_of,
     is_index,
@@ -42,6 +43,8 @@ from agent.images.layers import Hold, Layers
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs
 from agent.machine.beneath import ensure_folder, find_place, read_file
+from agent.machine.hardware import read_x86_level
+from agent.machine.kernelfs import KernelFs
 from agent.runtime.crashpoints import passed
 from agent.runtime.disk import FREE_RESERVE_BYTES
 from agent.runtime.events import EventLog
@@ -90,7 +93,7 @@ class Oci:
         self._events = events
         self._registries = registries
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._machine = platform.machine()
+        self._processor = Processor(platform.machine(), read_x86_level(KernelFs()))
 
     def lock(self, reference: str) -> asyncio.Lock:
         """Return the lock under which one at a time fetches this reference."""
@@ -101,7 +104,7 @@ class Oci:
         place = place_of(reference)
         data = await self._manifest(place.name, place.digest)
         if is_index(data):
-            chosen = choose(data, self._machine)
+            chosen = choose(data, self._processor)
             place = place_of(f"{place.repository}@{chosen}")
             data = await self._manifest(place.name, chosen)
         passed("pull.resolved")
@@ -167,7 +170,7 @@ class Oci:
         data = await self._lanes.run("files", _document, layout, "index.json")
         seen = 0
         while is_index(data):
-            digest = choose(data, self._machine)
+            digest = choose(data, self._processor)
             data = await self._lanes.run("files", _document, layout, Blob(digest, 0).path)
             if digest_of(data) != digest:
                 raise Unprocessable(f"the manifest {digest} has digest {digest_of(data)}")
@@ -179,7 +182,7 @@ class Oci:
         self, manifest: Manifest, layout: Path, tree: Path, hold: Hold
     ) -> Assembled:
         data = await self._lanes.run("files", _document, layout, manifest.config.path)
-        layers, config = read_config(data, manifest, self._machine)
+        layers, config = read_config(data, manifest, self._processor)
 
         def here(number: int) -> None:
             said = f"layer {number} of {len(layers)} is here"

@@ -43,10 +43,12 @@ class Sandbox:
         self,
         unit: str,
         properties: Mapping[str, object],
-        what: str,
+        what: str | Callable[[], str],
         came: Callable[[], int] | None = None,
+        *,
+        timeout_s: float = UNPACK_TIMEOUT_S,
     ) -> None:
-        """Run a unit to its end. `what` begins the sentence about its failure.
+        """Run a unit to its end. `what` begins the sentence about its failure, or returns it.
 
         `came` returns how many bytes it got so far, of a unit that is given up when no more come.
         Raises `Unprocessable` where it failed or left too little room, `Unreachable` where it was
@@ -60,7 +62,7 @@ class Sandbox:
         if came is not None:
             watches.append(asyncio.create_task(self._watch_arrival(unit, came, idle.append)))
         try:
-            end = await self._units.run(unit, properties, timeout_s=UNPACK_TIMEOUT_S + 60)
+            end = await self._units.run(unit, properties, timeout_s=timeout_s + 60)
         except asyncio.CancelledError:
             await self._units.stop(unit)
             raise
@@ -71,6 +73,7 @@ class Sandbox:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
+        what = what if isinstance(what, str) else what()
         if short:
             raise Unprocessable(
                 f"{what}: it does not fit: unpacking it left {short[0] >> 20} MiB, and "

@@ -390,7 +390,9 @@ class FakeMachine:
         if found and list(argv[3:4]) == ["hugetlb"]:
             self.cgroups.bound(argv[4] or found[0].control_group, argv[5:])
 
-    def _shell(self, argv: list[str], properties: Mapping[str, Property]) -> Ended | None:
+    def _shell(
+        self, argv: list[str], properties: Mapping[str, Property]
+    ) -> Ended | Callable[[], Ended] | None:
         """Play the script that limits huge pages; a test may bring another shell."""
         if argv[3:4] == ["hugetlb"]:
             group = argv[4] or f"/workload.slice/{properties['Slice']}"

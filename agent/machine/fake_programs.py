@@ -6,15 +6,13 @@ import fnmatch
 import hashlib
 import os
 import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agent.machine import Property
 from agent.machine.fake_systemd import Ended, Program
-from agent.machine.layer import apply
-from wire.errors import TwineError
+from agent.machine.layer import main as layer
 
 _FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 """The Python of Debian 12 (3.11.2) has no filters yet."""
@@ -44,20 +42,25 @@ def tar(argv: list[str], properties: Mapping[str, Property]) -> Ended:
     return Ended(code=0 if _unpack(archive, _host_path(folder, properties), excluded) else 2)
 
 
-def python(argv: list[str], properties: Mapping[str, Property]) -> Ended | None:
-    """Apply a layer as `python -m agent.machine.layer` does; other modules run until stopped.
+def python(argv: list[str], properties: Mapping[str, Property]) -> Callable[[], Ended] | None:
+    """Apply layers as `python -m agent.machine.layer` does; other modules run until stopped.
 
     Without root everything belongs to who runs it.
     """
     if "agent.machine.layer" not in argv:
         return None
-    folder, blob, compression, digest, diff_id, tree = argv[-6:]
-    try:
-        inside, below = str(_host_path(folder, properties)), str(_host_path(tree, properties))
-        apply(inside, blob, compression, digest, diff_id, below, owners=os.geteuid() == 0)
-    except (TwineError, tarfile.TarError, zlib.error, OSError, EOFError, RecursionError):
-        return Ended(code=1)
-    return Ended()
+    folder, tree, *words = argv[argv.index("agent.machine.layer") + 1 :]
+    paths = [str(_host_path(path, properties)) for path in (folder, tree)]
+    pipes = [str(properties[f"Standard{name}File"]) for name in ("Input", "Output")]
+
+    def run() -> Ended:
+        try:
+            with open(pipes[0], "rb") as ask, open(pipes[1], "wb") as tell:
+                return Ended(code=layer([*paths, *words], ask, tell, owners=os.geteuid() == 0))
+        except OSError:  # the agent is gone, and the pipes with it
+            return Ended(code=1)
+
+    return run
 
 
 def shell(argv: list[str], _properties: Mapping[str, Property]) -> Ended | None:

@@ -43,8 +43,9 @@ class Ended:
         return "exit-code" if self.code else "success"
 
 
-Program = Callable[[list[str], Mapping[str, Property]], Ended | None]
-"""Gets its arguments and the unit's properties; None: it runs until it is stopped."""
+Program = Callable[[list[str], Mapping[str, Property]], Ended | Callable[[], Ended] | None]
+"""Gets its arguments and the unit's properties; None: it runs until it is stopped. What it returns
+to be called is run beside, and says how it ended."""
 
 
 @dataclass(slots=True)
@@ -260,7 +261,7 @@ class FakeSystemd:
         for argv in cast(Sequence[Sequence[str]], properties.get("ExecCondition", ())):
             program = self.programs.get(PurePosixPath(argv[0]).name)
             ended = program(list(argv), properties) if program else None
-            if ended is not None and ended.code:
+            if isinstance(ended, Ended) and ended.code:
                 self._forget(unit)  # systemd.service(5): skipped, not failed
                 return
         for argv in cast(Sequence[Sequence[str]], properties.get("ExecStartPre", ())):
@@ -276,9 +277,18 @@ class FakeSystemd:
             ended = program(list(argv), properties) if program else None
             if ended is None:
                 return
+            if not isinstance(ended, Ended):
+                self._beside(unit, ended)
+                return
             if ended.verdict != "success" or argv is commands[-1]:
                 self._end(unit, ended)
                 return
+
+    def _beside(self, unit: str, run: Callable[[], Ended]) -> None:
+        def to_the_end() -> None:
+            self._end(unit, run())
+
+        threading.Thread(target=to_the_end, name=unit, daemon=True).start()
 
     def _end(self, unit: str, ended: Ended, *, stopped: bool = False) -> None:
         with self._lock:

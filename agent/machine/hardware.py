@@ -98,6 +98,26 @@ def _cpu_model(fs: KernelFs) -> str:
     return os.uname().machine
 
 
+_X86_LEVELS = (
+    "cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3",
+    "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave",
+    "avx512bw avx512cd avx512dq avx512f avx512vl",
+)
+"""The kernel's words for what x86-64-v2, v3 and v4 have beyond the level below (x86-64 psABI)."""
+
+
+def read_x86_level(fs: KernelFs) -> int:
+    """Return the level of x86-64 that all programs may count on here: 1 to 4; 1 elsewhere, too."""
+    found = re.search(r"^flags\s*:\s*(.+)$", _proc(fs, "/proc/cpuinfo"), re.MULTILINE)
+    flags = set(found[1].split()) if found else set[str]()
+    level = 1
+    for words in _X86_LEVELS:
+        if not flags.issuperset(words.split()):
+            break
+        level += 1
+    return level
+
+
 def _memory_bytes(fs: KernelFs) -> int:
     found = re.search(r"^MemTotal:\s+(\d+) kB$", _proc(fs, "/proc/meminfo"), re.MULTILINE)
     if not found:

@@ -1,6 +1,8 @@
-"""Applies one layer of an image to a tree. Run as a program inside a sandboxed unit:
+"""Applies layers of an image to a tree. Run as a program inside a sandboxed unit:
 
-    python -m agent.machine.layer FOLDER BLOB COMPRESSION DIGEST DIFF_ID TREE
+    python -m agent.machine.layer FOLDER TREE BLOB COMPRESSION DIGEST DIFF_ID …
+
+It says on its output that a layer was applied, and goes on with the next once it reads a line.
 
 A layer is a tar of what changed (`layer.md` of the OCI image specification): files replace what
 is there, `.wh.NAME` takes NAME of the layers below away, `.wh..wh..opq` everything of theirs in
@@ -57,11 +59,27 @@ class Applied:
     diff_id: str
 
 
-def main(argv: list[str]) -> int:
-    """Apply a layer as told by the arguments; say in one line why not."""
-    folder, blob, compression, digest, diff_id, tree = argv
+def main(
+    argv: list[str],
+    ask: BinaryIO | None = None,
+    tell: BinaryIO | None = None,
+    *,
+    owners: bool = True,
+) -> int:
+    """Apply layers as told by the arguments; say in one line why not.
+
+    `ask` and `tell` are its input and output. It ends where nobody asks for the next layer.
+    """
+    folder, tree, *words = argv
+    layers = [words[n : n + 4] for n in range(0, len(words), 4)]
+    ask, tell = ask or sys.stdin.buffer, tell or sys.stdout.buffer
     try:
-        apply(folder, blob, compression, digest, diff_id, tree)
+        for number, (blob, compression, digest, diff_id) in enumerate(layers):
+            if number and not ask.readline():
+                return 0
+            apply(folder, blob, compression, digest, diff_id, tree, owners=owners)
+            tell.write(b"applied\n")
+            tell.flush()
     except _REFUSALS as e:
         hint = f" ({e.hint})" if isinstance(e, TwineError) and e.hint else ""
         sys.stderr.write(f"{e}{hint}\n")  # the journal has it, and the agent reads it there

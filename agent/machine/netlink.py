@@ -6,6 +6,7 @@ Every call looks first and does what is missing, so each may be repeated after a
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from ipaddress import IPv6Network
@@ -81,6 +82,7 @@ async def ensure(net: TaskNet, gateway4: str, alias: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         netns.create(net.namespace)
+    _open_low_ports(net)
     async with _netlink(f"cannot make the network of task {net.task_id}") as ipr:
         if not await ipr.link_lookup(ifname=net.veth):
             peer = {"ifname": INSIDE, "net_ns_fd": net.namespace}
@@ -93,6 +95,29 @@ async def ensure(net: TaskNet, gateway4: str, alias: str) -> None:
         await ipr.route("replace", dst=f"{net.address4}/32", oif=index)
         await ipr.route("replace", dst=f"{net.address6}/128", oif=index)
         await ipr.link("set", index=index, ifalias=alias)  # last: who has it is whole
+
+
+def _open_low_ports(net: TaskNet) -> None:
+    """Let a task bind ports below 1024 in its own network (ip-sysctl.rst), as elsewhere: programs
+    of images listen on 80 and 53, and no task has CAP_NET_BIND_SERVICE.
+
+    In a thread that ends with it: the namespace is the thread's, and so is /proc/sys/net.
+    """
+    failed: list[OSError] = []
+
+    def write() -> None:
+        try:
+            netns.setns(net.namespace, flags=0)
+            (_SYSCTLS / "ipv4/ip_unprivileged_port_start").write_text("0")
+        except OSError as e:
+            failed.append(e)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    if failed:
+        why = failed[0].strerror
+        raise HostError(f"cannot open all ports to task {net.task_id} in its network: {why}")
 
 
 async def _inside(net: TaskNet, gateway4: str) -> None:

@@ -16,6 +16,7 @@ import errno
 import json
 import logging
 import os
+import secrets
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from wire.errors import ConfigError, HostError
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
+NAME, _COPY = ".name", ".name-of-journal"
+"""File with the name of a journal, in its folder, and of its copy beside those of the records."""
 TOMBSTONE_S = 86_400.0
 """How long a late message for a removed task is recognised (trust F-81: 24 hours)."""
 
@@ -157,6 +160,7 @@ class Journal:
         knew of no task would take away what belongs to them.
         """
         found = Replay()
+        self._recognise()
         paths = self._paths()
         for unfinished in (p for p in paths if p.name.startswith(".") and p.suffix == ".new"):
             _remove(unfinished)
@@ -180,11 +184,35 @@ class Journal:
         self._read_copies(found)
         return found
 
+    def _recognise(self) -> None:
+        """Raise `HostError` where this is not the journal that this boot began with.
+
+        Of a file system that is not mounted there is an empty folder. An agent that began anew in
+        it would take all tasks for strange ones, and start those of others with empty volumes.
+        """
+        if self._copies is None:
+            return
+        try:
+            name, known = _text(self._folder / NAME), _text(self._copies / _COPY)
+            if known and name != known:
+                raise HostError(
+                    f"{self._folder} is not the journal of this host's tasks",
+                    hint="is its file system mounted? To begin anew without their records: "
+                    f"rm -r {self._copies}",
+                )
+            if not name:
+                name = secrets.token_hex(8)
+                (self._folder / NAME).write_text(name)
+                self._sync_folder()
+            (self._copies / _COPY).write_text(name)
+        except OSError as e:  # a disk that is read-only or ill: what follows says so
+            log.warning("the journal has no name", extra={"why": e.strerror})
+
     def _paths(self) -> list[Path]:
         try:
             return [self._folder / name for name in sorted(os.listdir(self._folder))]
         except OSError as e:
-            if self._copies is None or not any(self._copies.iterdir()):
+            if self._copies is None or not any(self._copies.glob("*.json")):
                 raise HostError(
                     f"cannot read which records there are: {e.strerror}",
                     hint=f"is the disk of {self._folder} all right? tasks run on meanwhile",
@@ -211,6 +239,13 @@ class Journal:
                 found.copies[task_id] = record
             else:
                 _remove(path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _remove(path: Path) -> None:

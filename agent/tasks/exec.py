@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
+from agent.api import TaskSpec
 from agent.api.exec import STDIN, TAKEN, ExecEnd, ExecWord, Window, taken_frame
 from agent.api.life import Command as HookCommand
 from agent.machine import UnitState
@@ -22,7 +24,7 @@ from agent.machine.terminals import Streams
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.units import Units
 from agent.tasks.core.exits import STEPS
-from agent.tasks.core.inside import Command, inside_unit
+from agent.tasks.core.inside import Command, inside_unit, took_too_much
 from agent.tasks.inside import Inside
 from wire.duplex import Duplex, Frame
 from wire.errors import Busy, InvalidInput, SystemdError, TwineError
@@ -36,6 +38,8 @@ IDLE_S = 900.0
 """A session in which nothing was said for so long ends."""
 LONGEST_S = 8 * 3600.0
 _START_S = 60.0
+OOM = "oom-kill"
+"""systemd's word for the end of a unit of which the kernel killed a process for want of memory."""
 _DRAIN_S = 0.25
 """Once a command has ended nothing more is waited for after so long without a word of it: another
 process may hold its output. What it wrote is told, however slowly it is taken.
@@ -120,7 +124,7 @@ class Sessions:
         session = _Session(self._units, unit, streams, duplex, self._idle_s)
         try:
             await self._units.start(unit, self._inside.properties(task, unit, command))
-            return await session.run()
+            return _told_why(await session.run(), task.spec)
         finally:
             streams.close()
             with contextlib.suppress(TwineError):
@@ -226,12 +230,21 @@ class _Session:
         return end
 
 
+def _told_why(end: ExecEnd, spec: TaskSpec) -> ExecEnd:
+    """Return how a command ended with the reason, where the kernel ended it for its memory."""
+    if end.detail != OOM:
+        return end
+    return replace(
+        end, detail=f"the command was ended: {took_too_much(spec.limits.memory_max_bytes)}"
+    )
+
+
 def _end_of(end: UnitState) -> ExecEnd:
     if end.result == "timeout":
         return ExecEnd(problem=Busy(f"the command ran for {LONGEST_S:g} s and was ended").problem())
     if end.exit_code is None and end.exit_signal is None:
         return ExecEnd(problem=SystemdError(f"it could not be run: {end.result}").problem())
-    detail = ""
+    detail = OOM if end.result == OOM else ""
     if end.exit_code in STEPS:
         detail = f"exit code {end.exit_code} is systemd's where a command never started: "
         detail += STEPS[end.exit_code]

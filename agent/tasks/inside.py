@@ -16,6 +16,7 @@ from agent.tasks.core.inside import (
     inside_unit,
     step_properties,
     step_unit,
+    took_too_much,
 )
 from agent.tasks.core.own_init import unstaging
 from agent.tasks.unit import UnitOfTask
@@ -82,6 +83,8 @@ class Inside:
             end = await self._units.run(unit, properties, timeout_s=command.timeout_s + _GRACE_S)
         except SystemdError as e:
             return str(e)
+        if end.result == "oom-kill":
+            return took_too_much(task.spec.limits.memory_max_bytes)
         return _problem(end, command.timeout_s)
 
     def properties(self, task: TaskRecord, unit: str, command: Command) -> dict[str, object]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from agent.images.core.image_user import login
 from agent.images.core.oci import as_run, image_properties
 from agent.images.core.standard_output import is_piped, piped
-from agent.images.core.writable_root import opened
+from agent.images.core.writable_root import in_run, opened
 from agent.images.roots import Roots
 from agent.machine import UnitState
 from agent.resources.core.exclusive_cpus import own_properties
@@ -73,12 +73,13 @@ def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
     writes = roots.is_writable(task.spec)
     if writes and user is None:
         user = roots.owner(task.spec.image)
+    run = in_run(roots.tops(task.spec.image)) if writes else None
     spec = as_run(task.spec, config)
     spec = replace(spec, environment={**login(user), **spec.environment})
     unit = {
         **unit_properties(task.task_id, spec, root),
         **image_properties(spec, config),
-        **mount_properties(task.task_id, spec, str(roots.state), root, user),
+        **mount_properties(task.task_id, spec, str(roots.state), root, user, run),
         **own_properties(task.own_cpus),
         "Description": describe_unit(task.task_id, task.spec),
     }

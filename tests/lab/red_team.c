@@ -61,6 +61,11 @@ static int reads(const char *path) {
     close(fd);
     return done;
 }
+static int output_of(int pid) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%d/fd/1", pid);
+    return writes(path, "of somebody else\n");
+}
 static int unix_to(const char *path, int length) {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     memcpy(to.sun_path, path, length);
@@ -167,6 +172,8 @@ static int capable(void) { return syscall(SYS_capset, (int[]){0x20080522, 0}, (i
     P("files: environment of process 1", reads("/proc/1/environ")) \
     P("files: the host's journal", folder("/var/log/journal") && folder("/run/log/journal")) \
     P("files: make a set-uid file", makes_setuid()) \
+    P("files: shared memory of others", folder("/dev/shm")) \
+    P("files: change how names are found", writes("/etc/resolv.conf", "nameserver 10.0.0.1\n") && writes("/etc/hosts", "\n")) \
     P("kernel: write a sysctl", writes("/proc/sys/vm/swappiness", "1")) \
     P("kernel: core_pattern", writes("/proc/sys/kernel/core_pattern", "|/x")) \
     P("kernel: sysrq", writes("/proc/sysrq-trigger", "h")) \
@@ -202,6 +209,7 @@ static int capable(void) { return syscall(SYS_capset, (int[]){0x20080522, 0}, (i
     P("process: signal process 1", kill(1, 0)) \
     P("process: signal a neighbour", kill(other, 0)) \
     P("process: signal anybody", signals_somebody()) \
+    P("process: write to a neighbour's output", output_of(other)) \
     P("process: trace a neighbour", attaches()) \
     P("process: read a neighbour's memory", peeks()) \
     P("rights: become root", becomes_root()) \
@@ -210,6 +218,7 @@ static int capable(void) { return syscall(SYS_capset, (int[]){0x20080522, 0}, (i
     P("rights: no filter of system calls", unfiltered()) \
     P("network: the agent's socket", unix_to("/run/twine/agent.sock", 21)) \
     P("network: D-Bus", unix_to("/run/dbus/system_bus_socket", 27)) \
+    P("network: output of others in the journal", unix_to("/run/systemd/journal/stdout", 28)) \
     P("network: an abstract socket", unix_to("\0twine-red-team", 15)) \
     P("network: an abstract socket by a ring", ringed_unix("\0twine-red-team", 15)) \
     P("network: metadata service", inet_to("169.254.169.254", 80)) \
@@ -223,7 +232,10 @@ static int capable(void) { return syscall(SYS_capset, (int[]){0x20080522, 0}, (i
     printf("%s\t%s\n", name, reached ? "REACHED" : strerrorname_np(errno) ? strerrorname_np(errno) : "0"); }
 
 int main(int argc, char **argv) {
-    if (argc < 3) return pause();
+    if (argc < 3) {
+        close(open("/dev/shm/of-a-neighbour", O_CREAT | O_WRONLY, 0644));
+        return pause();
+    }
     port = atoi(argv[1]);
     other = atoi(argv[2]);
     setvbuf(stdout, NULL, _IOLBF, 0);

@@ -1,4 +1,4 @@
-"""A task that attacks its host in 61 ways (F-84), and how exposed units are on a real systemd.
+"""A task that attacks its host in 65 ways (F-84), and how exposed units are on a real systemd.
 
 The table of docs/security.md is what this prints.
 """
@@ -67,6 +67,7 @@ def test_f84_a_task_reaches_nothing_of_its_host(guest: OneGuest, tmp_path: Path)
     guest.ssh("systemctl start twine-agent.service", timeout_s=900)
     guest.lab("ssh", "m1", "--", "cat > /root/red.tar", stdin=image(tmp_path))
     guest.ssh("systemd-run -q --unit=on-7443 python3 -m http.server 7443 --bind 127.0.0.1")
+    guest.ssh("touch /dev/shm/of-the-host")
     guest.ssh(f"systemd-run -q --unit=abstract python3 -c '{LISTENER}'")
     run = "twine-agent run {} --image /root/red.tar --memory 16MiB {} -- /red_team {}"
     guest.ssh(run.format("neighbour", "", ""), timeout_s=900)

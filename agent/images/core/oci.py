@@ -29,12 +29,8 @@ LAYERS_MAX = 127
 """What overlay-based engines take; no engine makes more."""
 LAYER_MAX_BYTES = 1 << 40
 
-_MANIFESTS = frozenset(
-    {
-        "application/vnd.oci.image.manifest.v1+json",
-        "application/vnd.docker.distribution.manifest.v2+json",
-    }
-)
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_MANIFESTS = frozenset({MANIFEST, "application/vnd.docker.distribution.manifest.v2+json"})
 _INDEXES = frozenset(
     {
         "application/vnd.oci.image.index.v1+json",
@@ -51,12 +47,40 @@ _LAYERS = {
 }
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
 """The kernel's words for a processor → those of the image specification (GOARCH)."""
+TAG = "org.opencontainers.image.ref.name"
+"""Annotation of an image in a layout: its tag (`image-layout.md`)."""
 _DIGEST = re.compile(DIGEST_PATTERN)
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Of an image that says none, as container engines have it: programs may be in /bin alone.
 
 systemd's own, where /bin is a link on the host, has no /bin."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What this host runs programs for."""
+
+    machine: str
+    """As `uname -m` says."""
+    level: int = 1
+    """Of x86-64: 1 to 4, as in the variants v1 to v4 of amd64."""
+
+    @property
+    def name(self) -> str:
+        """The image specification's word for it (GOARCH)."""
+        return _ARCHITECTURES.get(self.machine, self.machine)
+
+    def runs(self, architecture: str, variant: str) -> bool:
+        """Return whether it runs programs that were built for this (`config.md`, "variant")."""
+        if architecture != self.name:
+            return False
+        known = {"amd64": [f"v{n + 1}" for n in range(self.level)], "arm64": ["v8"]}
+        return not variant or variant in known.get(architecture, [variant])
+
+    def __str__(self) -> str:
+        """Return it as messages name it."""
+        return f"linux/{self.name}" + (f"/v{self.level}" if self.name == "amd64" else "")
 
 
 class _Platform(msgspec.Struct, frozen=True):
@@ -70,6 +94,7 @@ class _Descriptor(msgspec.Struct, frozen=True, rename="camel"):
     digest: str
     size: Annotated[int, Meta(ge=0)]
     urls: list[str] = []
+    annotations: dict[str, str] = {}
     platform: _Platform | None = None
 
 
@@ -97,6 +122,7 @@ class _Run(msgspec.Struct, frozen=True):
 class _Config(msgspec.Struct, frozen=True):
     architecture: str = ""
     os: str = ""
+    variant: str = ""
     rootfs: _RootFs = _RootFs()
     config: _Run | None = None
 
@@ -154,33 +180,45 @@ def is_index(data: bytes) -> bool:
     return found.media_type in _INDEXES or (not found.media_type and found.manifests is not None)
 
 
-def choose(data: bytes, machine: str) -> str:
-    """Return the digest of the image for this processor (`uname -m`) out of an index.
+def choose(data: bytes, processor: Processor) -> str:
+    """Return the digest of the image for this processor out of an index.
 
-    Raises `Unprocessable` where there is none, or more than one that says nothing of itself.
+    Of variants that run here the plain one is taken, else the highest. Raises `Unprocessable`
+    where there is none, or more than one that says nothing of itself.
     """
     listed = _decoded(data, _Manifest, "the index").manifests or []
-    ours = _ARCHITECTURES.get(machine, machine)
     images = [m for m in listed if m.media_type in _MANIFESTS | _INDEXES]
-    fits = [
-        m
-        for m in images
-        if m.platform is None or (m.platform.os, m.platform.architecture) == ("linux", ours)
-    ]
-    if len({m.digest for m in fits if m.platform is None}) > 1:
+    plain = [m for m in images if m.platform is None]
+    if len({m.digest for m in plain}) > 1:
+        named = [name for m in plain if (name := m.annotations.get(TAG))]
         raise Unprocessable(
-            f"there are {len(fits)} images in one archive or index, and none says for what it is",
-            hint="keep one image in it",
+            f"there are {len(plain)} images in one archive or index, and none says for what it is",
+            hint="name one of them, oci-layout:FOLDER:TAG or oci-archive:FILE:TAG"
+            + (f": {', '.join(sorted(named)[:10])}" if named else ""),
         )
+    fits = [m for m in images if m.platform is None or _runs(processor, m.platform)]
     if not fits:
-        others = sorted(
-            {f"{m.platform.os}/{m.platform.architecture}" for m in images if m.platform}
-        )
+        others = sorted({_platform_text(m.platform) for m in images if m.platform})
         raise Unprocessable(
-            f"the image is not for linux/{ours}, only for {', '.join(others) or 'nothing'}"
+            f"the image is not for {processor}, only for {', '.join(others) or 'nothing'}"
         )
-    best = min(fits, key=lambda m: (m.platform is None, bool(m.platform and m.platform.variant)))
+    best = min(fits, key=_rank)
     return _checked(best, "the index").digest
+
+
+def _runs(processor: Processor, platform: _Platform) -> bool:
+    return platform.os == "linux" and processor.runs(platform.architecture, platform.variant)
+
+
+def _rank(found: _Descriptor) -> tuple[bool, bool, int]:
+    variant = found.platform.variant if found.platform else ""
+    number = int(variant[1:]) if re.fullmatch(r"v[0-9]{1,3}", variant) else 0
+    return found.platform is None, bool(variant), -number
+
+
+def _platform_text(platform: _Platform) -> str:
+    parts = (platform.os or "?", platform.architecture or "?", platform.variant)
+    return "/".join(part for part in parts if part)
 
 
 def read_manifest(data: bytes, expected: str = "") -> Manifest:
@@ -222,15 +260,17 @@ def _layer_blob(found: _Descriptor) -> Blob:
     return Blob(digest, found.size, kind)
 
 
-def read_config(data: bytes, manifest: Manifest, machine: str) -> tuple[list[Layer], OciConfig]:
+def read_config(
+    data: bytes, manifest: Manifest, processor: Processor
+) -> tuple[list[Layer], OciConfig]:
     """Return the layers, lowest first, and how the image wants to be run."""
     if digest_of(data) != manifest.config.digest:
         raise Unprocessable(f"the configuration of {manifest.digest} has another digest")
     found = _decoded(data, _Config, "the configuration")
-    ours = _ARCHITECTURES.get(machine, machine)
-    if (found.os, found.architecture) != ("linux", ours):
-        is_for = f"{found.os or '?'}/{found.architecture or '?'}"
-        raise Unprocessable(f"image {manifest.digest} is for {is_for}, not for linux/{ours}")
+    platform = _Platform(found.architecture, found.os, found.variant)
+    if not _runs(processor, platform):
+        is_for = _platform_text(platform)
+        raise Unprocessable(f"image {manifest.digest} is for {is_for}, not for {processor}")
     ids = found.rootfs.diff_ids
     if len(ids) != len(manifest.layers) or not all(_DIGEST.fullmatch(i) for i in ids):
         raise Unprocessable(

@@ -126,12 +126,25 @@ def drop_setuid_properties(target: str) -> dict[str, object]:
     return _sandbox(f"drops set-uid bits below {target}", commands, target, _TAR_CAPABILITIES)
 
 
-def layer_properties(python: str, folder: str, layer: Layer, tree: str) -> dict[str, object]:
-    """Return the properties of the unit that applies a layer, a blob below `folder`, to a tree."""
-    blob = layer.blob
-    apply = [python, "-I", "-m", "agent.machine.layer", folder, blob.path, blob.compression]
-    apply += [blob.digest, layer.diff_id, tree]
-    return _sandbox(f"applies a layer to {tree}", [apply], tree, _TAR_CAPABILITIES)
+def layer_properties(
+    python: str, folder: str, layers: Sequence[Layer], tree: str, pipes: tuple[str, str]
+) -> dict[str, object]:
+    """Return the properties of the unit that applies layers, blobs below `folder`, to a tree.
+
+    One process for all: to start one takes longer than a small layer. `pipes` are the paths of its
+    input and output, by which it is told to go on. It has its time for each.
+    """
+    apply = [python, "-I", "-m", "agent.machine.layer", folder, tree]
+    for layer in layers:
+        blob = layer.blob
+        apply += [blob.path, blob.compression, blob.digest, layer.diff_id]
+    return {
+        **_sandbox(f"applies layers to {tree}", [apply], tree, _TAR_CAPABILITIES),
+        "StandardInputFile": pipes[0],
+        "StandardOutputFile": pipes[1],
+        "StandardError": "journal",  # else it follows the output (systemd.exec(5))
+        "TimeoutStartUSec": UNPACK_TIMEOUT_S * len(layers) * _S,
+    }
 
 
 def fetch_properties(

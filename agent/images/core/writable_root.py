@@ -2,8 +2,9 @@
 
 Pure. `DynamicUser=` makes the whole root read-only and systemd 257 lets no property take that back,
 so each folder at its top is named. /home and /root stay closed by themselves; the folders in them
-are named. /run is in memory, with the folders that the image has there: systemd makes places of its
-own in it, which the kernel refuses in a root that is shown for its task's user (docs/adr/0176).
+are named. /run is in memory, with the folders that the image has there (volumes/core/mounts.py):
+systemd makes places of its own in it, which the kernel refuses in a root that is shown for its
+task's user (docs/adr/0176).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from agent.api import ImageUser, OciConfig, Relaxation, RootMode, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.runtime.core.records import has_own_init
-from agent.runtime.core.unit_parts import in_memory
 
 CLOSED = frozenset(("boot", "dev", "lost+found", "proc", "sys", "tmp"))
 """Folders at the top of a root that are not its task's: of the kernel, or private already."""
@@ -61,19 +61,19 @@ def opened(unit: Mapping[str, object], spec: TaskSpec, tops: Sequence[str]) -> d
 
     What other tasks share with it stays read-only.
     """
-    in_run = [f"/{name}" for name in tops if name.startswith("run/")]
     named = [f"-+/{name}" for name in tops if not name.startswith("run/")]
     shared = [f"-+{v.path}" for v in spec.volumes.values() if v.kind is VolumeKind.SHARED]
     found: dict[str, object] = {
-        "ReadWritePaths": [*named, *_texts(unit.get("ReadWritePaths"))],
-        "TemporaryFileSystem": [
-            *_texts(unit.get("TemporaryFileSystem")),
-            *(in_memory(path, spec.limits.memory_max_bytes) for path in ("/run", *in_run)),
-        ],
+        "ReadWritePaths": [*named, "-+/run", *_texts(unit.get("ReadWritePaths"))]
     }
     if shared:
         found["ReadOnlyPaths"] = (*_texts(unit.get("ReadOnlyPaths")), *shared)
     return found
+
+
+def in_run(tops: Sequence[str]) -> list[str]:
+    """Return the names of the folders in /run among those that a writable root opens."""
+    return [name.removeprefix("run/") for name in tops if name.startswith("run/")]
 
 
 def choose_tops(folders: Mapping[str, Collection[str]]) -> list[str]:
@@ -91,7 +91,7 @@ def choose_tops(folders: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def _is_plain(name: str) -> bool:
-    return name.isprintable() and not {*name} & {*":\\\"' "}
+    return name.isprintable() and not {*name} & {*":\\\"'$% "}
 
 
 def _texts(value: object) -> tuple[str, ...]:

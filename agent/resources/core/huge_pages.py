@@ -109,9 +109,9 @@ def bounded_unit(whole: Mapping[str, object], values: Mapping[str, str]) -> dict
 
 
 def bounded_inside(before: object) -> list[list[str]]:
-    """Return what bounds a command inside a task until it is in the task's own cgroup.
+    """Return what keeps huge pages from a command inside a task: they are the task's.
 
-    `before` is what is run before the task's unit. Until then it may have no pages at all.
+    `before` is what is run before the task's unit.
     """
     assert isinstance(before, list | tuple)
     mine: list[Sequence[str]] = [argv for argv in before if tuple(argv[:4]) == COMMAND]

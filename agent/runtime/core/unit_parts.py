@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_PAGE = 4096
+PAGE = 4096
 
 NO_RINGS = ("~io_uring_enter", "~io_uring_register", "~io_uring_setup")
 """What is asked for through a ring the kernel does past every filter of system calls: sockets of
@@ -15,4 +15,4 @@ def in_memory(path: str, memory_bytes: int) -> str:
     `PrivateDevices` alone binds the host's /dev/shm into the task's /dev.
     """
     size = memory_bytes // 2
-    return f"{path}:mode=1777,nosuid,nodev,size={size},nr_inodes={size // _PAGE}"
+    return f"{path}:mode=1777,nosuid,nodev,size={size},nr_inodes={size // PAGE}"

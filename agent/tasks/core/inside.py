@@ -2,8 +2,8 @@
 
 Both are units of their own, made from the task's own unit: same root, user, sandbox, limits
 and slice, so there is no right that the task itself has not. A command inside also joins
-the task's network and IPC and is moved into its cgroup, so that the two together stay within the
-task's limits and end together (docs/adr/0041).
+the task's network and IPC, ends with it, and has memory of its own: one that takes too much ends
+alone (docs/adr/0041, 0178).
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from agent.api import Step
 from agent.resources.core.huge_pages import bounded_inside
 from agent.runtime.core.records import unit_of
 from agent.tasks.core.own_init import entered, is_enclosed, step_command
+from wire.units import size_text
 
 _S = 1_000_000
 
-_MOVE = (
-    'exec 2>/dev/null; to=/sys/fs/cgroup$1/cgroup.procs; [ -e "$to" ] || exit 1; '
-    'from=$(dirname "/sys/fs/cgroup$1")/$2/cgroup.procs; '
-    'for round in 1 2 3; do for pid in $(cat "$from"); do '
-    '[ "$pid" = $$ ] || echo "$pid" >"$to" || true; done; done'
-)
-"""Moves what runs in one cgroup to another; again, since what is moved may fork meanwhile."""
-
-
+_LEAST_BYTES = 16 << 20
+"""Memory of a command in the smallest task: a shell and what it starts."""
+_OOM_SCORE = 500
+"""Where the memory of all tasks together is short the kernel takes commands first (proc(5))."""
+_PROMISES = ("MemoryMin", "MemoryLow", "MemoryHigh", "ManagedOOMPreference")
+"""What is kept for the task alone."""
 _TASKS_OWN = ("ExecCondition", "ExecStartPre", "ExecStopPost")
 """What a running task has behind it, or still before it."""
 
@@ -44,6 +42,19 @@ class Command:
     environment: tuple[str, ...] = ()
     quiet: bool = False
     """What it writes is dropped; else it is in the task's log, unless it has pipes."""
+
+
+def memory_of_commands(task_bytes: int) -> int:
+    """Return how much memory each command inside a task may use: half as much as the task."""
+    return max(task_bytes // 2, _LEAST_BYTES)
+
+
+def took_too_much(task_bytes: int) -> str:
+    """Return in words why the kernel ended a command inside a task of so much memory."""
+    most = size_text(memory_of_commands(task_bytes))
+    return (
+        f"it used more than the {most} of memory that a command in this task may; the task runs on"
+    )
 
 
 def step_unit(task_id: str) -> str:
@@ -76,7 +87,7 @@ def inside_properties(
     if is_enclosed(whole):
         properties = entered(whole, cgroup, unit, command.argv, command.environment)
     else:
-        properties = {**_beside(whole, cgroup, unit, command), "JoinsNamespaceOf": [task]}
+        properties = {**_beside(whole, command), "JoinsNamespaceOf": [task]}
     return {
         **properties,
         "Description": f"Twine task {task_id}: inside",
@@ -90,20 +101,22 @@ def inside_properties(
     }
 
 
-def _beside(
-    whole: Mapping[str, object], cgroup: str, unit: str, command: Command
-) -> dict[str, object]:
-    """Return what makes a unit run a command with the sandbox of a task, and moves it there."""
+def _beside(whole: Mapping[str, object], command: Command) -> dict[str, object]:
+    """Return what makes a unit run a command with the sandbox of a task."""
     environment = whole.get("Environment", ())
+    most = whole.get("MemoryMax", 0)
     assert isinstance(environment, list | tuple)
+    assert isinstance(most, int)
     properties = {
         **whole,
         "ExecStart": [list(command.argv)],
-        "ExecStartPost": [["/bin/sh", "-c", _MOVE, "sh", cgroup, unit]],
         "RootDirectoryStartOnly": True,
         "Environment": [*environment, *command.environment],
+        "MemoryMax": memory_of_commands(most),
+        "OOMPolicy": "kill",
+        "OOMScoreAdjust": _OOM_SCORE,
     }
-    for name in _TASKS_OWN:
+    for name in (*_TASKS_OWN, *_PROMISES):
         properties.pop(name, None)
     if bound := bounded_inside(whole.get("ExecStartPre", ())):
         properties["ExecStartPre"] = bound

@@ -7,9 +7,12 @@ the host's that knows the number (docs/adr/0076, 0118). Source: mount(8), X-moun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agent.api import ImageUser, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.runtime.core.records import user_of
+from agent.runtime.core.unit_parts import PAGE
 from agent.volumes.core.volumes import OWNER, place_of
 
 _SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
@@ -22,6 +25,7 @@ _ROOT = (
     '{ echo "there is a link on the way to $1: it is not written" >&2; return 1; }; '
     'rm -f "$at" && { printf "%s\\n" "$2"; cat "$image/$1"; } >"$at"; }; '
     'while umount -l "$root" 2>/dev/null; do :; done; image=$1; umask 022; cd "$root" && '
+    "{ [ -e usr ] || [ -L usr ] || mkdir usr; } && "
     'say "$3" "$4:x:$uid:$uid::$5:$6" && say "$7" "$8:x:$uid:" && { [ "$9" != 0:0 ] || '
     'find . -xdev "(" ! -uid 0 -o ! -gid 0 ")" -exec chown -h 0:0 -- {} +; } && '
     "mount --bind --make-private "
@@ -31,20 +35,22 @@ _ROOT = (
 )
 """Puts the task's user before the others in the lists of the root, and mounts the root over itself
 with the files of the image's user shown as the task's, those of root as they are, and those of
-any other user as of the overflow user (65534). The user root (0:0) is that of a writable root: all
-files of the snapshot are root's then, and root's are the task's. The shell stays in the bare root,
-where it may write anywhere."""
+any other user as of the overflow user (65534). An image of one program may have no /usr:
+systemd would try to make it in the mounted root, and complain in the task's log. The user root
+(0:0) is that of a writable root: all files of the snapshot are root's then, and root's are the
+task's. The shell stays in the bare root, where it may write anywhere."""
 _VOLUMES = (
     'while [ $# -gt 0 ]; do at=$root$2; [ "$(readlink -m "$at")" = "$at" ] || '
     '{ echo "the image has a link on the way to $2: no volume can be there" >&2; exit 1; }; '
+    'if [ "$1" = folder ]; then mkdir -p -m 1777 "$at" || exit 1; shift 3; continue; fi; '
     'while umount -l "$at" 2>/dev/null; do :; done; mkdir -p "${bare-$root}$2" || exit 1; '
     'if [ "$1" = tmpfs ]; then mount -t tmpfs -o "$3,mode=1777,nosuid,nodev" tmpfs "$at"; else '
     'chown "$owner:$owner" "$1" && mount --bind -o "X-mount.idmap=b:$owner:$uid:1" "$1" "$at"; '
     "fi || exit 1; shift 3; done"
 )
-"""Mounts each first path at the second below the root, files of the owner shown as a dynamic
-user's. Nothing runs in the root at that time, so no link comes after the look for one. The top
-folder of a volume is given to the owner here: the agent has no right to (docs/adr/0084)."""
+"""Makes a folder, or mounts each first path at the second below the root, files of the owner shown
+as a dynamic user's. Nothing runs in the root at that time, so no link comes after the look for
+one. The top folder of a volume is given to the owner here: the agent may not (docs/adr/0084)."""
 _UNMOUNT = (
     'root=$(readlink -f "$1") || exit 0; shift; '
     'for at; do [ "$(readlink -m "$root$at")" = "$root$at" ] || continue; '
@@ -55,10 +61,19 @@ the link the host would unmount one of its own."""
 
 
 def mount_properties(
-    task_id: str, spec: TaskSpec, state: str, root: str, user: ImageUser | None = None
+    task_id: str,
+    spec: TaskSpec,
+    state: str,
+    root: str,
+    user: ImageUser | None = None,
+    run: Sequence[str] | None = None,
 ) -> dict[str, object]:
     """Return what a unit needs for its volumes and for its image's user; it goes on top of the
     hardening. Empty where there is neither.
+
+    With `run`, the folders that the image has in its /run, that is in memory. It is mounted here
+    and not by the unit's `TemporaryFileSystem=`, so that commands inside the task find its sockets
+    there: they have the mounts of the root, and places of the unit's own anew.
 
     Volumes are mounted into the task's root, which the unit takes with all mounts in it:
     `BindPaths=` would be done for the host's own commands of the unit, too, in the host's root.
@@ -66,6 +81,10 @@ def mount_properties(
     """
     if not spec.volumes and user is None:
         return {}
+    in_run = [word for name in run or () for word in ("folder", f"/run/{name}", "")]
+    if run is not None:
+        size = spec.limits.memory_max_bytes // 2
+        in_run = ["tmpfs", "/run", f"size={size},nr_inodes={size // PAGE}", *in_run]
     words = [
         word
         for name, volume in spec.volumes.items()
@@ -77,6 +96,9 @@ def mount_properties(
     ]
     paths = [volume.path for volume in spec.volumes.values()]
     own = [f"-+{v.path}" for v in spec.volumes.values() if v.kind is not VolumeKind.SHARED]
+    words = [*in_run, *words]
+    if run is not None:
+        paths.append("/run")
     script = _BEGIN + (_ROOT if user else "") + (_VOLUMES if words else "")
     if user:
         image = f"{state}/images/{spec.image.removeprefix('sha256:')}"

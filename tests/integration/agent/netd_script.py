@@ -71,6 +71,11 @@ async def made(specs: dict[str, TaskSpec]) -> list[TaskNet]:
     return nets
 
 
+def _first_free_port() -> str:
+    """Return the first port that needs no right, in the network of the thread that asks."""
+    return Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text().strip()
+
+
 async def walls() -> dict[str, Any]:
     specs = {"web": a_spec(allow_from=["db"]), "db": a_spec(egress_mbps=8), "other": a_spec()}
     nets = await made(specs)
@@ -91,6 +96,7 @@ async def walls() -> dict[str, Any]:
         "metadata from the host": reaches("169.254.169.254", 80, 60),
         "same again": again == nets,
         "rate": _qdiscs("db"),
+        "low ports": (within("web", _first_free_port), _first_free_port()),
     }
     for s in (server, agent, beside, metadata):
         s.close()

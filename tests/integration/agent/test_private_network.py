@@ -59,6 +59,11 @@ def test_the_kernel_has_the_rate_that_was_asked_for(found: dict[str, Any]) -> No
     assert "rate 8Mbit" in found["walls"]["rate"]
 
 
+def test_a_private_task_may_bind_every_port_and_others_may_not(found: dict[str, Any]) -> None:
+    """Images listen on 80 and 53; no task has CAP_NET_BIND_SERVICE, so bind failed with EACCES."""
+    assert found["walls"]["low ports"] == ["0", "1024"]
+
+
 def test_the_same_request_again_changes_nothing(found: dict[str, Any]) -> None:
     assert found["walls"]["same again"]
 

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from oci import sha
 
 from agent import api
-from agent.images.core.oci import choose, is_index, place_of, read_config, read_manifest
+from agent.images.core.oci import Processor, choose, is_index, place_of, read_config, read_manifest
 from agent.machine import layer
 from agent.runtime.core.records import Tombstone
 from agent.runtime.journal import Journal
@@ -300,9 +300,9 @@ def test_fuzz_of_what_describes_an_image(manifest: Any, config: Any, reference: 
     with in_time():
         for ask in (
             lambda: is_index(data),
-            lambda: choose(data, "x86_64"),
+            lambda: choose(data, Processor("x86_64")),
             lambda: read_manifest(data),
-            lambda: read_config(json.dumps(config).encode(), good, "x86_64"),
+            lambda: read_config(json.dumps(config).encode(), good, Processor("x86_64")),
             lambda: place_of(reference),
         ):
             try:

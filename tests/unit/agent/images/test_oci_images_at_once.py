@@ -13,7 +13,7 @@ from oci import Layout, Registry, files, sha
 
 from agent.client import AgentClient
 from agent.machine.fake import Ended
-from wire.errors import TwineError, Unreachable
+from wire.errors import Conflict, NotFound, TwineError, Unreachable
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
 FIRST, SECOND = "registry.example/team/web:1", "registry.example/team/web:2"
@@ -189,3 +189,32 @@ async def test_a_fetch_that_gets_something_is_waited_for(
         coming.unlink()
         registry.let_go(host)
         assert (await fetching).digest == digest
+
+
+async def test_what_is_taken_in_is_listed_and_can_be_cancelled(
+    host: FakeHost, registry: Held
+) -> None:
+    """BUG-AG38: an intake whose client had left went on, was not listed and could not be ended."""
+    push(host, registry, FIRST, BASE, held=True)
+    push(host, registry, SECOND, APP)
+    async with host.agent() as client:
+        await client.stage_image(FIRST)
+        await begun(registry)
+        (listed,) = (await client.list_arrivals()).images
+        assert (listed.name, listed.began_at > 0) == (FIRST, True)
+
+        waiting = asyncio.create_task(client.fetch_oci_image(FIRST))
+        async with asyncio.timeout(10):
+            while len((await client.list_arrivals()).images) < 2:
+                await asyncio.sleep(0.01)
+        assert (await client.cancel_arrival(FIRST)).detail == "2 cancelled"
+        with pytest.raises(Conflict, match=f"the intake of image {FIRST} was cancelled"):
+            await waiting
+        async with asyncio.timeout(10):
+            while (await client.list_arrivals()).images:
+                await asyncio.sleep(0.01)
+        assert not host.fake.systemd.units("twine-fetch-*.service")
+        assert not list((host.state / "staging").iterdir())
+        with pytest.raises(NotFound, match="is being taken in"):
+            await client.cancel_arrival(FIRST)
+        await client.fetch_oci_image(SECOND)

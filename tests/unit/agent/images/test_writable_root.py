@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api import OciConfig, Relaxation, RootMode, Volume, VolumeKind
-from agent.images.core.writable_root import choose_tops, is_writable, opened, owner_of_root
+from agent.images.core.writable_root import choose_tops, in_run, is_writable, opened, owner_of_root
 from agent.machine.unit_properties import encode
 from agent.runtime.core.records import has_own_init, key_of
+from agent.tasks.core.inside import Command, inside_properties
 from agent.tasks.core.unit_properties import unit_properties
 from agent.volumes.core.mounts import mount_properties
 
@@ -43,10 +44,25 @@ def test_its_folders_are_opened_and_shared_volumes_and_sys_stay_closed() -> None
     }
     found = opened(unit, spec, choose_tops(folders))
     encode(found)
-    assert found["ReadWritePaths"] == ["-+/data", "-+/srv", "-+/home/u", "-+/data/own"]
+    assert found["ReadWritePaths"] == ["-+/data", "-+/srv", "-+/home/u", "-+/run", "-+/data/own"]
     assert found["ReadOnlyPaths"] == ("-+/sys", "-+/srv/all")
-    mounted = [str(word).partition(":")[0] for word in found["TemporaryFileSystem"]]  # type: ignore[attr-defined]
-    assert mounted == ["/dev/shm", "/run", "/run/pg"]
+    assert in_run(choose_tops(folders)) == ["pg"]
+
+
+def test_run_is_in_memory_and_the_same_for_commands_inside() -> None:
+    """A mount of the root, not of the unit: `exec` found an empty /run, without any socket."""
+    spec = a_spec()
+    found = mount_properties("db", spec, "/s", "/r", owner_of_root("", ""), ["pg"])
+    [command] = found["ExecStartPre"]  # type: ignore[misc]
+    size = spec.limits.memory_max_bytes // 2
+    mounts = ["tmpfs", "/run", f"size={size},nr_inodes={size // 4096}", "folder", "/run/pg", ""]
+    assert command[-6:] == mounts  # type: ignore[has-type]
+    unit = {**unit_properties("db", spec, "/r"), **found}
+    command_inside = Command(("true",), 1.0)
+    inside = inside_properties(unit, "db", "/workload.slice/x", "in.service", command_inside)
+    assert "ExecStartPre" not in inside
+    shm = [str(place).partition(":")[0] for place in unit["TemporaryFileSystem"]]  # type: ignore[attr-defined]
+    assert shm == ["/dev/shm"]
 
 
 @given(st.lists(NAMES), st.lists(NAMES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import stat
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from oci import compressed, entry, folder, layer, sha
+from oci import compressed, entry, files, folder, layer, sha
 
 from agent.machine import layer as program
 from agent.machine.layer import apply
@@ -346,7 +347,21 @@ def test_the_program_says_in_one_line_why_not(
 ) -> None:
     (tree.parent / "blob").write_bytes(b"x")
     wrong = "sha256:" + "0" * 64
-    code = program.main([str(tree.parent), "blob", "tar", wrong, wrong, str(tree)])
+    code = program.main([str(tree.parent), str(tree), "blob", "tar", wrong, wrong])
 
     assert code == 1
     assert capsys.readouterr().err.startswith("the layer has digest sha256:2d7")
+
+
+def test_one_process_applies_layers_as_it_is_asked_for_them(tree: Path) -> None:
+    """BUG-AG38: a process was started for each layer, which takes longer than a small one."""
+    words, asked, told = [], io.BytesIO(b"go on\n"), io.BytesIO()
+    for name in ("one", "two", "three"):
+        data = files(**{name: name})
+        (tree.parent / name).write_bytes(data)
+        words += [name, "tar", sha(data), sha(data)]
+    owners = os.geteuid() == 0
+    code = program.main([str(tree.parent), str(tree), *words], asked, told, owners=owners)
+    assert (code, told.getvalue()) == (0, b"applied\n" * 2)
+    assert (tree / "one").read_text() + (tree / "two").read_text() == "onetwo"
+    assert not (tree / "three").exists(), "nobody asked for it"

@@ -101,7 +101,7 @@ def test_the_limit_is_written_before_all_else_and_a_unit_without_one_stays_as_it
     assert bounded_unit(whole, {}) == whole
 
 
-def test_a_command_inside_has_none_until_it_is_in_the_tasks_cgroup() -> None:
+def test_a_command_inside_has_none() -> None:
     whole = unit_properties("web", with_pages(1), "/r") | {"ExecStartPre": [["/bin/mount", "x"]]}
     unit = bounded_unit(whole, bounds(with_pages(1), [SMALL]))
     asked = Command(("/bin/true",), 1.0)

@@ -14,8 +14,9 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from builders import FakeHost, a_spec, running, unit
+from builders import FakeHost, a_spec, running, unit, until
 
+from agent.api import Health, Limits, Probe, ProbeKind, TaskState
 from agent.api.exec import TAKEN, ExecEnd, ExecWord, taken_frame
 from agent.machine import Property, UnitState
 from agent.machine.fake import Ended, ends_with
@@ -65,6 +66,35 @@ async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: Fak
         async with client.exec_task("web", ["/bin/speak", "a b"], tty=False) as duplex:
             assert await _end(duplex) == (b"out", b"err", ExecEnd(code=7))
         await _until_nothing_is_left(host)
+
+
+async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: FakeHost) -> None:
+    """BUG-AG32: it was in the task's cgroup, and the kernel ended the task for it."""
+    host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
+        code=None, signal="SIGKILL", result="oom-kill"
+    )
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(limits=Limits(memory_max_bytes=64 << 20)))
+        before = await running(client, "web")
+        async with client.exec_task("web", ["/bin/eat"], tty=False) as duplex:
+            _, _, end = await _end(duplex)
+        assert end.signal == "SIGKILL"
+        assert "more than the 32MiB of memory that a command in this task may" in end.detail
+        assert "the task runs on" in end.detail
+        assert (await running(client, "web")).invocation_id == before.invocation_id
+
+
+async def test_a_probe_that_took_too_much_memory_says_so(host: FakeHost) -> None:
+    """BUG-AG32: the reason blamed the task."""
+    host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
+        code=None, signal="SIGKILL", result="oom-kill"
+    )
+    probe = Probe(kind=ProbeKind.EXEC, command=["/bin/eat"], interval_s=0.05, start_period_s=0.0)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(probe=probe))
+        status = await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+        assert "of memory that a command in this task may" in status.reason
+        assert status.state is TaskState.RUNNING
 
 
 async def test_a_command_whose_start_is_still_queued_has_not_ended(

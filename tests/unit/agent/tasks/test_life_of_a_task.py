@@ -379,7 +379,7 @@ async def test_a_command_inside_is_never_more_than_its_task(host: FakeHost) -> N
 
     main, inside = host.fake.systemd.properties(unit("web")), alive.seen[0]
     own = {
-        *("Description", "ExecStart", "ExecStartPost", "RootDirectoryStartOnly"),
+        *("Description", "ExecStart", "RootDirectoryStartOnly", "MemoryMax", "OOMScoreAdjust"),
         *("RuntimeMaxUSec", "TimeoutStopUSec", "JoinsNamespaceOf", "Requisite", "PartOf"),
         *("After", "StandardOutput", "StandardError"),
     }
@@ -387,6 +387,7 @@ async def test_a_command_inside_is_never_more_than_its_task(host: FakeHost) -> N
         k: v for k, v in main.items() if k not in own
     }
     assert inside_unit("web", "liveness") in host.fake.systemd.started
+    assert inside["MemoryMax"] < main["MemoryMax"]  # type: ignore[operator]
 
 
 async def test_a_start_that_its_host_was_too_slow_for_says_so(host: FakeHost) -> None:

@@ -163,3 +163,39 @@ def test_nothing_is_rebuilt_that_contradicts_what_runs(
         agrees = keys.get(task_id) == key_of(record.spec)
         assert agrees or (record.wanted is Wanted.GONE) or task_id not in keys
         assert agrees or task_id in unreadable
+
+
+async def test_an_agent_whose_journal_is_another_than_its_boots_does_not_begin_as_new(
+    host: FakeHost,
+) -> None:
+    """BUG-AG43: without its file system the state folder is empty, and tasks run or are wanted."""
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+    kept = host.state / "kept"
+    (host.state / "journal").rename(kept)
+    (host.state / "journal").mkdir()
+    with pytest.raises(ExceptionGroup) as raised:
+        async with host.agent():
+            pass
+    (error,) = raised.value.exceptions
+    assert isinstance(error, HostError)
+    assert "is not the journal of this host's tasks" in str(error)
+    assert "file system mounted?" in error.hint
+    assert copy_file(host).exists(), "the copies are kept for the journal to come"
+
+    (host.state / "journal" / ".name").unlink(missing_ok=True)
+    (host.state / "journal").rmdir()
+    kept.rename(host.state / "journal")
+    async with host.agent() as client:
+        assert (await running(client, "web")).generation == 1
+
+
+def test_a_new_boot_takes_the_journal_that_there_is(tmp_path: Path) -> None:
+    """BUG-AG43: what was known of an earlier boot's journal is gone with /run."""
+    Journal(tmp_path / "journal", None, tmp_path / "run-1").replay()
+    name = (tmp_path / "journal" / ".name").read_text()
+    Journal(tmp_path / "journal", None, tmp_path / "run-2").replay()
+    assert (tmp_path / "journal" / ".name").read_text() == name
+    with pytest.raises(HostError, match="is not the journal"):
+        Journal(tmp_path / "other", None, tmp_path / "run-2").replay()

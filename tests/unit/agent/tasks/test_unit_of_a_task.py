@@ -41,6 +41,7 @@ from agent.runtime.core.slices import slice_of
 from agent.tasks.core.reconcile import leftovers
 from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
 
+PIPES = "/s/i.tree.in", "/s/i.tree.out"
 LAYER = Layer("sha256:c", "", "sha256:d", Blob("sha256:b", 1, "gzip"))
 GOLDEN = Path(__file__).parents[3] / "data" / "unit_properties.json"
 TEXT = st.text(
@@ -66,7 +67,7 @@ def test_the_properties_are_those_that_were_reviewed() -> None:  # AG2, AG8
         "task": unit_properties("web-0", spec, "/var/lib/twine/tasks/web-0"),
         "tar": unpack_properties("/s/i.stream", "/s/i", ImageFormat.TAR, "/s"),
         "btrfs": unpack_properties("/s/i.stream", "/s/i", ImageFormat.BTRFS, "/s"),
-        "layer": layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree"),
+        "layer": layer_properties("/py", "/s/oci-1", [LAYER], "/s/i.tree", PIPES),
         "fetch": fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o"),
     }
     if os.environ.get("TWINE_GOLDEN") == "write":
@@ -81,7 +82,7 @@ def test_nobody_in_a_sandbox_has_the_kernel_do_what_its_filter_refuses() -> None
         unit_properties("web", a_spec(), "/r"),
         unit_properties("web", a_spec(relaxations=list(Relaxation)[:4]), "/r"),
         unpack_properties("/s", "/t", ImageFormat.TAR, "/s"),
-        layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree"),
+        layer_properties("/py", "/s/oci-1", [LAYER], "/s/i.tree", PIPES),
         fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o"),
     ):
         assert "~io_uring_setup" in properties["SystemCallFilter"]  # type: ignore[operator]
@@ -89,7 +90,7 @@ def test_nobody_in_a_sandbox_has_the_kernel_do_what_its_filter_refuses() -> None
 
 def test_what_is_fetched_is_flushed_by_nobody_and_what_is_unpacked_may_be() -> None:
     fetch = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
-    layer = layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree")
+    layer = layer_properties("/py", "/s/oci-1", [LAYER], "/s/i.tree", PIPES)
     allowed, more = layer["SystemCallFilter"], fetch["SystemCallFilter"]
 
     assert isinstance(allowed, tuple)
@@ -110,7 +111,7 @@ def test_systemd_takes_every_property() -> None:
         unit_properties("web", a_spec(), "/r"),
         unpack_properties("/s", "/t", ImageFormat.TAR, "/s"),
         unpack_properties("/s", "/t", ImageFormat.BTRFS, "/s"),
-        layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree"),
+        layer_properties("/py", "/s/oci-1", [LAYER], "/s/i.tree", PIPES),
         fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o"),
     ):
         assert encode(properties)
@@ -214,7 +215,7 @@ def test_the_unpacker_cannot_lift_its_sandbox() -> None:
     for properties in (
         *(unpack_properties("/s/i.stream", "/s/i", f, "/s") for f in ImageFormat),
         drop_setuid_properties("/s/i"),
-        layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree"),
+        layer_properties("/py", "/s/oci-1", [LAYER], "/s/i.tree", PIPES),
         fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"]),
     ):
         allowed = properties["SystemCallFilter"]

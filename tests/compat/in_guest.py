@@ -1,0 +1,209 @@
+"""The guest's half of the suite: runs images one by one, and prints a line of JSON for each.
+
+    /opt/twine/bin/python in_guest.py REGISTRY RECIPES NAME…
+
+It speaks to the agent as `twine-agent` does, in one process: to start Python anew for each question
+takes an emulated processor seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent import api
+from agent.api.exec import ExecWord
+from agent.cli.asked import checked
+from agent.client import AgentClient
+from agent.config import load, local_socket
+from wire import units
+from wire.errors import TwineError
+from wire.written import plain
+
+READY_S, STOP_S, PULL_FREE_BYTES = 900.0, 30, 1500 << 20
+"""Generous: the guest's one processor is emulated and may be shared."""
+
+
+class Unfit(Exception):
+    """An image does not do what it should."""
+
+
+class Trial:
+    """One image as a task of this host."""
+
+    def __init__(self, client: AgentClient, recipe: dict[str, Any]) -> None:
+        self._client, self._recipe, self._name = client, recipe, recipe["name"]
+
+    async def talk(self) -> str:
+        """Return what the task's port says."""
+        at = (await self._client.get_task(self._name)).addresses[-1]
+        reader, writer = await asyncio.open_connection(at, self._recipe["port"])
+        try:
+            writer.write(self._recipe["send"].encode())
+            heard = b""
+            while self._recipe["expect"].encode() not in heard:
+                if not (data := await reader.read(65536)):
+                    break
+                heard += data
+        finally:
+            writer.close()
+        return heard.decode(errors="replace")
+
+    async def inside(self, command: str) -> str:
+        """Return what a command in the task says."""
+        words = ["/bin/sh", "-c", command]
+        heard = b""
+        async with self._client.exec_task(self._name, words, tty=False) as duplex:
+            await duplex.send(msgspec.json.encode(ExecWord(end_of_input=True)).decode())
+            async for frame in duplex.frames():
+                if isinstance(frame, str):
+                    break
+                heard += frame[1:]
+        return heard.decode(errors="replace")
+
+    async def logs(self, tail: int | None = None) -> str:
+        chunks = [chunk async for chunk in self._client.task_logs(self._name, tail=tail)]
+        return b"".join(chunks).decode(errors="replace")
+
+    async def start(self, digest: str) -> None:
+        recipe = self._recipe
+        keys = tomllib.loads(recipe["keys"])
+        volumes = {"data": {"kind": "persistent", "path": recipe["data"]}}
+        document = {
+            "image": digest,
+            "generation": time.time_ns() // 1_000_000,
+            "limits": {"memory_max_bytes": units.size(recipe["memory"])},
+            "network": {"mode": "private"},
+            "stop_timeout_s": STOP_S,
+            **({"volumes": volumes} if recipe["data"] else {}),
+            **plain(keys, api.TaskSpec),
+        }
+        await self._client.put_task(self._name, checked(document))
+
+    async def serve(self) -> None:
+        """Return once the task serves; raises where it does not in time."""
+        recipe, heard, before = self._recipe, "", None
+        late = time.monotonic() + READY_S
+        while time.monotonic() < late:
+            task = await self._client.get_task(self._name)
+            before = task.restarts if before is None else before
+            if task.state is api.TaskState.FAILED or task.restarts > before + 1:
+                last = api.exit_text(task.last_exit) if task.last_exit else ""
+                raise Unfit(f"it ended: {task.reason or last}")
+            if task.state is api.TaskState.RUNNING and not (
+                recipe["ask"] and recipe["logs"] not in await self.logs()
+            ):
+                try:
+                    async with asyncio.timeout(120):
+                        heard = await (self.inside(recipe["ask"]) if recipe["ask"] else self.talk())
+                except (OSError, IndexError, TimeoutError, TwineError) as e:
+                    heard = f"{type(e).__name__}: {e}"
+                if recipe["expect"] in heard:
+                    return
+            await asyncio.sleep(1.0)
+        raise Unfit(f"it does not serve: {heard.strip()[-300:]!r}")
+
+    async def said(self) -> None:
+        late = time.monotonic() + 60.0
+        while self._recipe["logs"] not in await self.logs():
+            if time.monotonic() > late:
+                raise Unfit(f"its log has no {self._recipe['logs']!r}")
+            await asyncio.sleep(1.0)
+
+    async def again(self) -> None:
+        """Stop and start it; return once it was started again."""
+        before = (await self._client.get_task(self._name)).invocation_id
+        await self._client.restart_task(self._name)
+        late = time.monotonic() + STOP_S + 240
+        while (await self._client.get_task(self._name)).invocation_id in ("", before):
+            if time.monotonic() > late:
+                raise Unfit("it is not started again")
+            await asyncio.sleep(0.5)
+
+    async def gone(self) -> None:
+        task = await self._client.get_task(self._name)
+        await self._client.delete_task(self._name, generation=task.generation + 1)
+        while any(t.task_id == self._name for t in (await self._client.list_tasks()).tasks):
+            await asyncio.sleep(0.5)
+
+
+def was_killed(name: str, since: float) -> bool:
+    """Return whether systemd had to kill what was left of a task after its time."""
+    unit = f"twine-task-{name}.service"
+    words = ["journalctl", "--no-pager", "-q", "-o", "cat", f"--since=@{since:.0f}", "-u", unit]
+    return b"timed out. Killing" in subprocess.run(words, capture_output=True, check=True).stdout
+
+
+async def attempt(
+    client: AgentClient, trial: Trial, recipe: dict[str, Any], registry: str, found: dict[str, Any]
+) -> None:
+    async def timed(what: str, act: Callable[[], Awaitable[Any]]) -> Any:
+        began = time.monotonic()
+        try:
+            return await act()
+        finally:
+            found[f"{what}_s"] = round(time.monotonic() - began, 1)
+
+    began = time.time()
+    reference = f"{registry}/compat/{recipe['name']}:1"
+    info = await timed("pull", lambda: client.fetch_oci_image(reference))
+    found["digest"] = info.digest
+
+    async def up() -> None:
+        await trial.start(info.digest)
+        await trial.serve()
+
+    await timed("ready", up)
+    found["serves"] = True
+    await trial.said()
+    found["logs"] = True
+    if recipe["write"]:
+        await trial.inside(recipe["write"])
+        await trial.again()
+        await trial.serve()
+        heard = await trial.inside(recipe["read"])
+        if recipe["kept"] not in heard:
+            raise Unfit(f"it lost its data: {heard.strip()[-200:]!r}")
+        found["keeps"] = True
+    await timed("stop", trial.gone)
+    if was_killed(recipe["name"], began):
+        raise Unfit(f"it does not stop within {STOP_S} s by its signal")
+    found["stops"] = True
+
+
+async def one(client: AgentClient, registry: str, recipe: dict[str, Any]) -> dict[str, Any]:
+    name, found, began = recipe["name"], {"name": recipe["name"]}, time.monotonic()
+    trial = Trial(client, recipe)
+    try:
+        await attempt(client, trial, recipe, registry, found)
+    except (Unfit, TwineError, OSError, TimeoutError) as e:
+        found["problem"] = f"{type(e).__name__}: {e}"
+        found["said"] = (await trial.logs(tail=15))[-2000:]
+    if any(t.task_id == name for t in (await client.list_tasks()).tasks):
+        await trial.gone()
+    if any(v.name == f"{name}.data" for v in (await client.list_volumes()).volumes):
+        await client.remove_volume("local", f"{name}.data")
+    if (await client.get_machine()).disk_free_bytes < PULL_FREE_BYTES and "digest" in found:
+        await client.delete_image(found["digest"])
+    found["took_s"] = round(time.monotonic() - began, 1)
+    return found
+
+
+async def main(registry: str, recipes: str, *names: str) -> None:
+    table = {recipe["name"]: recipe for recipe in json.loads(Path(recipes).read_text())}
+    async with AgentClient(local_socket(load(None))) as client:
+        for name in names or table:
+            print(json.dumps(await one(client, registry, table[name])), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

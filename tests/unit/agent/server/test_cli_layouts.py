@@ -1,0 +1,115 @@
+"""One image of a layout with several is named by its tag; messages name what was asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from oci import Layout, files
+
+from agent import api
+from agent.cli.image import image_of
+from agent.cli.layout import archived, split
+from agent.client import AgentClient
+from agent.images.core.oci import TAG
+from wire.errors import InvalidInput, Unprocessable
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """Return a layout with two images, 1.0 and 2.0, that share a layer."""
+    found = Layout(tmp_path / "shop")
+    for tag in ("1.0", "2.0"):
+        found.image(files(base="base"), files(app=tag))
+        found.index[-1]["annotations"] = {TAG: tag}
+    found.close()
+    return found
+
+
+def in_archive(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {m.name: data.read() for m in tar if (data := tar.extractfile(m)) is not None}
+
+
+def test_a_tag_names_one_image_of_a_folder_and_brings_its_blobs_alone(layout: Layout) -> None:
+    """BUG-AG36: a layout with two images was refused, and there was no oci-layout:FOLDER:TAG."""
+    with archived("oci-layout", f"{layout.path}:2.0") as archive:
+        found = in_archive(archive)
+        first = archive.read_bytes()
+    listed = json.loads(found["index.json"])["manifests"]
+    assert [m["annotations"][TAG] for m in listed] == ["2.0"]
+    blobs = {name for name in found if name.startswith("blobs/")}
+    assert len(blobs) == 4, "manifest, configuration and two layers"
+    with archived("oci-layout", f"{layout.path}:2.0") as archive:
+        assert archive.read_bytes() == first, "so its digest is the same"
+
+
+def test_a_tag_names_one_image_of_an_archive(layout: Layout, tmp_path: Path) -> None:
+    """BUG-AG36"""
+    whole = tmp_path / "shop.tar"
+    whole.write_bytes(layout.archive())
+    with archived("oci-archive", f"{whole}:1.0") as archive:
+        found = in_archive(archive)
+    with archived("oci-layout", f"{layout.path}:1.0") as archive:
+        assert in_archive(archive) == found
+    with archived("oci-archive", str(whole)) as archive:
+        assert archive == whole
+
+
+def test_which_image_is_meant_is_asked_by_tag(layout: Layout) -> None:
+    """BUG-AG36"""
+    with pytest.raises(InvalidInput, match="holds 2 images") as raised:  # noqa: SIM117
+        with archived("oci-layout", str(layout.path)):
+            pass
+    assert raised.value.hint == f"name one: oci-layout:{layout.path}:TAG, of 1.0, 2.0"
+    with pytest.raises(InvalidInput, match=r"no image with the tag '3\.0'") as raised:  # noqa: SIM117
+        with archived("oci-layout", f"{layout.path}:3.0"):
+            pass
+    assert raised.value.hint == "tags: 1.0, 2.0"
+
+
+def test_a_path_that_is_there_is_no_tag(tmp_path: Path) -> None:
+    (tmp_path / "a:b").mkdir()
+    assert split(f"{tmp_path}/a:b") == (tmp_path / "a:b", "")
+    assert split(f"{tmp_path}/a:c") == (tmp_path / "a", "c")
+    assert split(f"{tmp_path}/x:y/z") == (Path(f"{tmp_path}/x:y/z"), "")
+
+
+def test_what_is_no_layout_or_leads_out_of_one_is_refused_by_name(tmp_path: Path) -> None:
+    """BUG-AG37: names of temporary files."""
+    evil = tmp_path / "evil.tar"
+    with tarfile.open(evil, "w") as tar:
+        entry = tarfile.TarInfo("../out")
+        entry.size = 1
+        tar.addfile(entry, io.BytesIO(b"x"))
+    with pytest.raises(InvalidInput, match=rf"^oci-archive:{evil} is no OCI layout"):  # noqa: SIM117
+        with archived("oci-archive", f"{evil}:1"):
+            pass
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "index.json").write_text("[")
+    with pytest.raises(InvalidInput, match=r"index\.json of oci-layout"):  # noqa: SIM117
+        with archived("oci-layout", str(tmp_path)):
+            pass
+
+
+async def test_a_refusal_names_what_was_asked_for(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BUG-AG37: `reading /tmp/tmpk3x.tar` and a digest that nobody had given."""
+
+    async def refuse(
+        _client: AgentClient, digest: str, _format: api.ImageFormat, _data: AsyncIterator[bytes]
+    ) -> api.ImageInfo:
+        raise Unprocessable(f"layer {digest} is refused", hint="look")
+
+    monkeypatch.setattr(AgentClient, "put_image", refuse)
+    asked = f"oci-layout:{layout.path}:1.0"
+    async with AgentClient("unix:/nowhere") as client:
+        with pytest.raises(Unprocessable, match=rf"^{asked}: layer sha256:") as raised:
+            await image_of(client, asked)
+    assert raised.value.hint == "look"
+    assert capsys.readouterr().err == f"reading {asked}\n"
