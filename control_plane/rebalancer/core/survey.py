@@ -12,6 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 
 from control_plane.allocator.core.claims import Claim, Claims
 from control_plane.allocator.core.demand import Demand
@@ -65,6 +66,8 @@ class SurveySources:
     """What a machine draws while so much CPU is used, in watts, and whether its host says so."""
     capped: Callable[[Machine], bool]
     """Whether the power of a machine is capped now."""
+    swappable: Callable[[Machine], bool]
+    """Whether its entitlement may exchange a machine."""
     limit_share: float = 0.95
     """Of a budget, what may be drawn before that costs."""
 
@@ -231,8 +234,11 @@ class Survey:
             admissions.append(bytes(mask))
         places, places_of, watts = yield from self._power()
         machines, why_short = self._machines, self._sources.indexes[0].why_short
+        classes: dict[object, int] = {}
         return RegionModel(
             weights=self._weights,
+            machine_class=[classes.setdefault(_class_of(m), len(classes)) for m in machines],
+            swappable=bytes(self._sources.swappable(m) for m in machines),
             places=places,
             places_of=places_of,
             watts_per_rru=watts,
@@ -328,6 +334,14 @@ class PlaceDraw:
             limit = min(limit, limit_share * self.drawn_w)
         each = self.full_w / self.machines if self.machines else 0.0
         return PoweredPlace(self.name, limit, self.drawn_w - self.moving_w, max(each, 1.0))
+
+
+def _class_of(machine: Machine) -> tuple[object, ...]:
+    """Return what machines have in common that offer nearly the same: 5 % of memory is no other."""
+    capacity = machine.capacity
+    memory = round(log(max(1, capacity.memory_bytes)) / 0.05)
+    kind = capacity.machine_type, capacity.sku, capacity.gpu_type, capacity.gpus
+    return (*kind, round(capacity.rru, 2), round(capacity.cpus, 2), memory)
 
 
 def _claimed_rru(machine: Machine) -> float:

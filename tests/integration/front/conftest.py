@@ -246,6 +246,7 @@ class CannedControlPlane(ControlPlane):
             solver_process(memory_mib=2048),
             lambda: "",
             AgentPool(_no_agent),
+            self.inventory.outages,
         )
         self.observations, self.store = observations, store
         self.restored = RestoredStore(store, shared, table, allocator.directory)

@@ -28,6 +28,7 @@ def models(draw: st.DrawFn) -> RegionModel:
         free=draw(st.integers(0, 4)),
         pinned=draw(st.booleans()),
         weights=draw(st.sampled_from((Weights(), CHEAP))),
+        busy=draw(st.sampled_from((1.0, 3.0))),
     )
 
 
@@ -92,6 +93,7 @@ def test_the_gain_said_is_the_gain_measured_after(model: RegionModel) -> None:
 @settings(max_examples=60, deadline=None)
 @given(models())
 def test_no_plan_is_better_than_the_bound(model: RegionModel) -> None:
+    """Tasks on machines that take no more of them may stay there, also in the bound."""
     answer = solved(model)
 
     assert answer.bound is not None
