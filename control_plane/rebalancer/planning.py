@@ -18,7 +18,6 @@ from control_plane.api.rebalancing import (
     GoalChange,
     MoveState,
     MoveView,
-    PlaceUse,
     PowerUse,
     RebalancePlan,
     SwapState,
@@ -91,28 +90,30 @@ class Planner:
         answer = await self._solve(model, effort)
         self.limits |= answer.limits
         made = _shown(number, model, answer, self._runtime.date())
+        sums = await self._sums(model, answer)
         return replace(
             made,
             only=sorted(only) if only is not None else [],
             oldest_load_s=self.age_s(),
-            watts_measured=sum(self.drawn(m, 0.0)[1] for m in self._places.machines()),
-            places=await self._uses(model, answer),
+            watts_measured=sums.measured,
+            places=sums.uses(),
             power=[
                 PowerUse(place=p.name, limit_w=p.limit_w, before_w=before, after_w=after)
                 for p, (before, after) in zip(model.places, answer.drawn, strict=True)
             ],
         )
 
-    async def _uses(self, model: RegionModel, answer: SolverAnswer) -> list[PlaceUse]:
+    async def _sums(self, model: RegionModel, answer: SolverAnswer) -> PlaceSums:
         """Return what is used of each MSB and row, before the plan and after it."""
         sums = PlaceSums()
         for at, name in enumerate(model.machines):
             machine = self._places.find(name)
             if machine is not None:
                 sums.add(machine.place, model.sizes[at], answer.used_by(at))
+                sums.measured += self.drawn(machine, 0.0)[1]
             if at % STEP == STEP - 1:
                 await self._runtime.checkpoint()
-        return sums.uses()
+        return sums
 
     def terms(self, job: str, named: Collection[str] | None = None) -> JobTerms | None:
         """Return what a job's tasks mind; None: none of them may move now.
@@ -174,7 +175,7 @@ class Planner:
             offered=self._offered,
             drawn=self.drawn,
             capped=self._is_capped,
-            swappable=self._is_swappable,
+            swappable=self._is_swappable if self._settings.swaps_per_plan else None,
             limit_share=self._settings.power_from,
         )
         steps = Survey(sources, self.weights, self._settings.free_machines, only).run()

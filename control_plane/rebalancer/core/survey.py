@@ -68,8 +68,8 @@ class SurveySources:
     """What a machine draws while so much CPU is used, in watts, and whether its host says so."""
     capped: Callable[[Machine], bool]
     """Whether the power of a machine is capped now."""
-    swappable: Callable[[Machine], bool]
-    """Whether its entitlement may exchange a machine."""
+    swappable: Callable[[Machine], bool] | None
+    """Whether its entitlement may exchange a machine; None: none is exchanged."""
     limit_share: float = 0.95
     """Of a budget, what may be drawn before that costs."""
 
@@ -230,6 +230,8 @@ class Survey:
         short: Counter[int] = Counter()
         for at, machine in enumerate(self._machines) if self._draws else ():
             short[self._pool_of[at]] += not self._is_free[at] and self._is_over(machine)
+            if at % STEP == STEP - 1:
+                yield
         for pool, number in sorted((+short).items()):
             wanted = min(number, self._free_left)
             asked = _ASKED * wanted  # some of them are in places without power
@@ -255,10 +257,13 @@ class Survey:
         places, places_of, watts = self._power()
         machines, why_short = self._machines, self._sources.indexes[0].why_short
         classes: dict[object, int] = {}
+        exchanged, may_go = machines, self._sources.swappable
+        if may_go is None:
+            exchanged, may_go = [], lambda _: False
         return RegionModel(
             weights=self._weights,
-            machine_class=[classes.setdefault(_class_of(m), len(classes)) for m in machines],
-            swappable=bytes(self._sources.swappable(m) for m in machines),
+            machine_class=[classes.setdefault(_class_of(m), len(classes)) for m in exchanged],
+            swappable=bytes(map(may_go, exchanged)),
             places=places,
             places_of=places_of,
             watts_per_rru=watts,
