@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import time
 from typing import Any
@@ -21,6 +22,9 @@ import highspy
 import numpy as np
 from msgspec.structs import replace
 
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.rebalancer.core.model import (
     Effort,
     RegionModel,
@@ -30,6 +34,7 @@ from control_plane.rebalancer.core.model import (
 )
 from control_plane.rebalancer.core.solving import solve
 from control_plane.rebalancer.core.state import State
+from control_plane.rebalancer.core.survey import JobTerms, Survey, SurveySources
 from tests.rebalancer_models import a_model
 
 Figures = dict[str, Any]
@@ -244,6 +249,61 @@ def after_a_loss(model: RegionModel) -> Figures:
     return figures_of(answer, took_s)
 
 
+def an_index(machines: int, pools: int, tasks: int) -> RegionIndex:
+    """Return the index of a region whose tasks are alike and lie where chance has them."""
+    offered = Capacity("a", 64.0, 64.0, 384 << 30, network_mbps=25_000)
+    index, chance = RegionIndex(), random.Random(1)
+    index.put_many(
+        (
+            *(f"m{n:05}", offered),
+            *(
+                Place("r", f"d{n % 4}", f"b{n % 12}", f"w{n % 48}", f"k{n % 480}"),
+                f"p{n % pools}",
+                "",
+            ),
+        )
+        for n in range(machines)
+    )
+    demand = Demand(memory_bytes=4 << 30, cpus=1.0, network_mbps=50)
+    for pool in range(pools):
+        mine = list(index.pools[f"p{pool}"].machines())
+        for job in range(tasks // pools // 50):
+            placed = [chance.choice(mine) for _ in range(50)]
+            index.restore_alike(f"p{pool}-{job:05}", f"p{pool}", 0, placed, demand)
+    return index
+
+
+def surveyed(index: RegionIndex, only: set[str] | None) -> Figures:
+    """Return how long it takes to survey a region, or `only` some entitlements, and to solve it."""
+    chance = random.Random(2)
+    sources = SurveySources(
+        indexes=[index],
+        owner=lambda _: index,
+        terms=lambda _: JobTerms((), lambda _: True),
+        measured=lambda *_: (chance.random() * 3, 2e9, 20.0),
+        offered=lambda *_: [],
+        drawn=lambda *_: (0.0, False),
+        capped=lambda _: False,
+        swappable=None,
+    )
+    began, steps = time.process_time(), Survey(sources, Weights(), 0, only).run()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            model: RegionModel = stop.value
+            break
+    survey_s = time.process_time() - began
+    answer = solve(model, Effort(seconds=60.0, moves=500), time.process_time)
+    return {
+        "machines": len(model.machines),
+        "tasks": len(model.tasks.can_move),
+        "survey_cpu_s": round(survey_s, 2),
+        "solve_cpu_s": round(time.process_time() - began - survey_s, 2),
+        "tasks_moved": len(answer.steps),
+    }
+
+
 def main() -> None:
     """Print all figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -270,6 +330,9 @@ def main() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         figures["tasks_1000000"]["peak_mib"] = peak // 1024
         figures["one_lost_of_50000"] = after_a_loss(carried_out(model, answer))
+        index = an_index(50_000, 20, 1_000_000)
+        figures["one_of_20_entitlements"] = surveyed(index, {"p3"})
+        figures["all_of_20_entitlements"] = surveyed(index, None)
     if options.json:
         print(json.dumps(figures))
     else:
