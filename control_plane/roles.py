@@ -179,12 +179,13 @@ class ControlPlane(JobCalls):
             used=self._used,
             power=self._allocator.index.power_budgets,
         )
+        places = ShardedPlaces(
+            [*allocators.values()], self.ownership.shard_of, self._portal.table.find
+        )
         self.rebalancer = ReBalancer(
-            *(region, self._jobs, ShardedPlaces([*allocators.values()], self.ownership.shard_of)),
-            *(RebalanceDesk(self._jobs, runtime), store),
+            *(region, self._jobs, places, RebalanceDesk(self._jobs, runtime), store),
             solve or solver_process(settings.rebalance.memory_mib),
-            self._unwell,
-            self._pool,
+            *(self._unwell, self._pool, self.inventory.outages),
         )
         self.elastic = ElasticService(
             *(region, self._jobs, [*allocators.values()]),
@@ -360,8 +361,8 @@ class ControlPlane(JobCalls):
         if trouble := self._loops.trouble():
             return Liveness(ok=False, detail=trouble)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
-        told = [self.restored.words(), self._checker.restored.words(), self._checker.brake, alarm]
-        told.append(self.rebalancer.alarm())
+        told = [self.restored.words(), self._checker.restored.words(), self._checker.brake]
+        told += [alarm, self.rebalancer.alarm()]
         return Liveness(ok=True, detail="; ".join(filter(None, told)))
 
     def _unwell(self) -> str:
@@ -376,7 +377,8 @@ class ControlPlane(JobCalls):
 
     def _keeps(self, ahead: PreparedMachines, record: MachineRecord) -> bool:
         """Return whether an empty machine stays with its pool."""
-        return self.profiles.keeps(record) or ahead.keeps(record.machine)
+        kept = ahead.keeps(record.machine) or self.rebalancer.swaps.keeps(record.machine)
+        return kept or self.profiles.keeps(record)
 
     def _claims_of(self, job: str) -> Iterable[Claim]:
         return self.shards.of_job(job).allocator.index.claims.get(job) or ()

@@ -36,12 +36,13 @@ def a_model(
     pinned: bool = True,
     price_per_gib: float = 0.002,
     weights: Weights | None = None,
+    busy: float = 1.0,
 ) -> RegionModel:
     """Return a region in which claims fit and loads are skewed: a quarter of the machines is full.
 
     `tight`: claims leave almost no room. `fixed`: share of the tasks that may not move.
     `pinned`: a quarter of the jobs keeps its tasks in their MSBs. `free`: machines without tasks
-    that the pools may take.
+    that the pools may take. `busy`: what tasks use beside what they usually do.
     """
     made = random.Random(seed)
     kinds = [
@@ -109,8 +110,9 @@ def a_model(
             task_index.append(index)
             task_kind.append(kind)
             where.append(m)
-            busy = made.choice((0.2, 0.5, 0.8, 1.0, 1.4))
-            loads.append((cpu / _MICRO * busy, needs[0] * made.uniform(0.3, 1.0), needs[2] * busy))
+            share = busy * made.choice((0.2, 0.5, 0.8, 1.0, 1.4))
+            network = needs[2] * share
+            loads.append((cpu / _MICRO * share, needs[0] * made.uniform(0.3, 1.0), network))
             can.append(made.random() >= fixed)
     return RegionModel(
         weights=weights or Weights(),

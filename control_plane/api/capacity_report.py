@@ -41,6 +41,17 @@ class LargestTask(msgspec.Struct, frozen=True, kw_only=True):
     rru: float
 
 
+class StackProposal(msgspec.Struct, frozen=True, kw_only=True):
+    """Small entitlements that could stack as reservations on one materialization (MO16)."""
+
+    host_profile: str
+    entitlements: list[str]
+    held: int
+    """Machines that they hold now."""
+    needed: int
+    """Machines that what they use would need together, of average size."""
+
+
 class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
     """How much capacity is cut into pieces that are hard to use (CP8)."""
 
@@ -61,6 +72,10 @@ class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
     stranded_memory_bytes: int = 0
     """Free, on held machines without free RRU."""
     largest: list[LargestTask] = []
+    stacks: list[StackProposal] = []
+    """Those that would save machines, the most first."""
+    stacks_save: int = 0
+    """Machines that all of them together would save."""
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,6 +56,41 @@ class MoveView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Since when it is in that state, in seconds since 1970."""
 
 
+class SwapState(StrEnum):
+    """How far an exchange of machines is."""
+
+    PLANNED = "planned"
+    DRAINING = "draining"
+    """Both machines are announced as away: their tasks leave them."""
+    HANDING_OVER = "handing-over"
+    """Both are empty and free, and are taken for the other entitlement."""
+    DONE = "done"
+    WITHDRAWN = "withdrawn"
+    """Both machines stay, or go back, where they were."""
+    FAILED = "failed"
+    """They were given back, and one could not be taken by the other entitlement."""
+
+
+class SwapView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Two entitlements exchange one machine each."""
+
+    id: str
+    """`s3.1`: the first exchange of plan 3."""
+    one: str
+    two: str
+    pool_one: str = ""
+    """The entitlement that has `one` at first, and gets `two`; known once it begins."""
+    pool_two: str = ""
+    gain: float = 0.0
+    price: float = 0.0
+    why: str = ""
+    state: SwapState = SwapState.PLANNED
+    reason: str = ""
+    began_at: float = 0.0
+    at: float = 0.0
+    """Since when it is in that state, in seconds since 1970."""
+
+
 class PlaceUse(msgspec.Struct, frozen=True, kw_only=True):
     """What is used of one place before a plan and after it, as shares from 0 to 1."""
 
@@ -103,6 +138,7 @@ class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     measured: int
     """Tasks whose load was measured; of the others their claims count."""
     moves: list[MoveView]
+    swaps: list[SwapView] = []
     oldest_load_s: float | None = None
     """Age of the oldest measurement that counts; None: nothing is measured."""
     watts_measured: int = 0
@@ -136,6 +172,8 @@ class RebalanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Share of what could be gained at best that the last plan does not gain; None: not known."""
     measured: int = 0
     """Tasks whose load is known from their agents now."""
+    swaps: list[SwapView] = []
+    """Exchanges of machines that are under way."""
     done: int = 0
     """Of all moves that are remembered."""
     withdrawn: int = 0
@@ -146,12 +184,15 @@ class RebalanceHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Moves that ended, the newest first."""
 
     moves: list[MoveView]
+    swaps: list[SwapView] = []
+    """Exchanges of machines that ended, the newest first."""
 
 
 class MoveExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One move in words."""
+    """One move, or one exchange of machines, in words."""
 
-    move: MoveView
+    move: MoveView | None = None
+    swap: SwapView | None = None
     lines: list[str]
 
 
@@ -171,6 +212,8 @@ class RebalanceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Plans so far; they are numbered with it."""
     history: list[MoveView] = []
     """The newest last."""
+    swaps: list[SwapView] = []
+    """Exchanges of machines: under way, and the newest that ended."""
     plan: RebalancePlan | None = None
     """The one that was being done, as it was made."""
     moved: dict[int, float] = {}

@@ -85,6 +85,11 @@ class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     to 95 % (Wu et al., ISCA 2016): this begins to move tasks before it."""
     gap_alarm: Annotated[float, Meta(gt=0, le=1)] = 0.3
     """Share of the possible gain that plans may miss, three in a row, before that is an alarm."""
+    swaps_per_plan: Annotated[int, Meta(ge=0, le=100)] = 0
+    """Exchanges of machines between entitlements in one plan: all tasks of both machines restart,
+    and both switch profiles, so an operator says that it is wanted."""
+    swap_patience_s: Positive = 3_600.0
+    """An exchange whose machines are not empty after this long is called off."""
     free_machines: Annotated[int, Meta(ge=0)] = 20
     """Free machines that one plan may take for hot entitlements, within their quotas."""
 

@@ -211,6 +211,7 @@ def _print_whole(found: CapacityReport) -> None:
             ("machines that they hold", pieces.small_held),
             ("machines held, less than half used", f"{pieces.half_empty} of {pieces.held}"),
             ("machines held, without tasks", pieces.idle),
+            ("machines saved if small ones stack", pieces.stacks_save),
             ("stranded RRU", f"{pieces.stranded_rru:g}"),
             ("stranded memory", about_size(pieces.stranded_memory_bytes)),
             *(
@@ -222,6 +223,12 @@ def _print_whole(found: CapacityReport) -> None:
             ),
         ],
     )
+    for stack in pieces.stacks:
+        names = show.printable(", ".join(stack.entitlements))
+        click.echo(
+            f"\nstack: {names} hold {stack.held} machines with profile {stack.host_profile};"
+            f" as reservations on one materialization they need {stack.needed}"
+        )
     for words in found.short:
         click.echo(f"\nshort: {show.printable(words)}")
 

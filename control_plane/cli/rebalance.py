@@ -13,6 +13,7 @@ from control_plane.api.rebalancing import (
     RebalanceHistory,
     RebalancePlan,
     RebalanceStatus,
+    SwapView,
 )
 from control_plane.cli import show
 from control_plane.cli.program import Target
@@ -84,7 +85,7 @@ def rebalance_resume(target: Target, output: str) -> None:
 def rebalance_history(target: Target, output: str) -> None:
     """Show the moves that ended, the newest first."""
     found: RebalanceHistory = target.ask(lambda client: client.rebalance_history())
-    show.emit(output, found, lambda: _print_moves(found.moves))
+    show.emit(output, found, lambda: _print_history(found))
 
 
 @rebalance.command("explain")
@@ -119,6 +120,7 @@ def _print_plan(plan: RebalancePlan, every: bool = False) -> None:
         click.echo(f"oldest measurement: {show.duration(plan.oldest_load_s)} old")
     if plan.power:
         _print_power(plan)
+    _print_swaps(plan.swaps)
     _print_moves(plan.moves if every else plan.moves[:_SHOWN])
     if not every and len(plan.moves) > _SHOWN:
         click.echo(f"{len(plan.moves) - _SHOWN} more: --all")
@@ -137,6 +139,7 @@ def _print_status(status: RebalanceStatus) -> None:
     click.echo(f"moves: {status.done} done, {status.withdrawn} withdrawn, {status.failed} failed")
     if status.error:
         click.echo(show.printable(f"no plan: {status.error}"))
+    _print_swaps(status.swaps)
     if status.plan is not None:
         _print_plan(status.plan)
 
@@ -149,6 +152,23 @@ def _state(status: RebalanceStatus) -> str:
     if status.next_plan_s is None:
         return "plans only when asked"
     return f"next plan in {show.duration(status.next_plan_s)}"
+
+
+def _print_history(found: RebalanceHistory) -> None:
+    _print_swaps(found.swaps)
+    _print_moves(found.moves)
+
+
+def _print_swaps(swaps: Sequence[SwapView]) -> None:
+    rows = [
+        (
+            *(swap.id, swap.one, swap.two, swap.why, f"{swap.gain:.3f}", f"{swap.price:.3f}"),
+            f"{swap.state.value}: {swap.reason}" if swap.reason else swap.state.value,
+        )
+        for swap in swaps
+    ]
+    if rows:
+        show.table(("exchange", "machine", "with", "why", "gain", "price", "state"), rows)
 
 
 def _print_moves(moves: Sequence[MoveView]) -> None:

@@ -7,6 +7,7 @@ import logging
 
 from control_plane.agents.region import Region
 from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.region_index import STEP
 from control_plane.rebalancer.core.loads import REST_SHARE, Loads, modelled_w
 from control_plane.rebalancer.core.survey import Load
 from control_plane.rebalancer.ports import AgentClients, ShardedPlaces
@@ -36,14 +37,25 @@ class LoadWatch:
         runtime = self._region.runtime
         while True:
             began = runtime.now()
-            names = [m.name for m in self._places.machines() if m.jobs]
+            names = await self._in_use()
             for start in range(0, len(names), _AT_ONCE):
                 await asyncio.gather(*map(self._read, names[start : start + _AT_ONCE]))
                 await runtime.sleep(_PAUSE_S)
             took_s = runtime.now() - began
             self._within_s = _ROUNDS * max(self._every_s, took_s)
-            self.loads.keep(names, runtime.now(), self._within_s)
+            for _ in self.loads.forgetting(names, runtime.now(), self._within_s):
+                await runtime.checkpoint()
             await runtime.sleep(max(1.0, self._every_s - took_s))
+
+    async def _in_use(self) -> list[str]:
+        """Return the machines that have tasks."""
+        found = []
+        for number, machine in enumerate(self._places.machines()):
+            if machine.jobs:
+                found.append(machine.name)
+            if number % STEP == STEP - 1:
+                await self._region.runtime.checkpoint()
+        return found
 
     async def _read(self, name: str) -> None:
         record, machine = self._region.broker.table.find(name), self._places.find(name)
@@ -71,9 +83,7 @@ class LoadWatch:
 
     def age_s(self) -> float | None:
         """Return how long ago the oldest load that still counts was read; None: there is none."""
-        now = self._region.runtime.now()
-        read = [load.at for load in self.loads.tasks.values() if now - load.at <= self._within_s]
-        return now - min(read) if read else None
+        return self.loads.oldest_s(self._region.runtime.now(), self._within_s)
 
     def watts(self, machine: Machine, rru: float) -> tuple[float, bool]:
         """Return what a machine draws while so much CPU is used, and whether its host said so."""

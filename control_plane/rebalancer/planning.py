@@ -18,9 +18,10 @@ from control_plane.api.rebalancing import (
     GoalChange,
     MoveState,
     MoveView,
-    PlaceUse,
     PowerUse,
     RebalancePlan,
+    SwapState,
+    SwapView,
 )
 from control_plane.api.settings import RebalanceSettings
 from control_plane.broker.core.assignment import FREE
@@ -81,32 +82,38 @@ class Planner:
     async def plan(self, number: int, only: Collection[str] | None = None) -> RebalancePlan:
         """Return what would be moved now, `only` in these pools; raises what the solver raises."""
         model = await self._survey(only)
-        effort = Effort(seconds=self._settings.solve_s, moves=self._settings.moves_per_plan)
+        effort = Effort(
+            seconds=self._settings.solve_s,
+            moves=self._settings.moves_per_plan,
+            swaps=self._settings.swaps_per_plan if only is None else 0,
+        )
         answer = await self._solve(model, effort)
         self.limits |= answer.limits
         made = _shown(number, model, answer, self._runtime.date())
+        sums = await self._sums(model, answer)
         return replace(
             made,
             only=sorted(only) if only is not None else [],
             oldest_load_s=self.age_s(),
-            watts_measured=sum(self.drawn(m, 0.0)[1] for m in self._places.machines()),
-            places=await self._uses(model, answer),
+            watts_measured=sums.measured,
+            places=sums.uses(),
             power=[
                 PowerUse(place=p.name, limit_w=p.limit_w, before_w=before, after_w=after)
                 for p, (before, after) in zip(model.places, answer.drawn, strict=True)
             ],
         )
 
-    async def _uses(self, model: RegionModel, answer: SolverAnswer) -> list[PlaceUse]:
+    async def _sums(self, model: RegionModel, answer: SolverAnswer) -> PlaceSums:
         """Return what is used of each MSB and row, before the plan and after it."""
         sums = PlaceSums()
         for at, name in enumerate(model.machines):
             machine = self._places.find(name)
             if machine is not None:
                 sums.add(machine.place, model.sizes[at], answer.used_by(at))
+                sums.measured += self.drawn(machine, 0.0)[1]
             if at % STEP == STEP - 1:
                 await self._runtime.checkpoint()
-        return sums.uses()
+        return sums
 
     def terms(self, job: str, named: Collection[str] | None = None) -> JobTerms | None:
         """Return what a job's tasks mind; None: none of them may move now.
@@ -146,6 +153,14 @@ class Planner:
             return False
         return now - self.moved_at(job, task.index) >= self._settings.rest_s
 
+    def _is_swappable(self, machine: Machine) -> bool:
+        """Return whether a machine may go to another entitlement: no loan, no quota by type."""
+        record, pool = self._machine_of(machine.name), self._places.granted(machine.pool)
+        if record is None or pool is None or machine.blocked or record.loan is not None:
+            return False
+        spec = pool.spec
+        return not (spec.per_type or spec.machine_types or spec.datacenter)
+
     def _is_capped(self, machine: Machine) -> bool:
         record = self._machine_of(machine.name)
         return record is not None and open_event(record, EventKind.POWER_CAP) is not None
@@ -160,6 +175,7 @@ class Planner:
             offered=self._offered,
             drawn=self.drawn,
             capped=self._is_capped,
+            swappable=self._is_swappable if self._settings.swaps_per_plan else None,
             limit_share=self._settings.power_from,
         )
         steps = Survey(sources, self.weights, self._settings.free_machines, only).run()
@@ -234,6 +250,18 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         movable=sum(model.tasks.can_move),
         measured=model.measured,
         moves=moves,
+        swaps=[
+            SwapView(
+                id=f"s{number}.{place}",
+                one=step.one,
+                two=step.two,
+                gain=round(step.gain, 4),
+                price=step.price,
+                why=step.why,
+                at=now,
+            )
+            for place, step in enumerate(answer.swaps, 1)
+        ],
         limits=answer.limits,
     )
 
@@ -263,3 +291,26 @@ def explained(move: MoveView, now: float) -> list[str]:
     found.append(f"{state}: {move.reason}." if move.reason else state)
     found.append(f"That is so for {max(0.0, now - move.at):.0f} s.")
     return found
+
+
+_SWAP_STATES = {
+    SwapState.PLANNED: "It is planned, and begins once the moves of its plan are over.",
+    SwapState.DRAINING: "The tasks of both machines leave them.",
+    SwapState.HANDING_OVER: "Both are empty, and are taken for the other entitlement.",
+    SwapState.DONE: "Each entitlement has the machine of the other.",
+    SwapState.WITHDRAWN: "It was called off",
+    SwapState.FAILED: "It failed",
+}
+
+
+def swap_explained(swap: SwapView, now: float) -> list[str]:
+    """Return lines that say why two machines are exchanged and how far that is."""
+    state = _SWAP_STATES[swap.state]
+    between = f" between {swap.pool_one} and {swap.pool_two}" if swap.pool_one else ""
+    return [
+        f"Machines {swap.one} and {swap.two} are exchanged{between}.",
+        f"Why: {swap.why}.",
+        f"The sum of the goals falls by {swap.gain:.3f}; the exchange costs {swap.price:.3f}.",
+        f"{state}: {swap.reason}." if swap.reason else state,
+        f"That is so for {max(0.0, now - swap.at):.0f} s.",
+    ]

@@ -11,7 +11,7 @@ from control_plane.allocator.core.claims import Claims
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
-from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
@@ -61,6 +61,8 @@ class ShardedPlaces:
 
     shards: Sequence[IndexedPlaces]
     shard_of: Callable[[str], int] = lambda _pool: 0
+    granted: Callable[[str], EntitlementRecord | None] = lambda _pool: None
+    """Returns the record of an entitlement."""
 
     @property
     def indexes(self) -> list[RegionIndex]:

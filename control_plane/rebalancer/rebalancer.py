@@ -48,8 +48,9 @@ from control_plane.rebalancer.core.pacing import (
 )
 from control_plane.rebalancer.core.survey import Load, claimed_load, sizes_of, used_on
 from control_plane.rebalancer.load_watch import LoadWatch
-from control_plane.rebalancer.planning import Planner, explained
+from control_plane.rebalancer.planning import Planner, explained, swap_explained
 from control_plane.rebalancer.ports import AgentClients, Moves, ShardedPlaces, Solve
+from control_plane.rebalancer.swaps import Drains, MachineSwaps
 from control_plane.runtime.table import Table, ignore
 from control_plane.store import Store
 from control_plane.store.records import REBALANCE
@@ -83,6 +84,7 @@ class ReBalancer:
         solve: Solve,
         unwell: Callable[[], str],
         agents: AgentClients,
+        drains: Drains,
     ) -> None:
         """Plan nothing yet. `unwell` says why nothing is to be moved now; empty: nothing does."""
         self._settings, self._runtime = region.settings.rebalance, region.runtime
@@ -103,6 +105,7 @@ class ReBalancer:
             self.planner.weights.balance, self.planner.weights.hot, self._settings.hot_from
         )
         self._table = Table(store, REBALANCE, RebalanceRecord, "rebalance record")
+        self.swaps = MachineSwaps(region, places, drains, self._table)
         self._limit = region.limits.of(
             LimitName.REBALANCE, self._settings.moves_per_s, self._settings.moves_burst
         )
@@ -134,6 +137,7 @@ class ReBalancer:
         while True:
             await self._runtime.sleep(TICK_S)
             await self._follow()
+            await self.swaps.follow(self._held())
             now = self._runtime.now()
             if now >= self._due_at and not self._active():
                 self._due_at = now + every_s
@@ -261,6 +265,9 @@ class ReBalancer:
     async def _begin_some(self) -> None:
         if self._plan is None or self._held():
             return
+        if self._plan.swaps and not self._open():
+            wished, self._plan = self._plan.swaps, replace(self._plan, swaps=[])
+            await self.swaps.begin(wished)
         for move in next_moves(self._plan.moves, self._settings.moves_at_once):
             now = self._runtime.date()
             why = self._objection(move)
@@ -378,6 +385,7 @@ class ReBalancer:
             plan=self._plan,
             gap=self._gaps[-1] if self._gaps else None,
             measured=len(self.watch.loads.tasks),
+            swaps=self.swaps.under_way(),
             done=ended.count(MoveState.DONE),
             withdrawn=ended.count(MoveState.WITHDRAWN),
             failed=ended.count(MoveState.FAILED),
@@ -394,11 +402,20 @@ class ReBalancer:
         return ""
 
     def history(self) -> RebalanceHistory:
-        """Return the moves that ended, the newest first."""
-        return RebalanceHistory(moves=list(reversed(self._state().history)))
+        """Return the moves and exchanges that ended, the newest first."""
+        open_ = self.swaps.under_way()
+        ended = [swap for swap in self.swaps.all() if swap not in open_]
+        return RebalanceHistory(
+            moves=list(reversed(self._state().history)), swaps=list(reversed(ended))
+        )
 
     def explain(self, name: str) -> MoveExplanation:
-        """Return one move in words, or raise `NotFound`."""
+        """Return one move or exchange in words, or raise `NotFound`."""
+        known = [*self.swaps.all(), *(self._plan.swaps if self._plan is not None else [])]
+        for swap in known:
+            if swap.id == name:
+                lines = swap_explained(swap, self._runtime.date())
+                return MoveExplanation(swap=swap, lines=lines)
         move = self._move(name)
         return MoveExplanation(move=move, lines=explained(move, self._runtime.date()))
 

@@ -3,22 +3,28 @@
     python -m tests.bench.rebalance [--json] [--large]
 
 `closed` is the share of what could be gained at best (the bound) that a plan gains. The same
-instance is given to the rule of Kubernetes' descheduler (LowNodeUtilization), and a small one to
-HiGHS as a mixed-integer program. Times are of computing, not of the clock. `--large` adds a million
-tasks on 50,000 machines.
+instance is given to the rule of Kubernetes' descheduler (LowNodeUtilization) and to best-fit
+packing of all tasks again (rules of jobs left out), and a small one to HiGHS as a mixed-integer
+program. Times are of computing, not of the clock. `--large` adds a million tasks on 50,000
+machines.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import time
 from typing import Any
 
 import highspy
 import numpy as np
+from msgspec.structs import replace
 
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.rebalancer.core.model import (
     Effort,
     RegionModel,
@@ -28,6 +34,7 @@ from control_plane.rebalancer.core.model import (
 )
 from control_plane.rebalancer.core.solving import solve
 from control_plane.rebalancer.core.state import State
+from control_plane.rebalancer.core.survey import JobTerms, Survey, SurveySources
 from tests.rebalancer_models import a_model
 
 Figures = dict[str, Any]
@@ -54,6 +61,9 @@ def figures_of(answer: SolverAnswer, took_s: float) -> Figures:
     return {
         "tasks_moved": len(answer.steps),
         "closed": round((before - after) / max(before - bound, 1e-9), 4),
+        "before": round(before, 2),
+        "after": round(after, 3),
+        "bound": round(bound, 3),
         "hot_before": answer.hot_before,
         "hot_after": answer.hot_after,
         "cpu_s": round(took_s, 2),
@@ -91,6 +101,39 @@ def descheduled(model: RegionModel, bound: float) -> Figures:
     return {
         "tasks_moved": moved,
         "closed": round((before - after) / max(before - bound, 1e-9), 4),
+        "hot_before": hot,
+        "hot_after": state.hot(),
+        "cpu_s": round(time.process_time() - began, 2),
+    }
+
+
+def repacked(model: RegionModel, bound: float) -> Figures:
+    """Return what packing all tasks again gives: the largest first, each where it fits best.
+
+    It packs loads up to the level of the goals, and where nothing fits below that, claims alone.
+    """
+    began, state = time.process_time(), State(model)
+    before, hot, start = float(state.cost.sum()), state.hot(), state.where.copy()
+    claims = [(task, int(machine)) for task, machine in enumerate(start)]
+    for task, machine in claims:
+        state._charge(task, machine, -1)
+    state.on = [[] for _ in model.machines]
+    limits = state.limit / np.maximum(state.per_size, 1e-12)
+    every, placed = np.arange(len(model.machines)), 0
+    shares = (state.load * state.per_size[start]).max(axis=1)
+    for task in np.argsort(-shares).tolist():
+        fitting = every[state.fits(state.kind[task : task + 1], every)[0]]
+        left = (limits[fitting] - state.used[fitting] - state.load[task]) * state.per_size[fitting]
+        below = left.min(axis=1)
+        best = np.where(below >= 0, below, np.inf) if (below >= 0).any() else -below
+        to = int(fitting[best.argmin()]) if len(fitting) else int(start[task])
+        state._charge(task, to, 1)
+        state.where[task] = to
+        placed += to != start[task]
+    state.cost = state.costs(every, state.used)
+    return {
+        "tasks_moved": int(placed),
+        "closed": round((before - float(state.cost.sum())) / max(before - bound, 1e-9), 4),
         "hot_before": hot,
         "hot_after": state.hot(),
         "cpu_s": round(time.process_time() - began, 2),
@@ -165,6 +208,102 @@ def beside_highs(machines: int, tasks: int, seconds: float) -> Figures:
     }
 
 
+def carried_out(model: RegionModel, answer: SolverAnswer) -> RegionModel:
+    """Return the region after a plan."""
+    state = State(model)
+    number = {name: m for m, name in enumerate(model.machines)}
+    tasks = zip(state.job.tolist(), state.index.tolist(), strict=True)
+    task_of = {(model.jobs[job], index): t for t, (job, index) in enumerate(tasks)}
+    for step in answer.steps:
+        state.move(task_of[step.job, step.task], number[step.to_machine])
+    return as_it_is(state)
+
+
+def as_it_is(state: State) -> RegionModel:
+    """Return the model of a region whose tasks are where a state has them."""
+    where = state.where.astype(np.int32).tobytes()
+    return replace(
+        state.model,
+        room_cpu=state.room_cpu.tolist(),
+        room=[tuple(room) for room in state.room.tolist()],
+        is_open=state.is_open.tolist(),
+        tasks=replace(state.model.tasks, machine=where),
+    )
+
+
+def after_a_loss(model: RegionModel) -> Figures:
+    """Return how long a plan takes after one machine was lost, and how far it gets.
+
+    Its tasks went to the machines of its entitlement that have the most room for them. The plan is
+    of all machines: the ReBalancer looks at the one entitlement that lost the machine first.
+    """
+    state, lost = State(model), int(np.argmax(State(model).used[:, 0]))
+    state.is_open[lost] = False
+    state.admits[:, lost] = False
+    mates = np.nonzero(state.pool == state.pool[lost])[0]
+    for task in list(state.on[lost]):
+        ok = state.fits(state.kind[task : task + 1], mates)[0]
+        shares = np.where(ok, (state.used[mates] * state.per_size[mates]).max(axis=1), np.inf)
+        state.move(task, int(mates[shares.argmin()]))
+    answer, took_s = ours(as_it_is(state), 60.0)
+    return figures_of(answer, took_s)
+
+
+def an_index(machines: int, pools: int, tasks: int) -> RegionIndex:
+    """Return the index of a region whose tasks are alike and lie where chance has them."""
+    offered = Capacity("a", 64.0, 64.0, 384 << 30, network_mbps=25_000)
+    index, chance = RegionIndex(), random.Random(1)
+    index.put_many(
+        (
+            *(f"m{n:05}", offered),
+            *(
+                Place("r", f"d{n % 4}", f"b{n % 12}", f"w{n % 48}", f"k{n % 480}"),
+                f"p{n % pools}",
+                "",
+            ),
+        )
+        for n in range(machines)
+    )
+    demand = Demand(memory_bytes=4 << 30, cpus=1.0, network_mbps=50)
+    for pool in range(pools):
+        mine = list(index.pools[f"p{pool}"].machines())
+        for job in range(tasks // pools // 50):
+            placed = [chance.choice(mine) for _ in range(50)]
+            index.restore_alike(f"p{pool}-{job:05}", f"p{pool}", 0, placed, demand)
+    return index
+
+
+def surveyed(index: RegionIndex, only: set[str] | None) -> Figures:
+    """Return how long it takes to survey a region, or `only` some entitlements, and to solve it."""
+    chance = random.Random(2)
+    sources = SurveySources(
+        indexes=[index],
+        owner=lambda _: index,
+        terms=lambda _: JobTerms((), lambda _: True),
+        measured=lambda *_: (chance.random() * 3, 2e9, 20.0),
+        offered=lambda *_: [],
+        drawn=lambda *_: (0.0, False),
+        capped=lambda _: False,
+        swappable=None,
+    )
+    began, steps = time.process_time(), Survey(sources, Weights(), 0, only).run()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            model: RegionModel = stop.value
+            break
+    survey_s = time.process_time() - began
+    answer = solve(model, Effort(seconds=60.0, moves=500), time.process_time)
+    return {
+        "machines": len(model.machines),
+        "tasks": len(model.tasks.can_move),
+        "survey_cpu_s": round(survey_s, 2),
+        "solve_cpu_s": round(time.process_time() - began - survey_s, 2),
+        "tasks_moved": len(answer.steps),
+    }
+
+
 def main() -> None:
     """Print all figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -172,19 +311,28 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="A million tasks, besides.")
     options = parser.parse_args()
     figures: Figures = {"beside_highs": beside_highs(20, 200, 60.0)}
+    full = a_model(1, 500, 10_000, pinned=False, weights=CHEAP, price_per_gib=0.0, busy=2.6)
+    answer, took_s = ours(full, 60.0)
+    figures["tasks_10000_full"] = figures_of(answer, took_s)
     for machines, tasks in ((500, 10_000), (5_000, 100_000)):
         model = instance(machines, tasks)
         answer, took_s = ours(model, 60.0)
         figures[f"tasks_{tasks}"] = figures_of(answer, took_s)
         if machines == 500:
             figures["descheduler_10000"] = descheduled(model, answer.bound or 0.0)
+            figures["best_fit_10000"] = repacked(model, answer.bound or 0.0)
     small, large = figures["tasks_10000"]["cpu_s"], figures["tasks_100000"]["cpu_s"]
     figures["growth_10_times_tasks"] = round(large / max(small, 0.01), 1)
     if options.large:
-        answer, took_s = ours(instance(50_000, 1_000_000, pools=20), 60.0)
+        model = instance(50_000, 1_000_000, pools=20)
+        answer, took_s = ours(model, 60.0)
         figures["tasks_1000000"] = figures_of(answer, took_s)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         figures["tasks_1000000"]["peak_mib"] = peak // 1024
+        figures["one_lost_of_50000"] = after_a_loss(carried_out(model, answer))
+        index = an_index(50_000, 20, 1_000_000)
+        figures["one_of_20_entitlements"] = surveyed(index, {"p3"})
+        figures["all_of_20_entitlements"] = surveyed(index, None)
     if options.json:
         print(json.dumps(figures))
     else:

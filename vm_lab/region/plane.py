@@ -255,7 +255,7 @@ async def _solved(model: RegionModel, effort: Effort) -> SolverAnswer:
     """Answer the ReBalancer at once, after as many steps in each run: here no time passes."""
     from control_plane.rebalancer.core.solving import solve
 
-    counted = Effort(steps=SOLVER_STEPS, moves=effort.moves, with_bound=False)
+    counted = Effort(steps=SOLVER_STEPS, moves=effort.moves, swaps=effort.swaps, with_bound=False)
     return solve(model, counted, clock=lambda: 0.0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from control_plane.api.capacity_report import (
     LargestTask,
     Line,
     Split,
+    StackProposal,
 )
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.core.capacity import Capacity, capacity_of
@@ -227,7 +229,10 @@ class Report:
             for line in lines
             if line.granted_machines + line.granted_rru / average <= SMALL_MACHINES
         ]
+        proposed = stacks(small, specs, average, self._average_memory())
         return Fragmentation(
+            stacks=proposed,
+            stacks_save=sum(stack.held - stack.needed for stack in proposed),
             entitlements=len(specs),
             small=len(small),
             small_share=len(small) / len(specs) if specs else 0.0,
@@ -267,6 +272,40 @@ class Report:
     def _average_rru(self) -> float:
         everything = self._split["all"]
         return everything.rru / everything.machines if everything.rru else 1.0
+
+    def _average_memory(self) -> float:
+        everything = self._split["all"]
+        return everything.memory_bytes / everything.machines if everything.machines else 1.0
+
+
+def stacks(
+    small: Iterable[Line], specs: Mapping[str, EntitlementSpec], rru: float, memory: float
+) -> list[StackProposal]:
+    """Return which small entitlements would hold fewer machines as reservations on one of them.
+
+    Only those are put together whose tasks may share machines: of one host profile, data center,
+    types, and rules for images and sandboxes. `rru` and `memory` are those of an average machine.
+    """
+    alike: defaultdict[tuple[object, ...], list[Line]] = defaultdict(list)
+    for line in small:
+        spec = specs[line.name]
+        if spec.materialization is None:
+            kind = spec.host_profile, spec.datacenter, tuple(sorted(spec.machine_types))
+            rules = tuple(map(str, (spec.requires, spec.image_keys, spec.relaxations)))
+            alike[*kind, *rules].append(line)
+    found = []
+    for lines in alike.values():
+        used_rru = sum(line.used.rru for line in lines) / max(rru, 1e-9)
+        used_memory = sum(line.used.memory_bytes for line in lines) / max(memory, 1e-9)
+        held = sum(line.held.machines for line in lines)
+        needed = max(1, ceil(max(used_rru, used_memory) - 1e-9))
+        if len(lines) > 1 and needed < held:
+            names = [line.name for line in lines]
+            profile = specs[names[0]].host_profile
+            found.append(
+                StackProposal(host_profile=profile, entitlements=names, held=held, needed=needed)
+            )
+    return sorted(found, key=lambda stack: stack.needed - stack.held)
 
 
 def _promised(spec: EntitlementSpec) -> int | None:

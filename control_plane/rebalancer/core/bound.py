@@ -1,14 +1,16 @@
 """How good any plan could be at best: a linear program over classes, solved by HiGHS.
 
 It lets tasks be split, dimensions go their own ways, claims take no room and moves cost nothing;
-load may only go to machines that admit it. Whatever a plan does, the sum of the goals stays at or
-above its optimum. Machines of equal size that admit the same loads are one class: cost is convex,
-so they are best used equally.
+load may only go to machines that admit it, or stay where it is. Whatever a plan does, the sum of
+the goals stays at or above its optimum. Machines of equal size that admit the same loads are one
+class: cost is convex, so they are best used equally.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from math import inf
 
 import numpy as np
 
@@ -51,12 +53,13 @@ def _of_dimension(state: State, pool: int, machines: np.ndarray, dimension: int)
     number = np.bincount(which, minlength=len(first))
     own = machines[first]
     fixed = np.bincount(which, weights=stuck[machines], minlength=len(own))
-    flows = [
-        (kind, at)
+    stays = _staying(state, pool, dimension, dict(zip(machines.tolist(), which, strict=True)))
+    flows = {
+        (kind, at): inf if admits[kind, first[at]] else stays[kind, at]
         for kind in loads
         for at in range(len(own))
-        if admits[kind, first[at]] and size[own[at]] > 0
-    ]
+        if admits[kind, first[at]] or (kind, at) in stays
+    }
     if len(flows) > _FLOWS_MAX:
         return None
     level = float(state.level[pool, dimension])
@@ -64,7 +67,7 @@ def _of_dimension(state: State, pool: int, machines: np.ndarray, dimension: int)
     unit = float(size[own].max(initial=0.0)) or 1.0  # bytes would be out of the solver's range
     return _solved(
         {kind: load / unit for kind, load in loads.items()},
-        flows,
+        {flow: most / unit for flow, most in flows.items()},
         [
             (float(size[m]) / unit, int(n), float(f) / unit, level, weights)
             for m, n, f in zip(own, number, fixed, strict=True)
@@ -97,18 +100,31 @@ def _loads(state: State, pool: int, dimension: int) -> tuple[dict[int, float], n
     )
 
 
+def _staying(
+    state: State, pool: int, dimension: int, class_of: Mapping[int, int]
+) -> dict[tuple[int, int], float]:
+    """Return by admission and class what may move, and is there now: it need not go anywhere."""
+    found: defaultdict[tuple[int, int], float] = defaultdict(float)
+    tasks = np.nonzero((state.pool[state.where] == pool) & state.can_move)[0]
+    tasks = tasks[~state.admits[state.admission[state.kind[tasks]], state.where[tasks]]]
+    for task in tasks.tolist():
+        kind, at = int(state.admission[state.kind[task]]), class_of[int(state.where[task])]
+        found[kind, int(at)] += float(state.load[task, dimension])
+    return dict(found)
+
+
 _Class = tuple[float, int, float, float, Weights]
 """Size, number of machines, load that stays there, level of the pool, and what goals weigh."""
 
 
 def _solved(
-    loads: dict[int, float], flows: list[tuple[int, int]], classes: list[_Class]
+    loads: dict[int, float], flows: dict[tuple[int, int], float], classes: list[_Class]
 ) -> float | None:
     import highspy
 
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
-    moved = [solver.addVariable(lb=0) for _ in flows]
+    moved = [solver.addVariable(lb=0, ub=most) for most in flows.values()]
     into: defaultdict[int, list[object]] = defaultdict(list)
     out: defaultdict[int, list[object]] = defaultdict(list)
     for (kind, at), variable in zip(flows, moved, strict=True):

@@ -7,7 +7,7 @@ known any more, and claims count again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from math import exp
 
@@ -20,6 +20,8 @@ Computer 40(12), 2007)."""
 REST_SHARE = 0.35
 """Of its nominal draw, what a machine draws besides its processors, which alone RAPL counts. An
 assumption: memory, disks and fans differ by machine."""
+_STEP = 500
+"""Tasks that are looked at between two chances for others to run."""
 _SHORTEST_S = 1.0
 """Between two readings that give a rate: the kernel adds CPU time up every few milliseconds."""
 
@@ -120,11 +122,22 @@ class Loads:
         known = self.machines.get(machine)
         return known.watts if known is not None and now - known.at <= within_s else None
 
-    def keep(self, machines: Iterable[str], now: float, within_s: float) -> None:
-        """Forget all machines but these, and tasks that were not read for long."""
-        here = set(machines)
-        self.machines = {name: m for name, m in self.machines.items() if name in here}
-        self.tasks = {name: t for name, t in self.tasks.items() if now - t.at <= within_s}
+    def oldest_s(self, now: float, within_s: float) -> float | None:
+        """Return how long ago the machine was read that was not read for longest, and counts."""
+        read = (now - m.at for m in self.machines.values() if now - m.at <= within_s)
+        return max(read, default=None) if self.tasks else None
+
+    def forgetting(
+        self, machines: Collection[str], now: float, within_s: float
+    ) -> Generator[None, None, None]:
+        """Forget, in steps, all machines but these, and tasks that were not read for long."""
+        for name in self.machines.keys() - set(machines):
+            del self.machines[name]
+        for number, (name, load) in enumerate(list(self.tasks.items())):
+            if now - load.at > within_s:
+                self.tasks.pop(name, None)
+            if number % _STEP == _STEP - 1:
+                yield
 
 
 def modelled_w(power_w: float, share: float) -> float:

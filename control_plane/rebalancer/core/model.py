@@ -63,6 +63,11 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     """Besides, per GiB of memory to warm up again."""
     open: float = 0.05
     """Price of a free machine that the entitlement takes for the plan."""
+    swap: float = 0.3
+    """Price of an exchange of two machines: all of their tasks restart."""
+    fragment: float = 0.5
+    """Per type of which an entitlement has machines: one kind of room more that its tasks fit or
+    not."""
 
 
 class TaskColumns(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +137,10 @@ class RegionModel(msgspec.Struct, frozen=True, kw_only=True):
     """By level (data center, MSB, row, rack), by machine: which of `places`; -1: none."""
     watts_per_rru: list[float] = []
     """By machine: what it draws more for each RRU that is used; empty: without `places`."""
+    machine_class: list[int] = []
+    """By machine; those of one class offer nearly the same. Empty: nothing is exchanged."""
+    swappable: bytes = b""
+    """One byte per machine: 1 where its entitlement may exchange it."""
     bins: list[list[int]] = []
     """By property: the bin of each machine."""
     admissions: list[bytes] = []
@@ -155,6 +164,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """A plan has no more; the hottest machines come first."""
     seed: int = 1
     with_bound: bool = True
+    swaps: int = 0
+    """Exchanges of machines between entitlements, at most."""
 
 
 class GoalScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,10 +194,21 @@ class PlanStep(msgspec.Struct, frozen=True, kw_only=True):
     """What is relieved: `cpu of m1: 93 % -> 81 %`."""
 
 
+class SwapStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Two entitlements exchange one machine each, once their tasks have left these."""
+
+    one: str
+    two: str
+    gain: float
+    price: float
+    why: str
+
+
 class SolverAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A plan and what it is worth."""
 
     steps: list[PlanStep] = []
+    swaps: list[SwapStep] = []
     scores: list[GoalScore] = []
     price: float = 0.0
     hot_before: int = 0

@@ -28,6 +28,8 @@ class PlaceSums:
     def __init__(self) -> None:
         """Count no machine yet."""
         self._sums: dict[tuple[str, str], _PlaceSum] = {}
+        self.measured = 0
+        """Machines whose hosts say what they draw."""
 
     def add(
         self, place: Place, sizes: Sequence[float], used: tuple[Sequence[float], Sequence[float]]

@@ -9,6 +9,7 @@ from control_plane.rebalancer.core.model import Effort, GoalScore, RegionModel, 
 from control_plane.rebalancer.core.ordering import ordered
 from control_plane.rebalancer.core.search import LocalSearch
 from control_plane.rebalancer.core.state import State
+from control_plane.rebalancer.core.swapping import swaps
 
 
 def solve(model: RegionModel, effort: Effort, clock: Callable[[], float]) -> SolverAnswer:
@@ -35,15 +36,19 @@ def solve(model: RegionModel, effort: Effort, clock: Callable[[], float]) -> Sol
     steps = ordered(state, search.moves)
     after = state.goals()
     scores = [GoalScore(goal=g, before=before[g], after=after[g]) for g in sorted(before)]
+    used_after, drawn_after = state.used.tobytes(), state.power.drawn[:-1].tolist()
+    hot_after = state.hot()
+    exchanged = swaps(state, effort.swaps)
     return SolverAnswer(
+        swaps=exchanged,
         steps=steps,
         scores=scores,
         price=sum(step.price for step in steps),
         hot_before=hot,
-        hot_after=state.hot(),
+        hot_after=hot_after,
         limits=dict(zip(model.pools, state.level.tolist(), strict=True)),
-        drawn=list(zip(drawn, state.power.drawn[:-1].tolist(), strict=True)),
-        used=(used, state.used.tobytes()),
+        drawn=list(zip(drawn, drawn_after, strict=True)),
+        used=(used, used_after),
         bound=bound,
         took_s=clock() - began,
         searched=search.steps,

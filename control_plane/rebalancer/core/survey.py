@@ -12,6 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 
 from control_plane.allocator.core.claims import Claim, Claims
 from control_plane.allocator.core.demand import Demand
@@ -32,6 +33,8 @@ from control_plane.rebalancer.core.model import (
 
 DOWN = "is down"
 """Why a machine takes no tasks that draws nothing (`Allocator`)."""
+_ASKED = 4
+"""Free machines that are asked for, for each that is to be found where there is power."""
 _MICRO_GPUS = 1_000_000
 _GIB = 1 << 30
 Load = tuple[float, float, float]
@@ -65,6 +68,8 @@ class SurveySources:
     """What a machine draws while so much CPU is used, in watts, and whether its host says so."""
     capped: Callable[[Machine], bool]
     """Whether the power of a machine is capped now."""
+    swappable: Callable[[Machine], bool] | None
+    """Whether its entitlement may exchange a machine; None: none is exchanged."""
     limit_share: float = 0.95
     """Of a budget, what may be drawn before that costs."""
 
@@ -117,6 +122,8 @@ class Survey:
         self._can = bytearray()
         self._used: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         self._measured = 0
+        self._draws: dict[str, PlaceDraw] = {}
+        """By place with a power budget."""
 
     def run(self) -> Generator[None, None, RegionModel]:
         """Collect everything; others may have their turn at each step."""
@@ -129,6 +136,7 @@ class Survey:
             claims = of_job[job].claims.get(job)
             if claims is not None and (self._only is None or claims.pool in self._only):
                 yield from self._add_job(job, claims)
+        yield from self._add_up_power()
         yield from self._offer()
         return (yield from self._model())
 
@@ -215,6 +223,23 @@ class Survey:
                     self._add_machine(machine, pool, is_free=True)
                     self._free_left -= 1
             yield
+        yield from self._offer_elsewhere()
+
+    def _offer_elsewhere(self) -> Generator[None, None, None]:
+        """List free machines as those of pools that have machines in places without power."""
+        short: Counter[int] = Counter()
+        for at, machine in enumerate(self._machines) if self._draws else ():
+            short[self._pool_of[at]] += not self._is_free[at] and self._is_over(machine)
+            if at % STEP == STEP - 1:
+                yield
+        for pool, number in sorted((+short).items()):
+            wanted = min(number, self._free_left)
+            asked = _ASKED * wanted  # some of them are in places without power
+            for machine in self._sources.offered(self._pools[pool], Counter(), asked):
+                if wanted > 0 and machine not in self._number and not self._is_over(machine):
+                    self._add_machine(machine, pool, is_free=True)
+                    self._free_left, wanted = self._free_left - 1, wanted - 1
+            yield
 
     # -- what is made of it
 
@@ -229,10 +254,16 @@ class Survey:
                 if number % STEP == STEP - 1:
                     yield
             admissions.append(bytes(mask))
-        places, places_of, watts = yield from self._power()
+        places, places_of, watts = self._power()
         machines, why_short = self._machines, self._sources.indexes[0].why_short
+        classes: dict[object, int] = {}
+        exchanged, may_go = machines, self._sources.swappable
+        if may_go is None:
+            exchanged, may_go = [], lambda _: False
         return RegionModel(
             weights=self._weights,
+            machine_class=[classes.setdefault(_class_of(m), len(classes)) for m in exchanged],
+            swappable=bytes(map(may_go, exchanged)),
             places=places,
             places_of=places_of,
             watts_per_rru=watts,
@@ -259,19 +290,18 @@ class Survey:
             measured=self._measured,
         )
 
-    def _power(
-        self,
-    ) -> Generator[None, None, tuple[list[PoweredPlace], list[list[int]], list[float]]]:
-        """Return places with budgets, the machines of the model in them, and what load draws there.
+    def _add_up_power(self) -> Generator[None, None, None]:
+        """Add up what is drawn in places with budgets.
 
         Machines that are not in the model draw as well: free ones, and those of other pools.
         """
         sources = self._sources
         power = sources.indexes[0].power
-        if power is None or not power.budgets:
-            return [], [], []
-        draws = [PlaceDraw(budget.place, budget.watts) for budget in power.budgets]
-        number = {budget.place: at for at, budget in enumerate(power.budgets)}
+        if power is None:
+            return
+        self._draws = {
+            budget.place: PlaceDraw(budget.place, budget.watts) for budget in power.budgets
+        }
         for count, other in enumerate(sources.indexes[0].machines.values()):
             machine = sources.owner(other.pool).machines.get(other.name) or other
             at = self._number.get(machine)
@@ -279,13 +309,28 @@ class Survey:
             watts, _ = sources.drawn(machine, rru)
             moving = watts_per_rru(machine.capacity) * rru if at is not None else 0.0
             for budget in power.budgets_of(machine.place) if machine.blocked != DOWN else ():
-                draws[number[budget.place]].add(machine, watts, moving, sources.capped(machine))
+                self._draws[budget.place].add(machine, watts, moving, sources.capped(machine))
             if count % STEP == STEP - 1:
                 yield
-        of = [[number[b.place] for b in power.budgets_of(m.place)] for m in self._machines]
+
+    def _places_of(self, machine: Machine) -> list[str]:
+        power = self._sources.indexes[0].power
+        return [b.place for b in power.budgets_of(machine.place)] if power is not None else []
+
+    def _is_over(self, machine: Machine) -> bool:
+        """Return whether a place of a machine draws more than it bears."""
+        share = self._sources.limit_share
+        return any(self._draws[name].is_over(share) for name in self._places_of(machine))
+
+    def _power(self) -> tuple[list[PoweredPlace], list[list[int]], list[float]]:
+        """Return places with budgets, the machines of the model in them, and what load draws."""
+        if not self._draws:
+            return [], [], []
+        number = {name: at for at, name in enumerate(self._draws)}
+        of = [[number[name] for name in self._places_of(m)] for m in self._machines]
         levels = max(map(len, of), default=0)
         return (
-            [draw.place(sources.limit_share) for draw in draws],
+            [draw.place(self._sources.limit_share) for draw in self._draws.values()],
             [[each[n] if n < len(each) else -1 for each in of] for n in range(levels)],
             [watts_per_rru(m.capacity) for m in self._machines],
         )
@@ -321,13 +366,28 @@ class PlaceDraw:
         self.machines += 1
         self.is_capped = self.is_capped or is_capped
 
-    def place(self, limit_share: float) -> PoweredPlace:
-        """Return the place; one where power is capped bears less than it draws now."""
+    def limit_w(self, limit_share: float) -> float:
+        """Return what the place bears; where power is capped that is less than it draws now."""
         limit = limit_share * self.budget_w
-        if self.is_capped:
-            limit = min(limit, limit_share * self.drawn_w)
+        return min(limit, limit_share * self.drawn_w) if self.is_capped else limit
+
+    def is_over(self, limit_share: float) -> bool:
+        """Return whether more is drawn than the place bears."""
+        return self.drawn_w > self.limit_w(limit_share)
+
+    def place(self, limit_share: float) -> PoweredPlace:
+        """Return the place as the solver sees it."""
+        limit = self.limit_w(limit_share)
         each = self.full_w / self.machines if self.machines else 0.0
         return PoweredPlace(self.name, limit, self.drawn_w - self.moving_w, max(each, 1.0))
+
+
+def _class_of(machine: Machine) -> tuple[object, ...]:
+    """Return what machines have in common that offer nearly the same: 5 % of memory is no other."""
+    capacity = machine.capacity
+    memory = round(log(max(1, capacity.memory_bytes)) / 0.05)
+    kind = capacity.machine_type, capacity.sku, capacity.gpu_type, capacity.gpus
+    return (*kind, round(capacity.rru, 2), round(capacity.cpus, 2), memory)
 
 
 def _claimed_rru(machine: Machine) -> float:

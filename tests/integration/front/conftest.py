@@ -264,6 +264,7 @@ class CannedControlPlane(ControlPlane):
             solver_process(memory_mib=2048),
             lambda: "",
             AgentPool(_no_agent),
+            self.inventory.outages,
         )
         self.elastic = ElasticService(
             *(shared, table, [allocator], lambda _pool: allocator, self.inventory.loans, store),

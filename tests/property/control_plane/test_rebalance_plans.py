@@ -7,8 +7,16 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer, Weights, total
+from control_plane.rebalancer.core.model import (
+    Effort,
+    PoweredPlace,
+    RegionModel,
+    SolverAnswer,
+    Weights,
+    total,
+)
 from control_plane.rebalancer.core.solving import solve
 from tests.rebalancer_models import Replay, a_model
 
@@ -28,6 +36,7 @@ def models(draw: st.DrawFn) -> RegionModel:
         free=draw(st.integers(0, 4)),
         pinned=draw(st.booleans()),
         weights=draw(st.sampled_from((Weights(), CHEAP))),
+        busy=draw(st.sampled_from((1.0, 3.0))),
     )
 
 
@@ -92,6 +101,7 @@ def test_the_gain_said_is_the_gain_measured_after(model: RegionModel) -> None:
 @settings(max_examples=60, deadline=None)
 @given(models())
 def test_no_plan_is_better_than_the_bound(model: RegionModel) -> None:
+    """Tasks on machines that take no more of them may stay there, also in the bound."""
     answer = solved(model)
 
     assert answer.bound is not None
@@ -107,3 +117,49 @@ def test_the_same_seed_finds_the_same_plan_and_no_more_moves_than_asked(
 
     assert one == two
     assert len(one.steps) <= moves
+
+
+@settings(max_examples=40, deadline=None)
+@given(models(), st.integers(1, 4), st.floats(0.3, 1.1))
+def test_the_gain_in_power_is_what_plain_arithmetic_says(
+    model: RegionModel, number: int, share: float
+) -> None:
+    """RE6: whichever places have budgets, on two levels."""
+    machines = len(model.machines)
+    watts = [10.0 + 5.0 * (m % 3) for m in range(machines)]
+    levels = [
+        [m % number for m in range(machines)],
+        [-1 if m % 2 else number for m in range(machines)],
+    ]
+    replay = Replay(model)
+
+    def drawn() -> list[float]:
+        found = [100.0] * (number + 1)
+        for task, machine in enumerate(replay.where):
+            for level in levels:
+                if level[machine] >= 0:
+                    found[level[machine]] += watts[machine] * replay.load[3 * task]
+        return found
+
+    before = drawn()
+    places = [PoweredPlace(f"p{at}", w * share, 100.0, 50.0) for at, w in enumerate(before)]
+    answer = solved(replace(model, places=places, places_of=levels, watts_per_rru=watts))
+    assert replay.carry_out(answer.steps) == []
+    after = drawn()
+    (score,) = [each for each in answer.scores if each.goal == "power above budgets"]
+    costs = [
+        sum(
+            model.weights.power * max(0.0, w - place.limit_w) / place.machine_w
+            for w, place in zip(all_of, places, strict=True)
+        )
+        for all_of in (before, after)
+    ]
+
+    assert [score.before, score.after] == pytest.approx(costs, abs=1e-6)
+    assert [w for pair in answer.drawn for w in pair] == pytest.approx(
+        [w for pair in zip(before, after, strict=True) for w in pair]
+    )
+    assert sum(step.power_gain for step in answer.steps) == pytest.approx(
+        costs[0] - costs[1], abs=1e-6
+    )
+    assert answer.gain >= answer.price or not answer.steps

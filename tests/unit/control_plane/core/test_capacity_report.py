@@ -221,3 +221,23 @@ def test_tasks_in_one_msb_are_all_lost_with_it():  # AL9
 def test_an_empty_region_has_an_empty_report():
     report = capacity_report([], [], {}, now=5.0)
     assert (report.at, report.split.all.machines, report.units) == (5.0, 0, [])
+
+
+def test_small_entitlements_of_one_profile_are_told_what_stacking_saves():  # MO16 CP8
+    machines = [machine(f"m{n}", f"e{n}") for n in range(5)]
+    used = {f"m{n}": Used(1.0, 8 * GIB) for n in range(5)}
+    entitlements = [
+        entitlement("e0", machines=1),
+        entitlement("e1", machines=1),
+        entitlement("e2", machines=1),
+        entitlement("e3", machines=1, host_profile="gpu"),
+        entitlement("e4", machines=100),  # large ones have machines of their own
+        entitlement("e5", machines=1, materialization="e0"),  # stacks already
+    ]
+    found = capacity_report(machines, entitlements, used, now=0).fragmentation
+
+    (stack,) = found.stacks
+    assert stack.entitlements == ["e0", "e1", "e2"]
+    assert (stack.held, stack.needed, found.stacks_save) == (3, 1, 2)  # 3 RRU of 4
+    full = dict.fromkeys(used, FULL)
+    assert capacity_report(machines, entitlements, full, now=0).fragmentation.stacks == []

@@ -53,7 +53,9 @@ def test_what_was_not_read_for_long_is_not_known() -> None:
 
     assert loads.of_task("web-0", 370.0, within_s=360.0) is not None
     assert loads.of_task("web-0", 370.1, within_s=360.0) is None
-    loads.keep(["m2"], 400.0, 360.0)
+    assert loads.oldest_s(370.0, 360.0) == 360.0
+    assert loads.oldest_s(370.1, 360.0) is None
+    list(loads.forgetting(["m2"], 400.0, 360.0))
     assert (loads.tasks, loads.machines) == ({}, {})
 
 

@@ -1,0 +1,186 @@
+"""Has entitlements exchange machines: a drain on both sides, then a hand-over (RE3).
+
+Both machines are announced as away, as for maintenance: their tasks leave within the budgets of
+their jobs and with the acknowledgement of their controllers. Empty machines go to the free pool, as
+all do whose tasks must leave. Then the announcement ends, each is taken for the other entitlement,
+and it gets that host profile like any machine that is taken. Each step is found again after a
+restart from the stored exchange and from what the broker says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from control_plane.agents.region import Region
+from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from control_plane.api.rebalancing import RebalanceRecord, SwapState, SwapView
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.unavailability import of_plan
+from control_plane.rebalancer.ports import ShardedPlaces
+from control_plane.runtime.table import Table
+from wire.errors import TwineError
+
+log = logging.getLogger(__name__)
+_ENDED = (SwapState.DONE, SwapState.WITHDRAWN, SwapState.FAILED)
+_KEY = "swaps"
+_KEPT = 50
+_TAKE_S = 120.0
+"""A machine that cannot be taken for so long stays in the free pool: a quota may be used up."""
+
+
+class Drains(Protocol):
+    """Announces that machines will be away."""
+
+    async def plan_unavailability(
+        self,
+        machines: Collection[str],
+        kind: EventKind,
+        reason: str,
+        start: float | None = None,
+        deadline: float | None = None,
+        expected_duration_s: float | None = None,
+        *,
+        tasks_survive: bool = False,
+        plan: str = "",
+    ) -> list[MachineRecord]:
+        """Announce that machines will be away under the name of a plan."""
+
+    async def end_plan(self, machines: Collection[str], plan: str) -> None:
+        """End what a plan announced."""
+
+
+class MachineSwaps:
+    """Carries exchanges of machines out, one after the other."""
+
+    def __init__(
+        self,
+        region: Region,
+        places: ShardedPlaces,
+        drains: Drains,
+        table: Table[RebalanceRecord],
+    ) -> None:
+        """Exchange nothing yet."""
+        self._settings, self._runtime = region.settings.rebalance, region.runtime
+        self._find = region.broker.table.find
+        self._places, self._drains, self._table = places, drains, table
+
+    def all(self) -> list[SwapView]:
+        """Return exchanges that are under way or ended, the oldest first."""
+        known = self._table.find(_KEY)
+        return known.swaps if known is not None else []
+
+    def under_way(self) -> list[SwapView]:
+        """Return those that have not ended."""
+        return [swap for swap in self.all() if swap.state not in _ENDED]
+
+    def keeps(self, machine: str) -> bool:
+        """Return whether a machine that was handed over stays though nothing runs there yet."""
+        until = self._runtime.date() - 2 * self._settings.every_s
+        return any(
+            machine in (swap.one, swap.two) and swap.state is SwapState.DONE and swap.at > until
+            for swap in self.all()
+        )
+
+    async def begin(self, swaps: Collection[SwapView]) -> None:
+        """Begin the first of these, if none is under way and it is still possible."""
+        if self.under_way():
+            return
+        for swap in swaps:
+            one, two = self._find(swap.one), self._find(swap.two)
+            if one is None or two is None or not _may_go(one, two):
+                continue
+            now = self._runtime.date()
+            begun = replace(
+                swap,
+                pool_one=one.entitlement,
+                pool_two=two.entitlement,
+                state=SwapState.DRAINING,
+                began_at=now,
+                at=now,
+            )
+            await self._save(begun)
+            reason = f"exchanged between {one.entitlement} and {two.entitlement}: {swap.why}"
+            await self._drains.plan_unavailability(
+                [swap.one, swap.two], EventKind.MAINTENANCE, reason, plan=_plan_of(swap)
+            )
+            log.info("exchange of machines began", extra={"one": swap.one, "two": swap.two})
+            return
+
+    async def follow(self, held: str) -> None:
+        """Look at exchanges that are under way; `held` says why none goes on, if none does."""
+        for swap in self.under_way():
+            try:
+                await self._followed(swap, held)
+            except TwineError as e:
+                log.info("exchange waits", extra={"swap": swap.id, "reason": str(e)})
+
+    async def _followed(self, swap: SwapView, held: str) -> None:
+        now = self._runtime.date()
+        if swap.state is SwapState.DRAINING:
+            records = self._find(swap.one), self._find(swap.two)
+            gone = [n for n, r in zip((swap.one, swap.two), records, strict=True) if not _is_up(r)]
+            why = held or (f"{gone[0]} is down" if gone else "")
+            if not why and now - swap.began_at > self._settings.swap_patience_s:
+                why = "its machines were not empty in time: a budget, a controller or no room"
+            if why:
+                await self._end(swap, SwapState.WITHDRAWN, why)
+            elif not self._announced(swap):
+                await self._drains.plan_unavailability(
+                    [swap.one, swap.two], EventKind.MAINTENANCE, swap.why, plan=_plan_of(swap)
+                )
+            elif all(r is not None and r.entitlement == FREE for r in records):
+                await self._drains.end_plan([swap.one, swap.two], _plan_of(swap))
+                await self._save(replace(swap, state=SwapState.HANDING_OVER, at=now))
+        elif swap.state is SwapState.HANDING_OVER:
+            await self._handed_over(swap, now)
+
+    def _announced(self, swap: SwapView) -> bool:
+        """Return whether the brokers know of it: a restart may have come between two writes."""
+        records = [r for n in (swap.one, swap.two) if (r := self._find(n)) is not None]
+        return all(of_plan(record, _plan_of(swap)) is not None for record in records)
+
+    async def _handed_over(self, swap: SwapView, now: float) -> None:
+        refused = []
+        for machine, pool in ((swap.one, swap.pool_two), (swap.two, swap.pool_one)):
+            record = self._find(machine)
+            if record is not None and record.entitlement == pool:
+                continue
+            if record is None or record.entitlement != FREE:
+                refused.append(f"{machine} was taken by another entitlement")
+            elif not await self._places.of_pool(pool).take(machine, pool):
+                refused.append(f"{pool} may not take {machine} now")
+        if not refused:
+            await self._end(swap, SwapState.DONE, "")
+        elif now - swap.at > _TAKE_S:
+            await self._end(swap, SwapState.FAILED, "; ".join(refused))
+
+    async def _end(self, swap: SwapView, state: SwapState, reason: str) -> None:
+        await self._drains.end_plan([swap.one, swap.two], _plan_of(swap))
+        await self._save(replace(swap, state=state, reason=reason, at=self._runtime.date()))
+        log.info("exchange of machines ended", extra={"swap": swap.id, "state": state.value})
+
+    async def _save(self, swap: SwapView) -> None:
+        others = [known for known in self.all() if known.id != swap.id]
+        async with self._table.lock(_KEY):
+            await self._table.commit(_KEY, RebalanceRecord(swaps=[*others, swap][-_KEPT:]))
+
+
+def _plan_of(swap: SwapView) -> str:
+    return f"rebalance-{swap.id}"
+
+
+def _may_go(one: MachineRecord, two: MachineRecord) -> bool:
+    """Return whether two machines are of two entitlements, up, and lent to none."""
+    return (
+        FREE not in (one.entitlement, two.entitlement)
+        and one.entitlement != two.entitlement
+        and all(_is_up(record) and record.loan is None for record in (one, two))
+    )
+
+
+def _is_up(record: MachineRecord | None) -> bool:
+    return record is not None and record.state is MachineState.UP

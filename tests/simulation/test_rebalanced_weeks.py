@@ -1,0 +1,19 @@
+"""RE1, RE2: with a daily load, churn and failures few machines are hot, and few tasks move."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bench.rebalance_weeks import figures, picture
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_hot_spots_are_rare_and_nothing_goes_to_and_fro(seed: int) -> None:
+    found = figures(machines=16, days=4.0, seed=seed)
+
+    assert found["hot_without"] > 0.5
+    assert found["hot_with"] < 0.2 * found["hot_without"]
+    assert found["moves_before_their_rest"] == 0
+    assert found["returned_within_a_day"] == 0
+    assert found["moves_per_task_and_week"] < 7  # less than one a day
+    assert picture(found).count("<polyline") == 2

@@ -1,0 +1,127 @@
+"""RE3: an exchange of two machines is carried out, over restarts, or called off."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import run
+from world import World, a_job, a_region
+
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.machines import MachineState
+from control_plane.api.rebalancing import SwapState
+from control_plane.api.settings import RebalanceMode, RebalanceSettings
+from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
+from control_plane.rebalancer.core.solving import solve
+from control_plane.roles import ControlPlane
+
+OF = {"m1": "front", "m2": "front", "m3": "front", "m4": "back", "m5": "back", "m6": "back"}
+OTHER_TYPE = ("m3", "m4", "m5")
+"""They have 7 % more memory."""
+
+
+class Exchanging(World):
+    """Two entitlements of three machines; each has one machine of the other's type."""
+
+    def __init__(self, **changes) -> None:
+        knobs = {"mode": RebalanceMode.APPLY, "every_s": 60.0, "swaps_per_plan": 1} | changes
+        super().__init__(
+            a_region(6), rebalance=RebalanceSettings(**knobs), give_back_after_s=100_000.0
+        )
+        for name in OTHER_TYPE:
+            self.region.machines[name].memory_bytes = 1100 << 20
+
+    def control_plane(self) -> ControlPlane:
+        async def solved_here(model: RegionModel, effort: Effort) -> SolverAnswer:
+            counted = Effort(steps=500, moves=effort.moves, swaps=effort.swaps)
+            return solve(model, counted, clock=lambda: 0.0)
+
+        made = super().control_plane()
+        made.rebalancer.planner._solve = solved_here
+        return made
+
+    async def begin(self) -> None:
+        for machine in self.region.machines.values():
+            await self.cp.joined(machine.join())
+        for pool, profile in (("front", "web"), ("back", "batch")):
+            await self.cp.put_entitlement(pool, EntitlementSpec(machines=3, host_profile=profile))
+        for name, pool in OF.items():
+            assert await self.cp._allocator.take(name, pool)
+        for pool in ("front", "back"):
+            await self.cp.apply_job(a_job(3, name=f"job-{pool}", entitlement=pool))
+            await self.stable(f"job-{pool}")
+
+    def held(self) -> dict[str, str]:
+        table = self.cp._broker.table
+        return {name: table.get(name).entitlement for name in OF}
+
+    def ended(self, state: SwapState) -> bool:
+        return any(swap.state is state for swap in self.cp.rebalancer.history().swaps)
+
+
+EXCHANGED = OF | {"m3": "back", "m6": "front"}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_both_sides_drain_then_each_machine_gets_the_other_profile(restarts: bool) -> None:
+    async def main() -> None:
+        w = Exchanging()
+        async with asyncio.timeout(20_000):
+            async with w.running():
+                await w.begin()
+                assert w.held() == OF
+                if restarts:
+                    await w.until(lambda: w.cp.rebalancer.swaps.under_way(), 2_000)
+                else:
+                    await w.until(lambda: w.ended(SwapState.DONE), 2_000)
+            async with w.running():
+                await w.until(lambda: w.ended(SwapState.DONE), 2_000)
+                assert w.held() == EXCHANGED
+
+                def switched() -> bool:
+                    profiles = [w.region.machines[name].profile.name for name in ("m3", "m6")]
+                    return profiles == ["batch", "web"]
+
+                await w.until(switched)
+                for pool in ("front", "back"):
+                    await w.stable(f"job-{pool}")
+                await asyncio.sleep(600)
+                assert len(w.cp.rebalancer.history().swaps) == 1
+                (swap,) = w.cp.rebalancer.history().swaps
+                lines = w.cp.rebalancer.explain(swap.id).lines
+                assert lines[0].endswith(("between front and back.", "between back and front."))
+        assert w.region.broken_rules == []
+
+    run(main())
+
+
+def test_an_exchange_is_called_off_while_the_region_is_unwell() -> None:
+    async def main() -> None:
+        w = Exchanging()
+        async with asyncio.timeout(20_000), w.running():
+            await w.begin()
+            await w.until(lambda: w.cp.rebalancer.swaps.under_way(), 2_000)
+            w.cp.rebalancer._unwell = lambda: "much is lost"
+            await w.until(lambda: w.ended(SwapState.WITHDRAWN), 2_000)
+            assert w.cp.rebalancer.history().swaps[0].reason == "much is lost"
+            records = [w.cp._broker.table.get(name) for name in ("m3", "m6")]
+            assert all(e.end is not None for r in records for e in r.unavailability)
+            assert all(record.state is MachineState.UP for record in records)
+
+    run(main())
+
+
+def test_nothing_is_exchanged_unless_an_operator_wants_that() -> None:
+    async def main() -> None:
+        w = Exchanging(swaps_per_plan=0)
+        async with asyncio.timeout(20_000), w.running():
+            await w.begin()
+            await asyncio.sleep(600)
+            assert w.cp.rebalancer.swaps.all() == []
+            assert w.held() == OF
+
+    run(main())
