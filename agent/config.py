@@ -104,7 +104,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ConfigSources:
     """The configuration in force, and which file each field that is not a default is from."""
 
     config: AgentConfig
@@ -116,7 +116,7 @@ def load(path: Path | None) -> AgentConfig:
     return load_with_origins(path).config
 
 
-def load_with_origins(path: Path | None) -> Sources:
+def load_with_origins(path: Path | None) -> ConfigSources:
     """Return the configuration from a file and those beside it in its folder of drop-ins.
 
     Beside `agent.toml` that is `agent.toml.d/`: its `*.toml` in the order of their names, of
@@ -142,7 +142,7 @@ def load_with_origins(path: Path | None) -> Sources:
     config = msgspec.convert(document, AgentConfig)
     config.address()
     config.check_network()
-    return Sources(config, origins)
+    return ConfigSources(config, origins)
 
 
 def drop_ins(path: Path) -> list[Path]:

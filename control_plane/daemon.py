@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.api.presence import Presence
     from control_plane.api.machines import MachineRecord
     from control_plane.api.people import IssuedCredential
-    from control_plane.identity.authority import Authority, OwnIdentity
+    from control_plane.identity.authority import CertificateAuthority, OwnIdentity
     from control_plane.identity.rotation import Rotation
     from control_plane.roles import ControlPlane
     from control_plane.store import Store
@@ -111,13 +111,13 @@ async def _build(
     config: Config,
     store: Store,
     broker_stores: Mapping[str, Store],
-    trust: tuple[Authority, OwnIdentity],
+    trust: tuple[CertificateAuthority, OwnIdentity],
     url: str,
 ) -> tuple[ControlPlane, web.Application, Rotation]:
     """Return the control plane, its loops running, the front end before it, and its authority's
     rotation.
     """
-    from control_plane.agents.polled import Patience, PolledAgent
+    from control_plane.agents.polled import PolledAgent, PollPatience
     from control_plane.api.routes import ROUTES
     from control_plane.front_end.access import Access
     from control_plane.front_end.frontend import FrontEnd
@@ -138,7 +138,7 @@ async def _build(
 
     authority, identity = trust
     runtime, settings = Runtime(), config.scheduler
-    patience = Patience(settings.poll_wait_s, settings.poll_patience_s)
+    patience = PollPatience(settings.poll_wait_s, settings.poll_patience_s)
 
     context, term, ownership = identity.agents_context(), OwnTerm(store), OwnershipMap(store)
     rules = rules_of(config.controller_networks, config.reachable_at())
@@ -459,7 +459,7 @@ def _write_credential(
     """Issue a credential for (role, name, hosts) and write it."""
     from control_plane.api.people import IssuedCredential
     from control_plane.identity.authority import (
-        Subject,
+        CertificateSubject,
         check_host,
         check_user_name,
         open_authority,
@@ -479,7 +479,7 @@ def _write_credential(
             hint="start the control plane once, and pass the same --state or --config here",
         )
     authority = open_authority(config.authority_path, config.cluster)
-    held = authority.credential(Subject(role, name, hosts), url, life_s)
+    held = authority.credential(CertificateSubject(role, name, hosts), url, life_s)
     tls.save(held, out)
     issued = IssuedCredential(
         name=name,

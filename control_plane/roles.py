@@ -45,7 +45,7 @@ from control_plane.rebalancer.solver import solver_process
 from control_plane.running_shards import RunningShards, ShardParts, allocators_of
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.limits import Limits
+from control_plane.runtime.limits import FrontEndLimits
 from control_plane.runtime.loops import Failing, Loops
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.core.rollout import earlier, summarize
@@ -107,7 +107,7 @@ class ControlPlane:
         self._broker.listen(self._portal.supply.heard)
         self.census = Counters()
         self._broker.listen(self.census.machine_heard)
-        self.limits = Limits()
+        self.limits = FrontEndLimits()
         take_away = self.limits.of(
             LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
         )

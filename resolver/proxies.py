@@ -21,7 +21,7 @@ _ACCEPTED = "write JOB:PORT or JOB:PORT=ADDRESS:NUMBER, such as web:http=:8080"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ProxiedService:
     """A named port of a job that a proxy forwards to, and where the proxy listens for it."""
 
     job: str
@@ -35,7 +35,7 @@ class Service:
         return f"{self.job}-{self.port}"
 
 
-def service(text: str) -> Service:
+def service(text: str) -> ProxiedService:
     """Return what `web:http` or `web:http=:8080` means, or raise `InvalidInput`."""
     target, given, listen = text.partition("=")
     job, colon, port = target.partition(":")
@@ -44,14 +44,14 @@ def service(text: str) -> Service:
     match = _LISTEN.fullmatch(listen) if given else None
     if given and (match is None or not 1 <= int(match["port"]) <= 65535):
         raise InvalidInput(f"{listen[:100]!r} is no address to listen at", hint=_ACCEPTED)
-    return Service(job, port, listen)
+    return ProxiedService(job, port, listen)
 
 
 Known = Mapping[str, Endpoints | None]
 """Job → where it answers; None if there is no such job."""
 
 
-def haproxy(services: Sequence[Service], known: Known) -> str:
+def haproxy(services: Sequence[ProxiedService], known: Known) -> str:
     """Return frontends and backends; a backend without servers answers 503."""
     parts = [_HEAD]
     for s in services:
@@ -67,7 +67,7 @@ def haproxy(services: Sequence[Service], known: Known) -> str:
     return "\n".join(parts)
 
 
-def nginx(services: Sequence[Service], known: Known) -> str:
+def nginx(services: Sequence[ProxiedService], known: Known) -> str:
     """Return upstreams and servers; one without tasks answers 502, for nginx wants a server."""
     parts = [_HEAD]
     for s in services:
@@ -86,11 +86,11 @@ def nginx(services: Sequence[Service], known: Known) -> str:
     return "\n".join(parts)
 
 
-Render = Callable[[Sequence[Service], Known], str]
+Render = Callable[[Sequence[ProxiedService], Known], str]
 FORMATS: Mapping[str, Render] = {"haproxy": haproxy, "nginx": nginx}
 
 
-def _serving(s: Service, known: Known) -> list[Endpoint]:
+def _serving(s: ProxiedService, known: Known) -> list[Endpoint]:
     found = known[s.job]
     return [] if found is None else [e for e in found.endpoints if s.port in e.ports]
 

@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from sidekick.expression import ExpressionError, Facts, parse
 from sidekick.report import ProfileText
-from sidekick.toml_lines import Lines, find_excess
+from sidekick.toml_lines import TomlLines, find_excess
 from wire.errors import ConfigError, FieldError, NotFound
 
 MAX_BYTES = 64 * 1024
@@ -111,7 +111,7 @@ class _File(msgspec.Struct):
 
     name: str
     path: str
-    lines: Lines
+    lines: TomlLines
     header: Header | None = None
     fits: bool | None = None
     blocks: list[_Block] = msgspec.field(default_factory=list)
@@ -219,7 +219,7 @@ def _read(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) ->
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as e:
         raise ConfigError(f"profile {path} is not TOML: {e}") from e
-    file = _File(name, path, Lines(text))
+    file = _File(name, path, TomlLines(text))
     own = {kind: raw.pop(kind) for kind in list(raw) if kind in kinds}
     whens = raw.pop("when", [])
     known = [*(f.encode_name for f in msgspec.structs.fields(Header)), "when", *kinds]

@@ -19,7 +19,7 @@ from vm_lab.cache import cache_root
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
 from vm_lab.state import LabPaths, find_process, process_ref
-from vm_lab.topology import Machine, Topology
+from vm_lab.topology import LabMachine, Topology
 
 BRIDGE = "br-lab"
 NETWORK = "twine-lab"
@@ -59,7 +59,7 @@ class NamespaceRecord(msgspec.Struct, frozen=True, kw_only=True):
     inode: int
 
 
-class Sandbox:
+class LabSandbox:
     """The namespaces of one lab."""
 
     def __init__(self, paths: LabPaths) -> None:
@@ -106,7 +106,7 @@ class Sandbox:
         """Start a process that outlives this command; return its number."""
         return spawn_detached(self.command(argv, mounts=mounts), log)
 
-    def start(self, topology: Topology, machines: Sequence[Machine]) -> None:
+    def start(self, topology: Topology, machines: Sequence[LabMachine]) -> None:
         """Bring up namespaces, libvirtd, network and storage pool; what is up already stays."""
         self.start_namespaces()
         if not self.libvirtd_answers():
@@ -238,7 +238,7 @@ def spawn_detached(argv: list[str], log: Path) -> int:
     return os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions, setsid=True)
 
 
-def network_xml(topology: Topology, machines: Sequence[Machine]) -> str:
+def network_xml(topology: Topology, machines: Sequence[LabMachine]) -> str:
     """Return libvirt's definition of the lab's network: isolated, one fixed address per VM."""
     hosts = "".join(f"<host mac='{m.mac}' name='{m.name}' ip='{m.address}'/>" for m in machines)
     # No spanning tree: a port then forwards at once, which heals a partition at once.

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.api import MachineFacts
 from agent.api.own_init import CAPABILITY, NESTED
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.tasks.core.own_init import missing
 
 
@@ -23,10 +23,10 @@ def agent_version() -> str:
         return "unknown"
 
 
-class Facts:
+class FactsReader:
     """The facts of one machine, as they are when asked for. Blocking: call it through a lane."""
 
-    def __init__(self, machine: Machine, state_dir: str, *, own_init: bool = False) -> None:
+    def __init__(self, machine: HostAccess, state_dir: str, *, own_init: bool = False) -> None:
         """Ask nothing yet; `own_init`: tasks may have an init of their own, if the host can."""
         self._machine, self._state_dir, self._own_init = machine, state_dir, own_init
         self._systemd = 0
@@ -44,7 +44,7 @@ class Facts:
         return replace(facts, capabilities=[*facts.capabilities, CAPABILITY, NESTED])
 
 
-def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> MachineFacts:
+def machine_facts(machine: HostAccess, name: str, state_dir: str, systemd: int) -> MachineFacts:
     """Return the facts of a machine with this version of systemd."""
     hardware = machine.hardware()
     size, free = machine.btrfs.free_bytes(Path(state_dir))

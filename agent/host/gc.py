@@ -14,14 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.api.accounts import Account, Accounts
-from agent.host.core.census import Found, Store, judge, lasting
-from agent.images.core.retention import Fate, ImageUse, LayerUse, Room, decide_images, decide_layers
-from agent.images.images import Images
-from agent.machine import Btrfs, Machine
+from agent.host.core.census import FoundOnHost, SubvolumeStore, judge, lasting
+from agent.images.core.retention import (
+    ImageUse,
+    LayerUse,
+    RetentionFate,
+    Room,
+    decide_images,
+    decide_layers,
+)
+from agent.images.images import HostImages
+from agent.machine import Btrfs, HostAccess
 from agent.network.networks import Networks
 from agent.runtime.crashpoints import passed
-from agent.tasks.context import Capacity, TaskContext
-from agent.tasks.tasks import Tasks
+from agent.tasks.context import HostCapacity, TaskContext
+from agent.tasks.tasks import HostTasks
 from wire.errors import Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
@@ -39,11 +46,11 @@ class Ledger:
         self,
         folders: tuple[Path, Path],
         host: TaskContext,
-        capacity: Capacity,
+        capacity: HostCapacity,
         networks: Networks,
-        images: Images,
-        tasks: Tasks,
-        machine: Machine,
+        images: HostImages,
+        tasks: HostTasks,
+        machine: HostAccess,
         room: Room,
     ) -> None:
         """Account for what is in `folders`: state and run."""
@@ -66,7 +73,7 @@ class Ledger:
         await asyncio.sleep(self.second_look_s)
         return lasting(found, judge(await self._find()))
 
-    async def _find(self) -> Found:
+    async def _find(self) -> FoundOnHost:
         units = await self._host.units.all("twine-*.service")
         tasks, spared = self._tasks.known()
         seen = await self._host.lanes.run("btrfs", self._walk)
@@ -91,7 +98,7 @@ class Ledger:
             fates=fates,
         )
 
-    def _walk(self) -> Found:
+    def _walk(self) -> FoundOnHost:
         btrfs, state = self._machine.btrfs, self._state
         roots = btrfs.children(state / "tasks")
         images, layers = self._store("images"), self._store("layers")
@@ -108,7 +115,7 @@ class Ledger:
         for folder, store in (("images", images), ("layers", layers)):
             expected = {*store.subvolumes, *(f"{name}.json" for name in store.described)}
             files += [f"{folder}/{n}" for n in os.listdir(state / folder) if n not in expected]
-        return Found(
+        return FoundOnHost(
             records=os.listdir(state / "journal"),
             roots=roots,
             scratch=scratch,
@@ -135,16 +142,16 @@ class Ledger:
         kept = [f"{f}/{n}".removeprefix("volumes/") for f, names in found.items() for n in names]
         return kept, scratch, strays
 
-    def _store(self, name: str) -> Store:
+    def _store(self, name: str) -> SubvolumeStore:
         folder = self._state / name
         subvolumes = self._machine.btrfs.children(folder)
-        return Store(
+        return SubvolumeStore(
             subvolumes,
             [p.stem for p in folder.glob("*.json")],
             [n for n in subvolumes if not _closed(self._machine.btrfs, folder / n)],
         )
 
-    def _fates(self) -> dict[tuple[str, str], Fate]:
+    def _fates(self) -> dict[tuple[str, str], RetentionFate]:
         """Return what becomes of each image and layer by use, age and room."""
         _, free = self._machine.btrfs.free_bytes(self._state)
         uses = [
@@ -186,7 +193,7 @@ class Ledger:
             log.info("%s", line)
         return done
 
-    async def _goes(self) -> dict[tuple[str, str], Fate]:
+    async def _goes(self) -> dict[tuple[str, str], RetentionFate]:
         fates = await self._host.lanes.run("btrfs", self._fates)
         return {key: fate for key, fate in fates.items() if not fate.stays}
 

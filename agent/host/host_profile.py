@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agent.api import ProfileSpec, ProfileState, ProfileStatus
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.poll_timers import pause
 from agent.runtime.units import Units
 from wire.errors import Conflict, HostError, TwineError, Unprocessable
@@ -44,7 +44,7 @@ class HostProfile:
     def __init__(
         self,
         units: Units,
-        events: EventLog,
+        events: HostEvents,
         sidekick: Path,
         state: Path,
         boot_id: str,

@@ -24,7 +24,7 @@ EVERYWHERE = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoggedRun:
     """Whose words are wanted: of a unit in a namespace of the journal, maybe of one run only."""
 
     unit: str
@@ -34,7 +34,7 @@ class Run:
 
 
 def journal_command(
-    run: Run, *, follow: bool = False, since: float | None = None, tail: int | None = None
+    run: LoggedRun, *, follow: bool = False, since: float | None = None, tail: int | None = None
 ) -> list[str]:
     """Return the command that prints what a task's processes wrote, and nothing else.
 
@@ -74,7 +74,7 @@ class Logs:
 
     async def read(
         self,
-        run: Run,
+        run: LoggedRun,
         *,
         follow: bool = False,
         since: float | None = None,

@@ -8,7 +8,7 @@ from agent.api import TaskSpec
 from agent.machine import Cgroups
 from agent.runtime.core.slices import cgroup_of
 from agent.runtime.offload import Lanes
-from agent.tasks.tasks import Tasks
+from agent.tasks.tasks import HostTasks
 from agent.usage import TaskUsage, Usages
 
 
@@ -16,7 +16,7 @@ class UsageReader:
     """Reads the cgroups of all tasks that run, in a lane of its own."""
 
     def __init__(
-        self, cgroups: Cgroups, tasks: Tasks, lanes: Lanes, boottime_s: Callable[[], float]
+        self, cgroups: Cgroups, tasks: HostTasks, lanes: Lanes, boottime_s: Callable[[], float]
     ) -> None:
         """Read nothing yet."""
         self._cgroups, self._tasks, self._lanes = cgroups, tasks, lanes

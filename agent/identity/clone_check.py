@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from agent.api.presence import Presence, PresenceAnswer, Verdict
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from wire.errors import Conflict, TwineError
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Asker(Protocol):
 class CloneCheck:
     """Whether this host is the only one with its identity, as far as it was told."""
 
-    def __init__(self, identity: Asker, boot_id: str, events: EventLog) -> None:
+    def __init__(self, identity: Asker, boot_id: str, events: HostEvents) -> None:
         """Take up what an earlier agent was told; nobody is asked yet."""
         self._identity, self._events = identity, events
         self._shown = Presence(boot_id=boot_id)

@@ -37,10 +37,10 @@ from agent.identity.core import (
     is_usable,
 )
 from agent.runtime.core.records import TaskRecord, unit_of
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import pause
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from wire.errors import HostError, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Certifier(Protocol):
         ...
 
 
-class TaskIdentities(Stage):
+class TaskIdentities(TaskStage):
     """The only writer of tasks' keys and certificates."""
 
     def __init__(
@@ -72,7 +72,7 @@ class TaskIdentities(Stage):
         folder: Path,
         certifier: Certifier,
         lanes: Lanes,
-        events: EventLog,
+        events: HostEvents,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Keep identities below `folder`, which has to be in memory; touch nothing yet."""

@@ -38,7 +38,7 @@ from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs, Processes
 from agent.runtime.crashpoints import passed
 from agent.runtime.disk import FREE_RESERVE_BYTES
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from agent.runtime.units import Units
 from wire.errors import (
@@ -57,7 +57,7 @@ IDLE_S = 60.0
 """A stream of which nothing came for so long has ended; whoever sends can begin anew."""
 
 
-class Images:
+class HostImages:
     """The image store of this machine."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Images:
         units: Units,
         processes: Processes,
         lanes: Lanes,
-        events: EventLog,
+        events: HostEvents,
         registries: Registries | None = None,
     ) -> None:
         """Keep images below `state`, a folder on btrfs."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.api import TaskSpec
 from agent.lease.core.lease import (
     Bond,
-    Moment,
+    LeaseMoment,
     answered_at,
     is_bound,
     name_answer,
@@ -69,9 +69,9 @@ class Contact:
         """Return seconds since boot, suspend included."""
         return self._boottime_s()
 
-    def moment(self, task_id: str) -> Moment:
+    def moment(self, task_id: str) -> LeaseMoment:
         """Return now, for a decision about a task."""
-        return Moment(time.time(), self.now_s(), self._heard_s, self._has_lapsed(task_id))
+        return LeaseMoment(time.time(), self.now_s(), self._heard_s, self._has_lapsed(task_id))
 
     def _has_lapsed(self, task_id: str) -> bool:
         bond = self._bonds.get(task_id)

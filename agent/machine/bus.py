@@ -179,11 +179,11 @@ class Message:
     def process_reply(self, with_headers: bool) -> None:
         """Read it into `body`: its value, or a list of several, or None."""
         assert not with_headers, "nobody here has a use for them"
-        values = _Reader(self.pointer).values()
+        values = _BusReader(self.pointer).values()
         self.body = values if len(values) > 1 else values[0] if values else None
 
 
-class _Reader:
+class _BusReader:
     """Takes a message apart."""
 
     def __init__(self, message: c_void_p) -> None:

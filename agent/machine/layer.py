@@ -49,7 +49,7 @@ _REFUSALS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedLayer:
     """What a layer held."""
 
     entries: int
@@ -78,7 +78,7 @@ def apply(
     tree: str,
     *,
     owners: bool = True,
-) -> Applied:
+) -> AppliedLayer:
     """Apply the layer in `blob` below `folder` to the folder `tree`.
 
     Without `owners` everything belongs to the caller: for tests without root. Raises
@@ -102,7 +102,7 @@ def apply(
             hashing.finish()
     if hashing.digest != diff_id:
         raise Unprocessable(f"what is in it has digest {hashing.digest}, not {diff_id}")
-    return Applied(applier.entries, applier.file_bytes, hashing.digest)
+    return AppliedLayer(applier.entries, applier.file_bytes, hashing.digest)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from agent.api import TaskSpec, TaskState
-from agent.machine import Network
+from agent.machine import NetworkAccess
 from agent.netplan import Ask, Gates
 from agent.network.core.network import gate_for, ports_of
 from agent.runtime.core.records import TaskRecord
@@ -30,7 +30,7 @@ RETRY_S = 10.0
 class PortGates:
     """Keeps the programs for the ports of this host's tasks, and the tasks to theirs."""
 
-    def __init__(self, network: Network, lanes: Lanes) -> None:
+    def __init__(self, network: NetworkAccess, lanes: Lanes) -> None:
         """Touch nothing yet."""
         self._network, self._lanes = network, lanes
         self._specs: dict[str, TaskSpec] = {}

@@ -12,7 +12,7 @@ KEPT = 4096
 """Events kept in memory; a reader that fell further behind lists all tasks again."""
 
 
-class EventLog:
+class HostEvents:
     """A bounded stream with rising sequence numbers.
 
     Numbers start at the milliseconds since 1970, so those of a restarted agent are above all

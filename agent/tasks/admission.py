@@ -12,10 +12,10 @@ from agent.api.signing import SIGN_HINT, distrust
 from agent.api.volumes import contradiction as odd_volumes
 from agent.images.core.oci import as_run
 from agent.images.roots import INITS
-from agent.machine import Hardware
+from agent.machine import HostHardware
 from agent.resources.core.limits import absent, cannot_be_kept, impossible
 from agent.runtime.core.records import has_own_init
-from agent.tasks.context import Capacity
+from agent.tasks.context import HostCapacity
 from agent.tasks.core.admission import too_big
 from agent.volumes.core.volumes import too_large
 from wire.errors import Unprocessable
@@ -23,13 +23,13 @@ from wire.errors import Unprocessable
 _LESS = "stop a task, or ask for less"
 
 
-class Admission:
+class TaskAdmission:
     """What is left of this host for one more task. `look` first: `check` asks nobody."""
 
     def __init__(
         self,
-        capacity: Capacity,
-        hardware: Hardware,
+        capacity: HostCapacity,
+        hardware: HostHardware,
         reserve_bytes: int,
         others: Callable[[str], dict[str, TaskSpec]],
         is_over: Callable[[str], bool],

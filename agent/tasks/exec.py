@@ -22,7 +22,7 @@ from agent.machine.terminals import Streams
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.units import Units
 from agent.tasks.core.exits import STEPS
-from agent.tasks.core.inside import Command, inside_unit
+from agent.tasks.core.inside import InsideCommand, inside_unit
 from agent.tasks.inside import Inside
 from wire.duplex import Duplex, Frame
 from wire.errors import Busy, InvalidInput, SystemdError, TwineError
@@ -43,7 +43,7 @@ process may hold its output. What it wrote is told, however slowly it is taken.
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SessionWish:
     """What is to be run, and how."""
 
     argv: list[str]
@@ -52,7 +52,7 @@ class Wish:
     term: str = "xterm"
 
 
-def wish_of(call: Call) -> Wish:
+def wish_of(call: Call) -> SessionWish:
     """Return what a request asks for."""
     text = call.query.get("command", "")
     argv = decode_json(text.encode(), HookCommand, "parameter command, a list of texts,")
@@ -63,7 +63,7 @@ def wish_of(call: Call) -> Wish:
     if not re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term):
         raise InvalidInput(f"parameter term is no name of a terminal: {term[:80]!r}")
     assert isinstance(window, Window)
-    return Wish(argv, call.flag("tty"), window, term)
+    return SessionWish(argv, call.flag("tty"), window, term)
 
 
 class Sessions:
@@ -96,7 +96,7 @@ class Sessions:
         finally:
             self._of[task_id] -= 1
 
-    async def talk(self, task: TaskRecord, wish: Wish, duplex: Duplex) -> None:
+    async def talk(self, task: TaskRecord, wish: SessionWish, duplex: Duplex) -> None:
         """Run a command to its end, or to that of the connection."""
         try:
             with self._counted(task.task_id):
@@ -105,12 +105,12 @@ class Sessions:
             end = ExecEnd(problem=e.problem())
         await duplex.send(msgspec.json.encode(end).decode())
 
-    async def _session(self, task: TaskRecord, wish: Wish, duplex: Duplex) -> ExecEnd:
+    async def _session(self, task: TaskRecord, wish: SessionWish, duplex: Duplex) -> ExecEnd:
         name = f"exec-{secrets.token_hex(4)}"
         unit = inside_unit(task.task_id, name)
         streams = Streams.terminal() if wish.tty else Streams.pipes(self._folder / name)
         streams.resize(wish.window.rows, wish.window.columns)
-        command = Command(
+        command = InsideCommand(
             tuple(wish.argv),
             LONGEST_S,
             terminal=streams.path,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent.api import TaskSpec
 from agent.api.volumes import VolumeInfo, VolumeInfos, VolumeKind
-from agent.machine import Btrfs, Quota
+from agent.machine import Btrfs, QuotaMode
 from agent.runtime.crashpoints import passed
 from agent.volumes.core.volumes import (
     FOLDERS,
@@ -44,7 +44,7 @@ class Volumes:
         if not limited:
             return
         try:
-            if self._btrfs.enable_quota(self.state) is not Quota.OFF:
+            if self._btrfs.enable_quota(self.state) is not QuotaMode.OFF:
                 return
             why = "they are still off"
         except BtrfsError as e:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from agent.api import ImagePull, ProfileSpec, TaskSpec
 from control_plane.agents.core.commands import Command, Start, Stop
 from control_plane.agents.core.seen import is_empty
-from control_plane.agents.core.stop_queue import Place, StopQueue
+from control_plane.agents.core.stop_queue import QueuePlace, StopQueue
 from control_plane.agents.observations import PROFILE
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi
@@ -115,7 +115,7 @@ class Dispatcher:
             case Start(machine=machine, task=task):
                 self._ask(machine, task)
             case Stop(machine=machine, task=task, urgent=urgent):
-                self._ask_stop(Place(machine, task), urgent=urgent)
+                self._ask_stop(QueuePlace(machine, task), urgent=urgent)
 
     def prestage(self, machine: str, digest: str, keys: Sequence[str] = ()) -> None:
         """Bring an image to a machine ahead of its use, if one of these keys signed it."""
@@ -159,7 +159,7 @@ class Dispatcher:
         self._queue(line)
         self._fill()
 
-    def _ask_stop(self, place: Place, *, urgent: bool) -> None:
+    def _ask_stop(self, place: QueuePlace, *, urgent: bool) -> None:
         """Let a stop wait for the rate limit, then for its turn."""
         line = self._lines.get(place.machine)
         if line is not None:
@@ -270,7 +270,7 @@ class Dispatcher:
             loop.call_later(_PAUSE_MAX_S, self._forgive, line, what, line.pauses.get(what))
             self._observations.changed(line.machine)  # wakes callers that wait
         elif isinstance(wanted, Stop):
-            self._ask_stop(Place(line.machine, what), urgent=wanted.urgent)
+            self._ask_stop(QueuePlace(line.machine, what), urgent=wanted.urgent)
         else:
             self._ask(line.machine, what)
 
@@ -319,7 +319,7 @@ class Dispatcher:
                     await self._stop(wanted)
                 elif wanted is not None:
                     line.in_flight.discard(what)
-                    self._ask_stop(Place(machine, what), urgent=wanted.urgent)
+                    self._ask_stop(QueuePlace(machine, what), urgent=wanted.urgent)
 
     async def _start(self, line: _Line, task: str, spec: TaskSpec) -> None:
         machine, keys = line.machine, spec.image_trust.keys

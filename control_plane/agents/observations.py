@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.agents.core.seen import SeenMachine
-from control_plane.agents.ports import Machines
+from control_plane.agents.ports import KnownMachines
 from control_plane.agents.protocol import EventStream
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.broker.core.unavailability import departure, excused, overdue, planned, returning
@@ -92,7 +92,7 @@ UNSEEN = Observation()
 class Observations:
     """The observations of all machines, and who wants to know when one changes."""
 
-    def __init__(self, broker: Machines, runtime: Runtime) -> None:
+    def __init__(self, broker: KnownMachines, runtime: Runtime) -> None:
         """Start blind."""
         self._runtime = runtime
         self._broker = broker

@@ -45,7 +45,7 @@ class DatacenterBroker(Protocol):
         """Return the records of its machines."""
 
 
-class Machines(Protocol):
+class KnownMachines(Protocol):
     """Which machine is whose: the resource brokers."""
 
     @property

@@ -23,18 +23,18 @@ from wire.errors import NotFound
 _WAIT_MAX_S = 60.0
 
 
-class Records(Protocol):
+class DiscoveryRecords(Protocol):
     """The records of all machines."""
 
     def find(self, name: str) -> MachineRecord | None:
         """Return the record of a machine, if there is one."""
 
 
-class Machines(Protocol):
+class DiscoveryMachines(Protocol):
     """Whose machines they are: the brokers."""
 
     @property
-    def table(self) -> Records:
+    def table(self) -> DiscoveryRecords:
         """Return the records of all machines."""
 
     def listen(
@@ -49,7 +49,7 @@ class Discovery:
     def __init__(
         self,
         jobs: Readable[JobRecord],
-        broker: Machines,
+        broker: DiscoveryMachines,
         jobs_on: Callable[[str], Collection[str]],
         shards: ShardMaps,
     ) -> None:

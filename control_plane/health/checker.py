@@ -32,7 +32,7 @@ from control_plane.health.core.trust import (
 )
 from control_plane.health.core.verdict import Brakes, Held, verdict
 from control_plane.health.follower import Follower
-from control_plane.health.marker import Marker, Marks
+from control_plane.health.marker import HealthMarks, Marker
 from control_plane.health.watch import Watch, is_leaving
 from control_plane.runtime.runtime import TICK_S
 from control_plane.runtime.table import ignore
@@ -49,7 +49,7 @@ _TURN = 64
 class HealthChecker:
     """Keeps the broker's unavailability events true."""
 
-    def __init__(self, region: Region, pool: AgentPool, marks: Marks) -> None:
+    def __init__(self, region: Region, pool: AgentPool, marks: HealthMarks) -> None:
         """Ask nobody yet; `marks` writes down what is concluded."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime

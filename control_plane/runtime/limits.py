@@ -108,7 +108,7 @@ class Limit:
         )
 
 
-class Limits:
+class FrontEndLimits:
     """All limits of this process; each is made by the component that it limits."""
 
     def __init__(self) -> None:

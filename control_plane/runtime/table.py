@@ -21,7 +21,7 @@ from control_plane.runtime.readable import (
     tell_each,
 )
 from control_plane.store import Delete, Entry, Operation, Put, Store
-from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.records import encode
 from wire.errors import Busy, Conflict, TwineError
 
@@ -63,7 +63,7 @@ class Table(Readable[T]):
         self._breathe = checkpoint
         self.locks = Locks()
         self._slots = Slots(store, prefix.rstrip("/"), writer)
-        self._doubtful: dict[str, Attempt] = {}
+        self._doubtful: dict[str, WriteAttempt] = {}
         """Names → the write of them that ended in a way that does not say whether it was made."""
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
@@ -124,7 +124,7 @@ class Table(Readable[T]):
             operations += written
             expected |= compared
         expected |= compare or {}
-        attempt = Attempt(self._slots, expected, [*operations, *also])
+        attempt = WriteAttempt(self._slots, expected, [*operations, *also])
         try:
             revision = await attempt.make()
             await self._breathe()  # many transactions may end in one turn
@@ -140,7 +140,7 @@ class Table(Readable[T]):
         for name, record in changes.items():
             self._put(name, record, revision)
 
-    async def _found_out(self, names: Collection[str], attempt: Attempt) -> int:
+    async def _found_out(self, names: Collection[str], attempt: WriteAttempt) -> int:
         """Return the revision of a write that was made after all, or raise that it was not.
 
         Raises `UnknownOutcome` if the store cannot say; then whoever locks one of these records

@@ -58,7 +58,7 @@ class Slots:
         self._free.append((key, revision))
 
 
-class Attempt:
+class WriteAttempt:
     """One transaction, made at most once, and what became of it.
 
     A transaction that only replaces the value of one key needs no slot: that its value is there

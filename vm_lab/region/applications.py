@@ -21,7 +21,7 @@ from wire.errors import ProtocolError, Unreachable
 
 if TYPE_CHECKING:
     from vm_lab.region.checker import Checker
-    from vm_lab.region.plane import Life
+    from vm_lab.region.plane import PlaneLife
 
 KINDS = ("shards", "quorum", "stateless", "never")
 CALL_S = 0.02
@@ -140,7 +140,7 @@ class Applications:
         return ControllerRef(url="https://10.0.0.1:7450", name=kind, failure_wait_s=120.0)
 
     def caller(
-        self, life: Life
+        self, life: PlaneLife
     ) -> Callable[[ControllerRef, TaskControlRequest], Awaitable[TaskControlResponse]]:
         """Return what makes the calls of one life of the control plane."""
 

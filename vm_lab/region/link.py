@@ -12,13 +12,13 @@ from agent import api
 from agent.api.term import OWNER_HEADER, read_owner
 from agent.usage import Usages
 from vm_lab.region import agent as agents
-from vm_lab.region.machine import Machine
-from vm_lab.region.network import Exchange, Network
+from vm_lab.region.machine import SimulatedMachine
+from vm_lab.region.network import Exchange, SimulatedNetwork
 from wire.duplex import Duplex
 from wire.errors import NotFound, Refused, TwineError, Unreachable
 
 if TYPE_CHECKING:
-    from vm_lab.region.plane import Life
+    from vm_lab.region.plane import PlaneLife
 
 Said = Callable[[str], Mapping[str, str]]
 POLL_S = 3.0
@@ -34,7 +34,11 @@ class AgentLink:
     """
 
     def __init__(
-        self, network: Network, life: Life, machine: Machine, said: Said = lambda _: {}
+        self,
+        network: SimulatedNetwork,
+        life: PlaneLife,
+        machine: SimulatedMachine,
+        said: Said = lambda _: {},
     ) -> None:
         """Connect to nothing yet; `said` is `OwnershipMap.said`."""
         self._network, self._life, self._machine = network, life, machine
@@ -164,7 +168,9 @@ class FollowedEvents:
     nothing happens costs nothing.
     """
 
-    def __init__(self, network: Network, life: Life, machine: Machine, after: int) -> None:
+    def __init__(
+        self, network: SimulatedNetwork, life: PlaneLife, machine: SimulatedMachine, after: int
+    ) -> None:
         """Begin to listen now."""
         self._network, self._life, self._machine = network, life, machine
         self._after, self._boot = after, machine.boot_id()
@@ -280,7 +286,7 @@ class FollowedEvents:
             self._waiter.set_result(None)
 
 
-def _events(machine: Machine, after: int, boot: str = "") -> api.Events:
+def _events(machine: SimulatedMachine, after: int, boot: str = "") -> api.Events:
     """Return the events after a sequence number, as the agent answers."""
     first = machine.events[0].sequence if machine.events else machine.sequence + 1
     lost = after > machine.sequence or after < first - 1

@@ -39,7 +39,7 @@ _ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
 
 @dataclass(slots=True)
-class Pace:
+class MachinePace:
     """How long things take on a machine, in seconds; drawn anew each time between the bounds."""
 
     start: tuple[float, float] = (0.3, 3.0)
@@ -76,7 +76,7 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Setting:
+class MachineSetting:
     """What all machines of a region share."""
 
     timeline: Timeline
@@ -89,12 +89,12 @@ class Setting:
     """Profiles that take effect at a boot only."""
 
 
-class Machine:
+class SimulatedMachine:
     """One host: power, agent, tasks, images, profile."""
 
     def __init__(
         self,
-        setting: Setting,
+        setting: MachineSetting,
         name: str,
         location: api.Location,
         seed: str,
@@ -106,7 +106,7 @@ class Machine:
         self.setting, self.name, self.location = setting, name, location
         self.memory_bytes, self.cpus = memory_bytes, cpus
         self.random = random.Random(f"{seed} {name}")
-        self.pace = Pace()
+        self.pace = MachinePace()
         self.on = True
         self.agent_up = True
         self.hung_until = 0.0

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from agent.usage import TaskUsage
 from vm_lab.region import agent as agents
 from vm_lab.region.loop import Timeline
-from vm_lab.region.machine import Machine
+from vm_lab.region.machine import SimulatedMachine
 from wire.errors import ProtocolError, Refused, TwineError, Unreachable
 
 if TYPE_CHECKING:
-    from vm_lab.region.plane import Life
+    from vm_lab.region.plane import PlaneLife
 
 CONNECT_S = 4.0
 """Until a connection that nobody answers is given up."""
@@ -76,7 +76,7 @@ class Path:
         return not (self.cut_in or self.cut_out)
 
 
-class Network:
+class SimulatedNetwork:
     """All paths."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -85,28 +85,28 @@ class Network:
         self.paths: dict[str, Path] = {}
         self.calls = 0
         """Requests that were sent."""
-        self.usage: Callable[[Machine], list[TaskUsage]] = lambda _: []
+        self.usage: Callable[[SimulatedMachine], list[TaskUsage]] = lambda _: []
         """What the tasks of a machine use, as its agent answers."""
 
-    def connect(self, machine: Machine) -> None:
+    def connect(self, machine: SimulatedMachine) -> None:
         """Connect a machine."""
         self.paths[machine.name] = Path(base_s=machine.random.uniform(0.0005, 0.004))
 
-    def impose(self, fault: int, machine: Machine, condition: Condition) -> None:
+    def impose(self, fault: int, machine: SimulatedMachine, condition: Condition) -> None:
         """Let a fault act on the way to a machine."""
         self.paths[machine.name].conditions[fault] = condition
         self._changed(machine)
 
-    def lift(self, fault: int, machine: Machine) -> None:
+    def lift(self, fault: int, machine: SimulatedMachine) -> None:
         """End what a fault did to the way to a machine."""
         if self.paths[machine.name].conditions.pop(fault, None) is not None:
             self._changed(machine)
 
-    def _changed(self, machine: Machine) -> None:
+    def _changed(self, machine: SimulatedMachine) -> None:
         self.paths[machine.name].refresh(self.timeline.now)
         machine.reach_changed()
 
-    def answers(self, machine: Machine) -> bool:
+    def answers(self, machine: SimulatedMachine) -> bool:
         """Return whether an exchange with the machine's agent would work now."""
         return (
             machine.on
@@ -115,7 +115,7 @@ class Network:
             and self.paths[machine.name].open
         )
 
-    def one_way(self, machine: Machine) -> float:
+    def one_way(self, machine: SimulatedMachine) -> float:
         """Return how long a packet takes this time."""
         path = self.paths[machine.name]
         if path.delay_s:
@@ -130,9 +130,9 @@ class Exchange:
 
     def __init__(
         self,
-        network: Network,
-        life: Life,
-        machine: Machine,
+        network: SimulatedNetwork,
+        life: PlaneLife,
+        machine: SimulatedMachine,
         request: agents.AgentCall,
     ) -> None:
         """Send nothing yet."""

@@ -17,7 +17,7 @@ from control_plane.api.operations import RestartWish
 from control_plane.api.profiles import ProfileWish
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.roles import ControlPlane
-from vm_lab.region.clients import Owned, Wish
+from vm_lab.region.clients import ClientWish, Owned
 from vm_lab.region.machine import FAILS, STUBBORN
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.story import Fault
@@ -109,7 +109,7 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
         except (Conflict, NotFound):
             return  # it is no good moment for that, or no good machine
 
-    region.clients.want(Wish(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None))
+    region.clients.want(ClientWish(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None))
 
 
 def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -125,7 +125,7 @@ def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
             except (Conflict, NotFound):
                 continue  # something else is about to happen to it
 
-    region.clients.want(Wish(f"job {name}", f"restart {name}", ask, lambda: None))
+    region.clients.want(ClientWish(f"job {name}", f"restart {name}", ask, lambda: None))
 
 
 def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -154,7 +154,7 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     def granted() -> None:
         owned.granted, owned.granted_at = moved, region.timeline.now
 
-    region.clients.want(Wish(f"job {name}", f"move {name} to {to} {number}", ask, granted))
+    region.clients.want(ClientWish(f"job {name}", f"move {name} to {to} {number}", ask, granted))
 
 
 def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
@@ -176,7 +176,9 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
         except Conflict:
             return  # another is on its way
 
-    region.clients.want(Wish(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None))
+    region.clients.want(
+        ClientWish(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None)
+    )
 
 
 def expected(owned: Owned, record: JobRecord) -> JobSpec | None:

@@ -1,6 +1,6 @@
 """Stores that are slow, full, broken, or do not say what became of a write.
 
-The data outlive the process: `Disk` holds them, and each life of the control plane opens a
+The data outlive the process: `SimulatedDisk` holds them, and each life of the control plane opens a
 `StoreFacade` on it. A process that was killed gets nothing written any more.
 """
 
@@ -21,7 +21,7 @@ from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, P
 from wire.errors import Busy, TwineError
 
 if TYPE_CHECKING:
-    from vm_lab.region.plane import Life
+    from vm_lab.region.plane import PlaneLife
 
 T = TypeVar("T")
 WRITE_S = (0.0005, 0.004)
@@ -53,7 +53,7 @@ class CrashPoint:
     after: bool
 
 
-class Disk:
+class SimulatedDisk:
     """One store's data, and what is wrong with it."""
 
     def __init__(self, name: str, seed: str) -> None:
@@ -76,7 +76,7 @@ class Disk:
 class StoreFacade:
     """Implements `control_plane.store.Store` for one life of the control plane."""
 
-    def __init__(self, disk: Disk, life: Life) -> None:
+    def __init__(self, disk: SimulatedDisk, life: PlaneLife) -> None:
         """Open nothing yet."""
         self._disk, self._life = disk, life
 

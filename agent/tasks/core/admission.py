@@ -13,13 +13,15 @@ from wire.units import about_size
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRequest:
     """The request is older than what is in force."""
 
     reason: str
 
 
-def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> Refused | None:
+def stale(
+    generation: int, epoch: int, known: TaskRecord | Tombstone | None
+) -> RefusedRequest | None:
     """Return why a request must not be carried out, or None.
 
     A sender with a newer epoch (leadership term) has the word whatever the generation; within
@@ -29,19 +31,21 @@ def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> 
         return None
     current = known.spec if isinstance(known, TaskRecord) else known
     if epoch < current.epoch:
-        return Refused(
+        return RefusedRequest(
             f"epoch {epoch} is older than {current.epoch}, the term of the sender now in charge"
         )
     if epoch > current.epoch:
         return None
     if generation < current.generation:
-        return Refused(f"generation {generation} is older than {current.generation}, in force")
+        return RefusedRequest(
+            f"generation {generation} is older than {current.generation}, in force"
+        )
     if isinstance(known, Tombstone) and generation == known.generation:
-        return Refused(f"generation {generation} was already removed")
+        return RefusedRequest(f"generation {generation} was already removed")
     return None
 
 
-def contradiction(spec: TaskSpec, known: TaskRecord) -> Refused | None:
+def contradiction(spec: TaskSpec, known: TaskRecord) -> RefusedRequest | None:
     """Return why a generation that is in force cannot be put again, None where it can.
 
     A generation names one specification: who sends another one under the same number has
@@ -60,7 +64,7 @@ def contradiction(spec: TaskSpec, known: TaskRecord) -> Refused | None:
     ]
     if not fields:
         return None
-    return Refused(
+    return RefusedRequest(
         f"generation {spec.generation} is in force with another content ({', '.join(fields)})"
     )
 

@@ -32,7 +32,7 @@ _TASKS_OWN = ("ExecCondition", "ExecStartPre", "ExecStopPost")
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class InsideCommand:
     """A command to be run inside a running task."""
 
     argv: tuple[str, ...]
@@ -69,7 +69,7 @@ def step_properties(whole: Mapping[str, object], task_id: str, step: Step) -> di
 
 
 def inside_properties(
-    whole: Mapping[str, object], task_id: str, cgroup: str, unit: str, command: Command
+    whole: Mapping[str, object], task_id: str, cgroup: str, unit: str, command: InsideCommand
 ) -> dict[str, object]:
     """Return the unit of a command inside a task, whose processes are in `cgroup`."""
     task = unit_of(task_id)
@@ -91,7 +91,7 @@ def inside_properties(
 
 
 def _beside(
-    whole: Mapping[str, object], cgroup: str, unit: str, command: Command
+    whole: Mapping[str, object], cgroup: str, unit: str, command: InsideCommand
 ) -> dict[str, object]:
     """Return what makes a unit run a command with the sandbox of a task, and moves it there."""
     environment = whole.get("Environment", ())
@@ -110,7 +110,7 @@ def _beside(
     return properties
 
 
-def _streams(command: Command) -> dict[str, object]:
+def _streams(command: InsideCommand) -> dict[str, object]:
     if command.terminal:
         return {
             "TTYPath": command.terminal,

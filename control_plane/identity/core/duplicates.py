@@ -10,7 +10,7 @@ from agent.api.presence import Presence
 from control_plane.api.duplicates import Duplicate
 
 
-class Finding(StrEnum):
+class CloneFinding(StrEnum):
     """What a round showed."""
 
     NOTHING = "nothing"
@@ -36,7 +36,7 @@ class Round:
     """The boots that were seen alone at this address, the earliest first."""
 
 
-def found(one: Round) -> Finding:
+def found(one: Round) -> CloneFinding:
     """Return what a round shows.
 
     A mark is in the memory of one process only. Who says it again after another process answered
@@ -46,16 +46,16 @@ def found(one: Round) -> Finding:
     """
     caller, there = one.caller, one.there
     if there is None:
-        return Finding.NOTHING
+        return CloneFinding.NOTHING
     if there.mark == caller.mark:
-        return Finding.ALONE
+        return CloneFinding.ALONE
     if not caller.mark or one.doubted != caller.mark:
-        return Finding.DOUBT
+        return CloneFinding.DOUBT
     boots = list(one.boots)
     if caller.boot_id not in boots or there.boot_id == caller.boot_id:
-        return Finding.CALLER_SECOND
+        return CloneFinding.CALLER_SECOND
     later = there.boot_id not in boots or boots.index(there.boot_id) > boots.index(caller.boot_id)
-    return Finding.CALLER_FIRST if later else Finding.CALLER_SECOND
+    return CloneFinding.CALLER_FIRST if later else CloneFinding.CALLER_SECOND
 
 
 def is_second(known: Duplicate | None, boot_id: str) -> bool:

@@ -27,7 +27,7 @@ from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.api.settings import Raise
 from control_plane.broker.core.capacity import MICRO, micro
 from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
-from control_plane.portal.core.transport import Amount, Network
+from control_plane.portal.core.transport import Amount, FlowNetwork
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -284,7 +284,7 @@ class Promises:
     def making(self, quotas: Mapping[str, Quota], supply: Supply) -> Generator[None, None, None]:
         """Do what `__init__` does, in steps."""
         self._supply = supply
-        self._network = Network()
+        self._network = FlowNetwork()
         self._classes: dict[int, MachineClass] = {}
         self._supplied: dict[int, int] = {}
         self._groups: dict[int, _Demand] = {}
