@@ -420,7 +420,7 @@ class Agent:
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    """Run what nobody waits for; where it fails, the agent goes on without it."""
+    """Run work in the background; where it fails, the agent goes on without it."""
     try:
         await work
     except Exception:

@@ -1,6 +1,6 @@
 """The one program of a host that may change its network, and say which task binds which port.
 
-It is started by a call, and gone when nobody calls. The agent itself has no such right. All state
+It is started by a call, and ends when it is idle. The agent itself has no such right. All state
 is in the kernel, so this may end at any time. systemd holds the socket (`twine-network.socket`);
 one request a connection, a line of JSON each way.
 """
@@ -136,7 +136,7 @@ class NetService:
 
 
 async def main(listener: socket.socket) -> None:
-    """Serve until nobody has called for a while."""
+    """Serve until there was no call for a while."""
     service = NetService()
     server = await asyncio.start_unix_server(
         service.serve, sock=listener, limit=_REQUEST_MAX, **_KEEP_SOCKET

@@ -84,7 +84,7 @@ class AgentServices:
     uniqueness: CloneCheck
     """Whether this host is the only one with its identity."""
     last_term: FencingTerm | None = None
-    """Which control plane spoke last; None: nobody is judged by that."""
+    """Which control plane spoke last; None: no caller is judged by that."""
     last_owners: FencingOwners | None = None
     """Which owner of each entitlement spoke last; None: no caller is judged by that."""
     domain: Callable[[], str] = lambda: ""
@@ -363,7 +363,7 @@ def _must_be_ready(s: AgentServices) -> None:
 def _heard(s: AgentServices, call: Call, epoch: int) -> tuple[str | None, int]:
     """Take note that the control plane speaks; return which answer it heard last, and its term.
 
-    Whoever asks on the host itself is not the control plane: then it heard None.
+    A caller on the host itself is not the control plane: then it heard None.
     """
     if call.peer.role != "component":
         return None, epoch
@@ -403,7 +403,7 @@ def _with_users(s: AgentServices, info: api.ImageInfo) -> api.ImageInfo:
 
 
 async def _staged(s: AgentServices, reference: str) -> None:
-    """Fetch an image that nobody waits for; the events say what became of it."""
+    """Fetch an image in the background; the events say what became of it."""
     try:
         await s.images.pull(reference)
     except TwineError as e:

@@ -48,10 +48,10 @@ class NoLog:
     """A log that is dropped: most runs answer by their report alone."""
 
     def info(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
-        """Tell nobody."""
+        """Report nothing."""
 
     def warning(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
-        """Tell nobody."""
+        """Report nothing."""
 
 
 class Host(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Cuts the power of a guest at random moments while its agent works, and looks at what is left.
 
 A cut is SIGKILL of QEMU: what the guest had not given to its disk is lost, and so is what the disk
-had not written when nobody had asked it to (`cache: unsafe` skips the host's fsync alone: the host
+had not written when not asked to (`cache: unsafe` skips the host's fsync alone: the host
 stays up). After each boot every acknowledged order must be kept, tasks must run, fsck must find
 nothing, and btrfs must have no error.
 """

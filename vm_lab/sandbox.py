@@ -227,7 +227,7 @@ class LabSandbox:
 def spawn_detached(argv: list[str], log: Path) -> int:
     """Start a process in a session of its own that outlives us; return its number.
 
-    Not a Popen: nobody here is going to wait for it.
+    Not a Popen: it is not waited for here.
     """
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [

@@ -1,4 +1,4 @@
-"""Holds credentials in memory and hands them to systemd, and to nobody else (docs/adr/0082)."""
+"""Holds credentials in memory and hands them to systemd alone (docs/adr/0082)."""
 
 from __future__ import annotations
 

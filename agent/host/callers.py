@@ -50,7 +50,7 @@ def check_given(peer: Peer, what: str, generation: int | None) -> None:
     """Raise `InvalidInput` for a generation from which the control plane could not count on.
 
     It answers each one that it did not give with a higher one, which has to be a number, too
-    (BUG-HT25). Whoever comes through the socket may use half of them.
+    (BUG-HT25). Callers through the socket may use half of them.
     """
     if peer.role == "local" and generation is not None and generation > GIVEN_MAX:
         raise InvalidInput(

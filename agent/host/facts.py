@@ -34,7 +34,7 @@ class FactsReader:
     def read(self, name: str) -> MachineFacts:
         """Return the facts; `name` is the machine's in the control plane, else the host's is taken.
 
-        systemd is asked for its version once: on a busy host it answers late, and whoever asks
+        systemd is asked for its version once: on a busy host it answers late, and the caller
         for facts wants to know whether this one does.
         """
         self._systemd = self._systemd or self._machine.systemd.version()

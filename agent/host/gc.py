@@ -1,6 +1,6 @@
 """Accounts for everything of ours on this host: who owns it, why it stays, what is wrong.
 
-Also takes away what may go: images that nobody uses, layers that no image stands on.
+Also takes away what may go: unused images, and layers that no image stands on.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Ledger:
                         await self._images.delete(name, self._tasks.using)
                         done.append(f"image {name} is removed: {fate.why}")
                         passed("gc.image-deleted")
-            # Anew: layers that no image stands on any more go in the same round, and an image
+            # Again: layers that no image stands on any more go in the same round, and an image
             # that began to arrive meanwhile keeps its own.
             for (kind, name), fate in (await self._goes()).items():
                 if kind == "layer" and await self._images.layers.discard(name):
@@ -211,7 +211,7 @@ class Ledger:
         return Accounts(accounts=left, done=done)
 
     async def _mend(self, account: Account) -> bool:
-        """Remove what is nobody's; False for what only its owner or a person can mend."""
+        """Remove what has no owner; False for what only its owner or a person can mend."""
         state, name, host = self._state, account.name, self._host
         match account.kind:
             case "unit":

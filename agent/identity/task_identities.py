@@ -46,7 +46,7 @@ from wire.errors import HostError, TwineError, Unreachable
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""How often it is looked for what is due, gone, or trusted anew."""
+"""How often it is looked for what is due, gone, or newly trusted."""
 _RETRY_S = 60.0
 """Pause after a renewal that failed."""
 _LANE = "identities"
@@ -85,7 +85,7 @@ class TaskIdentities(TaskStage):
         self._not_before: dict[str, float] = {}
         """Task → when a renewal that failed is tried again."""
         self._is_empty = False
-        """Whether nothing is in the folder, as was seen there; nobody else puts anything in it."""
+        """Whether nothing is in the folder, as was seen there; nothing else writes to it."""
         self._warned: set[str] = set()
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
@@ -95,7 +95,7 @@ class TaskIdentities(TaskStage):
     async def ensure(self, task: TaskRecord) -> TaskRecord:
         """Give a task its identity before it starts.
 
-        Raises `HostError` where there is none to be had and none that is good for a while.
+        Raises `HostError` where none can be obtained and none is good for a while.
         """
         if task.spec.identity:
             await self._ensure(task.task_id, task.spec)
@@ -123,7 +123,7 @@ class TaskIdentities(TaskStage):
             await self._lanes.run(_LANE, self._remove, task_id)
 
     async def watch(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
-        """Renew for ever what tasks have that are to run, and remove what nobody has."""
+        """Renew for ever what tasks have that are to run, and remove what belongs to no task."""
         while True:
             await pause(LOOK_S)
             try:
@@ -250,7 +250,7 @@ def _new_key(task_id: str) -> tuple[str, str]:
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
-    """Write a file that nobody ever sees half of, nor with another mode."""
+    """Replace a file at once: it is never seen half written, nor with another mode."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

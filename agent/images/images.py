@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 20
 IDLE_S = 60.0
-"""A stream of which nothing came for so long has ended; whoever sends can begin anew."""
+"""A stream that was silent for so long has ended; the sender can begin again."""
 
 
 class HostImages:
@@ -297,8 +297,8 @@ class HostImages:
     async def pull(self, reference: str) -> ImageInfo:
         """Fetch an image from a registry; return at once where that very image is here.
 
-        Raises `Unprocessable` for one that cannot be had, does not fit or must not be used,
-        `Unreachable` for one of which nothing comes any more.
+        Raises `Unprocessable` for one that cannot be fetched, does not fit or must not be used,
+        `Unreachable` for one whose stream went silent.
         """
         async with self._oci.lock(reference), self._intake() as hold:
             if info := self.find(place_of(reference).digest):

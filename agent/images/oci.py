@@ -52,7 +52,7 @@ from wire.units import about_size
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """How images are fetched; the operator's choice, never that of who asks for an image."""
+    """How images are fetched; the operator's choice, never that of the caller."""
 
     tls_verify: bool = True
     credentials_file: str = ""
@@ -129,7 +129,7 @@ class Oci:
     async def fetch(self, place: ImageLocation, data: bytes, tree: Path, hold: Hold) -> Assembled:
         """Fetch what is missing of an image, and make `tree` what it is of all its layers.
 
-        What is here of it is held from before anything is fetched: nobody fetches it.
+        What is here of it is held from before anything is fetched: it is not fetched.
         """
         manifest = read_manifest(data, place.digest)
 
@@ -145,7 +145,7 @@ class Oci:
     async def _fetch(
         self, name: str, manifest: Manifest, here: int, tree: Path, hold: Hold
     ) -> Assembled:
-        """Fetch an image of which so many layers, the lowest, are here."""
+        """Fetch an image whose lowest layers, so many, are here."""
         stage = self._staging / f"oci-{_key(name)}"
         missing = manifest.layers[here:]
         try:

@@ -87,7 +87,7 @@ class Contact:
         """Take note of a request of the control plane that names our newest answer it got.
 
         One of an older term counts for nothing: that control plane decides no longer. A task
-        whose time ran out before this request came stays cut off, for nobody may have looked.
+        whose time ran out before this request came stays cut off: it may not have been looked at.
         """
         if epoch < self._epoch:
             return
@@ -157,8 +157,8 @@ class Contact:
         for task_id in set(self._bonds) - set(replay.tasks) - set(replay.unreadable):
             self.release(task_id)
 
-    def bind(self, record: TaskRecord, *, anew: bool = False) -> None:
-        """Have the fence watch a task if its specification asks for it; `anew`: its time may
+    def bind(self, record: TaskRecord, *, renewed: bool = False) -> None:
+        """Have the fence watch a task if its specification asks for it; `renewed`: its time may
         have run out before. Raises `HostError` where that cannot be written down.
         """
         task_id = record.task_id
@@ -166,7 +166,7 @@ class Contact:
             self.release(task_id)
             return
         bond, held = Bond.of(record.spec), self._bonds.get(task_id)
-        if held is not None and held.kill_at_s is not None and not anew:
+        if held is not None and held.kill_at_s is not None and not renewed:
             return
         if record.cut_off:
             bond = bond.lapsed(self._heard_s)

@@ -152,7 +152,7 @@ class QuotaMode(StrEnum):
     """How a file system counts what its subvolumes take."""
 
     SIMPLE = "simple"
-    """Whoever wrote it has it; cheap (squota, Linux 6.7 and later)."""
+    """The subvolume that wrote it has it; cheap (squota, Linux 6.7 and later)."""
     REGULAR = "regular"
     """What is shared is told from what is not; costs with each snapshot."""
     OFF = "off"
@@ -208,7 +208,7 @@ class Btrfs(Protocol):
         """Let a subvolume hold so much; None: no limit. Quotas must be on."""
 
     def room(self, path: Path) -> Room | None:
-        """Return what a subvolume holds and may hold, None where nobody counts."""
+        """Return what a subvolume holds and may hold, None where quotas are off."""
 
     def sync(self, path: Path) -> None:
         """Return once everything written to this file system, and no other, is on disk."""

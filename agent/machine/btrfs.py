@@ -127,7 +127,7 @@ class HostBtrfs:
             qgroups.limit(path, btrfsutil.subvolume_info(path).id, max_bytes)
 
     def room(self, path: Path) -> Room | None:
-        """Return what a subvolume holds and may hold, None where nobody counts."""
+        """Return what a subvolume holds and may hold, None where quotas are off."""
         with _translated(f"cannot read the quota of {path}"):
             return qgroups.room(path, btrfsutil.subvolume_info(path).id)
 

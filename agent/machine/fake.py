@@ -336,7 +336,7 @@ class FakeCgroups:
         return {name: there[name] for name in names if name in there}
 
     def children(self, group: str) -> list[str]:
-        """Return the cgroups below one of which files were set."""
+        """Return the cgroups below one whose files were set."""
         below = {path.rpartition("/")[2] for path in self.files if path.startswith(f"{group}/")}
         found = {name for name in below if f"{group}/{name}" in self.files}
         return sorted(found | set(self.slices() if group == "/workload.slice" else ()))

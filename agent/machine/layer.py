@@ -308,7 +308,7 @@ class _Applier:
                 os.mkdir(name, 0o700, dir_fd=parent)
             fd = os.open(name, _FOLDER, dir_fd=parent)
             try:
-                self._folder_at(fd, member, anew=not kept)
+                self._folder_at(fd, member, fresh=not kept)
             finally:
                 os.close(fd)
         elif member.issym():
@@ -358,8 +358,8 @@ class _Applier:
         finally:
             os.close(folder)
 
-    def _folder_at(self, fd: int, member: tarfile.TarInfo, *, anew: bool = True) -> None:
-        if not anew:
+    def _folder_at(self, fd: int, member: tarfile.TarInfo, *, fresh: bool = True) -> None:
+        if not fresh:
             for attribute in os.listxattr(fd):
                 if _may_have(attribute):
                     os.removexattr(fd, attribute)

@@ -17,7 +17,7 @@ SOCKET = "/run/twine/network.sock"
 PATIENCE_S = 180.0
 """It may have to be started first, on a host that is busy: a minute was seen, emulated."""
 _ELSEWHERE = ("192.0.2.1", 9)
-"""An address of nobody's (RFC 5737): the route to it tells the host's own. Nothing is sent."""
+"""An address of no host (RFC 5737): the route to it tells the host's own. Nothing is sent."""
 _SIOCGIFADDR = 0x8915
 _LINKS = "/sys/class/net"
 _NOT_OURS = ("lo", "tw")

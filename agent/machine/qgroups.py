@@ -78,7 +78,7 @@ def limit(path: Path, subvolume: int, max_bytes: int | None) -> None:
 
 
 def room(path: Path, subvolume: int) -> Room | None:
-    """Return what a subvolume holds and may hold, None where nobody counts."""
+    """Return what a subvolume holds and may hold, None where quotas are off."""
     for name in (f"1_{subvolume}", f"0_{subvolume}"):
         group = _folder(path) / name
         used = _word(group / "referenced")
@@ -91,7 +91,7 @@ def room(path: Path, subvolume: int) -> Room | None:
 
 
 def own_bytes(path: Path, subvolume: int) -> int | None:
-    """Return what a subvolume shares with no other, None where nobody counts."""
+    """Return what a subvolume shares with no other, None where quotas are off."""
     text = _word(_folder(path) / f"0_{subvolume}" / "exclusive")
     return int(text) if text else None
 

@@ -54,7 +54,7 @@ class Networks(TaskStage):
     def expect(self, specs: Mapping[str, TaskSpec], spared: Iterable[str]) -> None:
         """Say which tasks there are, before any of them starts.
 
-        What belongs to `spared` tasks, of which no record can be read, stays as it is.
+        What belongs to `spared` tasks, whose records cannot be read, stays as it is.
         """
         self._expected, self._spared = dict(specs), set(spared)
         self.gates.expect(specs, self._spared)
@@ -71,7 +71,7 @@ class Networks(TaskStage):
             await asyncio.sleep(RETRY_S)
 
     async def _take_over(self) -> None:
-        """Before anything else is changed: nobody may lose a permission because others start."""
+        """Before anything else is changed: no task may lose a permission because others start."""
         if self.in_force.is_set():
             return
         site = await self._our_site()

@@ -41,9 +41,9 @@ class PortGates:
         self._wake = asyncio.Event()
 
     def expect(self, specs: Mapping[str, TaskSpec], spared: Iterable[str]) -> None:
-        """Say which tasks there are, before any of them starts; those that run are held anew.
+        """Say which tasks there are, before any of them starts; those that run are held again.
 
-        What `spared` tasks have, of which no record can be read, nobody knows: nothing goes then.
+        What `spared` tasks have is not known: no record of theirs can be read. Nothing goes then.
         """
         self._spared = bool(list(spared))
         self._specs = {t: spec for t, spec in specs.items() if _is_held(spec)}
@@ -55,7 +55,7 @@ class PortGates:
         """See to it that what a task's unit names is there. Raises `HostError`."""
         self._specs[task_id] = spec
         name = gate_for(spec)
-        if self._network.has_gate(name):  # a file system in memory: it keeps nobody waiting
+        if self._network.has_gate(name):  # a file system in memory: it answers at once
             return
         await self._ask({})
         if not self._network.has_gate(name):

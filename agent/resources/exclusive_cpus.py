@@ -138,7 +138,7 @@ class ExclusiveCpus(TaskStage):
     async def _hold(self, task_id: str, spec: TaskSpec) -> list[int]:
         """Return the task's own CPUs once no other task can run there; see `confirm`.
 
-        Raises `HostError` where they cannot be had now, or others are still on them.
+        Raises `HostError` where they are not free now, or others are still on them.
         """
         name = slice_for(spec)
         settled = not self._ever or (name in self._set and self._room)

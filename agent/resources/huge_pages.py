@@ -130,7 +130,7 @@ class HugePages(TaskStage):
                     await self._write(command(group, values))
 
     async def ended(self, task_id: str) -> None:  # noqa: ARG002
-        """Let all tasks have pages again once nobody asks for some."""
+        """Let all tasks have pages again once no task asks for some."""
         if not self._quiet and not self._is_asked():
             async with self._lock:
                 await self._lift()

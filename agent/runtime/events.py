@@ -1,4 +1,4 @@
-"""What happened on this machine, in order, for whoever wants to follow it."""
+"""What happened on this machine, in order, for readers that follow it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HostEvents:
         return self._latest
 
     def close(self) -> None:
-        """Let nobody wait any longer: the agent is about to end."""
+        """Wake all readers that wait: the agent is about to end."""
         self._closed = True
         self._grew.set()
 

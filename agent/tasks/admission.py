@@ -24,7 +24,7 @@ _LESS = "stop a task, or ask for less"
 
 
 class TaskAdmission:
-    """What is left of this host for one more task. `look` first: `check` asks nobody."""
+    """What is left of this host for one more task. `look` first: `check` reads nothing."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class TaskAdmission:
     def no_room(self, task_id: str, spec: TaskSpec) -> str:
         """Return why a task does not fit beside those that are not over, empty where it does.
 
-        That is all that one that is over holds no longer: a restart asks for it anew. Volumes and
+        That is all that one that is over holds no longer: a restart asks for it again. Volumes and
         CPUs of its own are its until it is removed (`is_over`), so they are not looked at here.
         """
         here = {o: other for o, other in self._others(task_id).items() if not self._is_over(o)}

@@ -76,7 +76,7 @@ class Sessions:
         self._of: Counter[str] = Counter()
 
     async def tidy(self) -> None:
-        """Remove what sessions of an earlier agent left: nobody is connected to them."""
+        """Remove what sessions of an earlier agent left: no caller is connected to them."""
         for state in await self._units.all(inside_unit("*", "exec-*")):
             await self._units.stop(state.unit)
         if self._folder.exists():
@@ -163,7 +163,7 @@ class _Session:
     async def _told(
         self, telling: Sequence[asyncio.Future[None]], over: set[asyncio.Future[None]]
     ) -> None:
-        """Return once all is told that the command wrote, or nobody listens any more."""
+        """Return once all is told that the command wrote, or the caller has gone."""
         left = set(telling)
         while left and not any(future.done() for future in over):
             said = self._said

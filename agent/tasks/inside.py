@@ -22,7 +22,7 @@ from agent.tasks.unit import UnitOfTask
 from wire.errors import StepFailed, SystemdError, TwineError
 
 _GRACE_S = 30.0
-"""systemd ends the command after its time; so long after that nobody answered at all."""
+"""systemd ends the command after its time; so long after that the host did not answer at all."""
 _UNSTAGED_S = 300.0
 """Mounts go in moments; a host that is so busy is waited for."""
 

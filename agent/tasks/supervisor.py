@@ -48,11 +48,11 @@ STEADY_S = 600.0
 RESYNC_S = 30.0
 """How often a loop looks although nothing woke it; signals normally do."""
 RETRY_S = 1.0
-"""Pause after something failed that nobody can be told about."""
+"""Pause after a failure that cannot be reported."""
 _CHOSEN = ("own_cpus", "addresses")
 """Fields of a record that stages fill in."""
 PLACE_S = 120.0
-"""How long a start keeps its place at most: one that hangs holds up nobody for long."""
+"""How long a start keeps its place at most: one that hangs does not hold up others for long."""
 CONFLICT_S = 0.2
 """Pause after a start that found the unit's name taken: systemd is still about to let it go."""
 
@@ -106,8 +106,8 @@ class TaskLoop:
             record = make(before)
             if record is before:
                 return record
-            anew = before.cut_off and not record.cut_off
-            self._host.contact.bind(record, anew=anew)
+            renewed = before.cut_off and not record.cut_off
+            self._host.contact.bind(record, renewed=renewed)
             self.record = record
             try:
                 await self._save(record)
@@ -187,7 +187,7 @@ class TaskLoop:
         return SeenTask(seen, root=root, leftover=leftover, boot_id=host.boot_id)
 
     async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:
-        """Remember a decision; False where an owner was faster and it must be made anew.
+        """Remember a decision; False where an owner was faster and it must be made again.
 
         On disk goes what cannot be seen again on the host.
         """
@@ -303,7 +303,7 @@ class TaskLoop:
             await self._until_up(task)
 
     def _is_to_start(self, task: TaskRecord) -> bool:
-        """Return whether nobody wanted it otherwise since, and its host may still run it."""
+        """Return whether its order is still the same, and its host may still run it."""
         host, now = self._host, self.record
         if now.spec is not task.spec or now.wanted is not task.wanted or host.leaving.now():
             return False

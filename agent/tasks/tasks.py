@@ -196,7 +196,7 @@ class HostTasks:
         task_id, host = record.task_id, self._host
         self._coming[task_id] = record.spec
         try:
-            host.contact.bind(record, anew=True)
+            host.contact.bind(record, renewed=True)
             if task_id in self._spared:
                 await host.lanes.run("journal", host.journal.set_aside, task_id)
             await host.lanes.run("journal", host.journal.save, record)
@@ -430,7 +430,7 @@ class HostTasks:
 
 
 def _condemned(task_id: str, generation: int | None = None, epoch: int | None = None) -> TaskRecord:
-    """Return the record of a task of which only the id is known, to have it removed."""
+    """Return the record of a task whose id alone is known, to have it removed."""
     spec = TaskSpec(
         generation=generation or 1, epoch=epoch or 0, image=_UNKNOWN_IMAGE, command=["unknown"]
     )

@@ -39,7 +39,7 @@ class Volumes:
             (state / folder).mkdir(parents=True, exist_ok=True)
 
     def admit(self, task_id: str, spec: TaskSpec) -> None:
-        """See to it that limits can hold; raises `Unprocessable` where nobody counts."""
+        """Check that limits can hold; raises `Unprocessable` where quotas are off."""
         limited = [n for n, v in spec.volumes.items() if v.max_bytes and v.kind != "tmpfs"]
         if not limited:
             return

@@ -89,7 +89,7 @@ class Dispatcher:
         region.broker.listen(self._machine_changed, loaded=ignore)
         self._observations.listen(self._seen_anew, lambda _machine, _which: None)
         self.profile_text: Callable[[str], str] = lambda _: ""
-        """Return the text of a profile that hosts do not have; whoever knows them says so."""
+        """Return the text of a profile that hosts do not have; the caller hands it in."""
 
     def follow(self, wanted: Wanted) -> None:
         """Take the source of what is wanted: the scheduler."""
@@ -261,7 +261,7 @@ class Dispatcher:
         self._observations.refused(machine, what, f"{machine}: {reason}", doubtful=unknown)
 
     def _again(self, line: _Line, what: str) -> None:
-        """End a pause; its length is remembered until it succeeds or nobody wants it."""
+        """End a pause; its length is remembered until it succeeds or is no longer wanted."""
         if self._group is None or self._lines.get(line.machine) is not line:
             return
         wanted = self._wanted(line.machine, what)
@@ -400,9 +400,9 @@ class Dispatcher:
         self._tidy(line)
 
     def _seen_anew(self, machine: str) -> None:
-        """Give up pulls that were asked for in an earlier boot: nobody answers those calls.
+        """Give up pulls that were asked for in an earlier boot: those calls get no answer.
 
-        The end of a host that lost its power is told to nobody, and pulls may take long.
+        The end of a host that lost its power is not reported, and pulls may take long.
         """
         line = self._lines.get(machine)
         if line is None or not line.calls:

@@ -162,7 +162,7 @@ class Discovery:
     def _machine_changed(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
-        """Take in that a machine answers at another address, or is no machine any more."""
+        """Record that a machine answers at another address, or is no machine any more."""
         if before is None or after is None or before.address != after.address:
             for job in sorted(self._jobs_on(name)):
                 if job in self._revisions:

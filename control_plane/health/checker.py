@@ -50,7 +50,7 @@ class HealthChecker:
     """Keeps the broker's unavailability events true."""
 
     def __init__(self, region: Region, pool: AgentPool, marks: HealthMarks) -> None:
-        """Ask nobody yet; `marks` writes down what is concluded."""
+        """Ask no agent yet; `marks` writes down what is concluded."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._follower = Follower(region, pool)
@@ -125,7 +125,7 @@ class HealthChecker:
         return watch.held.reason
 
     def held_back(self) -> list[HeldBack]:
-        """Return all machines of which nothing is concluded yet, by name, and why."""
+        """Return all machines without a verdict yet, by name, and why."""
         now, found = self._runtime.now(), []
         for name in sorted(self._held):
             watch = self._held[name]
@@ -169,7 +169,7 @@ class HealthChecker:
     # -- what happens
 
     def _anew(self, why: str) -> None:
-        """Start all silences anew: what was silent may have been ourselves."""
+        """Start all silences again: what was silent may have been ourselves."""
         self._anew_at = self._runtime.now()
         log.warning("silence of all machines is counted from now on", extra={"reason": why})
 

@@ -50,7 +50,7 @@ LEAF_LIFE_S = 45 * 86_400.0
 """Of hosts: a control plane may be away for a month and no host joins again (docs/adr/0037)."""
 OWN_LIFE_S = 86_400.0
 TASK_LIFE_S = 86_400.0
-"""Of tasks: whom they talk to asks nobody whether a certificate was revoked (docs/adr/0105)."""
+"""Of tasks: their peers check no revocation list (docs/adr/0105)."""
 LEAF_LIFE_MIN_S = 300.0
 WARN_S = 7 * 86_400.0
 """Hosts renew each day: one with a week left has failed to for a month."""

@@ -56,7 +56,7 @@ class DuplicateHosts:
         """Read nothing yet."""
         self._store, self._runtime = store, runtime
         self.known: dict[str, Duplicate] = {}
-        """By machine: the second host that was found last."""
+        """By machine: the clone that was found last."""
         self._doubted: dict[str, str] = {}
         self._boots: dict[str, list[str]] = {}
         self._looking: set[str] = set()
@@ -107,9 +107,9 @@ class DuplicateHosts:
             self._looking.discard(machine)
 
     async def forget(self, machine: str) -> None:
-        """Have a machine's hosts looked at anew: one of them is gone, or has joined again.
+        """Check a machine's hosts again: one of them is gone, or has joined again.
 
-        Raises `NotFound` where there is no second host.
+        Raises `NotFound` where there is no clone.
         """
         if machine not in self.known:
             raise NotFound(

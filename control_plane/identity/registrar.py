@@ -69,7 +69,7 @@ class JoinInventory(Protocol):
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A join token as it is stored: whoever reads it cannot join with it."""
+    """A join token as it is stored: a reader of the store cannot join with it."""
 
     schema: int = 1
     secret_sha256: str
@@ -292,8 +292,8 @@ def host_of(address: str) -> str:
 def check_named(host: str, source: str, own: Collection[str]) -> None:
     """Raise `Forbidden` where a certificate must not name a host (BUG-HT27).
 
-    Nobody is at loopback, link-local or multicast addresses for others, and the names of the
-    control plane are its own. Who asks from there may have them: an agent beside it.
+    No host is at loopback, link-local or multicast addresses for others, and the names of the
+    control plane are its own. A caller from there may have them: an agent beside it.
     """
     try:
         at, came_from = ipaddress.ip_address(host), ipaddress.ip_address(source or "::1")
@@ -327,7 +327,7 @@ def _check_token_request(request: TokenRequest) -> None:
 
 
 def _token(entry: Entry) -> TokenRecord | None:
-    """Return a stored token; None for one that is damaged, which nobody can join with."""
+    """Return a stored token; None for one that is damaged, which no host can join with."""
     try:
         return msgspec.json.decode(entry.value, type=TokenRecord)
     except msgspec.DecodeError:

@@ -180,7 +180,7 @@ class OpsPlanner:
         return self.show(name)
 
     async def report(self, name: str, machines: Collection[str]) -> PlanView:
-        """Take in that the work on some machines of a plan is over."""
+        """Record that the work on some machines of a plan is over."""
         plan = self._plans.get(name)
         known = {
             machine

@@ -32,7 +32,7 @@ _NOTHING_THERE = 1001
 _TURN = 500
 """Machines that are looked at before others get their turn."""
 _TOGETHER_MAX = 2000
-"""Tasks that are planned as if all moved together: that takes a moment in which nobody else runs.
+"""Tasks that are planned as if all moved together: for that moment no other actor runs.
 Of more, each job is judged as if it moved alone, and the preview says so."""
 
 

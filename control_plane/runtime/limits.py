@@ -116,7 +116,7 @@ class FrontEndLimits:
         self._limits: dict[LimitName, Limit] = {}
 
     def of(self, name: LimitName, per_s: float, burst: int) -> Limit:
-        """Return a limit, made with these numbers by whoever asks first."""
+        """Return a limit, made with these numbers at its first use."""
         known = self._limits.get(name)
         if known is None:
             known = self._limits[name] = Limit(name, per_s, burst)

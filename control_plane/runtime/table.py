@@ -32,7 +32,7 @@ Breathe = Callable[[], Awaitable[None]]
 
 
 async def ignore_turns() -> None:
-    """Let nobody run meanwhile: for tables of few records."""
+    """Let no other actor run meanwhile: for tables of few records."""
 
 
 class Table(Readable[T]):
@@ -83,7 +83,7 @@ class Table(Readable[T]):
     def lock(self, *names: str) -> _Locked:
         """Hold the locks of these records, from reading to `commit`.
 
-        They are taken in one order by everybody, so nobody waits in a circle.
+        They are taken in one order by all actors, so there is no deadlock.
         """
         return _Locked(self, names if len(names) == 1 else sorted(set(names)))
 
@@ -143,8 +143,8 @@ class Table(Readable[T]):
     async def _found_out(self, names: Collection[str], attempt: WriteAttempt) -> int:
         """Return the revision of a write that was made after all, or raise that it was not.
 
-        Raises `UnknownOutcome` if the store cannot say; then whoever locks one of these records
-        next asks first.
+        Raises `UnknownOutcome` if the store cannot say; then the next actor that
+        locks one of these records asks first.
         """
         self._doubtful.update(dict.fromkeys(names, attempt))
         try:

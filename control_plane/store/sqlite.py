@@ -97,7 +97,7 @@ class SqliteStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Commit what was accepted, then let go of the folder."""
+        """Commit what was accepted, then unlock the folder."""
         assert self._writer
         assert self._readers
         assert self._reader
@@ -192,7 +192,7 @@ class SqliteStore:
         self._feed.extend(list(changes) for _, changes in groupby(log, lambda c: c.revision))
 
     def _keep_copy(self, writer: sqlite3.Connection) -> None:
-        """Copy the file before its tables are changed, for whoever must go back."""
+        """Copy the file before its tables are changed, for a way back."""
         kept, made = self._path / "twine.db.before-upgrade", self._path / "twine.db.copy"
         made.unlink(missing_ok=True)
         with closing(sqlite3.connect(made)) as copy:

@@ -1,6 +1,6 @@
 """What a modelled agent answers: the rules of the agent's API, one function for each call.
 
-Newer epoch first, then the higher generation; what was removed stays removed for whoever
+Newer epoch first, then the higher generation; what was removed stays removed for a caller that
 asks under an old one. `TwineError` is raised as the real agent would put it on the wire.
 """
 

@@ -27,7 +27,7 @@ KINDS = ("shards", "quorum", "stateless", "never")
 CALL_S = 0.02
 TIMEOUT_S = 5.0
 ELECTION_S = 4.0
-"""Nobody leads for so long after the leader went."""
+"""There is no leader for so long after the last one went."""
 NOTICE_S = 30.0
 """So long before a deadline must a notice have come, if nothing was wrong meanwhile."""
 REBUILD_S = 120.0
@@ -120,7 +120,7 @@ class Application:
 
 
 def _everything(request: TaskControlRequest) -> TaskControlResponse:
-    """Answer as a liar does: everything, twice, as it should not be, and what nobody asked."""
+    """Answer as a liar does: everything, twice, as it should not be, and what was not asked."""
     ids = [operation.id for operation in request.request]
     wrong = [Ack(operation=name, instead="reboot") for name in ids]
     return TaskControlResponse(ack=[*ids, *wrong, "job0-0.1", "", *ids])
@@ -175,7 +175,7 @@ class Applications:
                     del application.said[task]
 
     def taken(self, job: str, voluntary: Mapping[str, str], left: Collection[str]) -> None:
-        """Take in that tasks which were well are not listed any more, and which still are."""
+        """Record that tasks which were well are not listed any more, and which still are."""
         application = self.of.get(job)
         if application is None:
             return

@@ -362,7 +362,7 @@ class Checker(Observer):
     # -- budgets
 
     def drained(self, names: Sequence[str], deadline: float) -> None:
-        """Take in that maintenance was announced."""
+        """Record that maintenance was announced."""
         for name in names:
             self.standings[name].drained = True
             self.standings[name].overdue_at = deadline
@@ -390,7 +390,7 @@ class Checker(Observer):
                 self.region.applications.overdue(name, jobs, announced_at)
 
     def undrained(self, names: Sequence[str]) -> None:
-        """Take in that maintenance was called off."""
+        """Record that maintenance was called off."""
         for name in names:
             standing = self.standings[name]
             if self.now >= standing.overdue_at:
@@ -429,7 +429,7 @@ class Checker(Observer):
             )
 
     def _consulted(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
-        """Nothing is taken down on purpose of which the job's controller did not say so."""
+        """Nothing is taken down on purpose without the word of the job's controller."""
         owned = self.region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
             return

@@ -30,7 +30,7 @@ GIVE_UP_S = 5.5
 class AgentLink:
     """Implements the control plane's `AgentApi` for one modelled machine.
 
-    Whatever belongs to a process that was killed is severed: its calls reach nobody.
+    Whatever belongs to a process that was killed is severed: its calls do not arrive.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class FollowedEvents:
             self._life.contact_changed(self._machine)
 
     def said(self) -> None:
-        """Take in that the agent has something to tell."""
+        """Record that the agent has something to tell."""
         if self._coming or self._broken_at is not None or not self._has_news():
             return
         self._coming = True
@@ -230,7 +230,7 @@ class FollowedEvents:
         self._network.timeline.after(takes, self._deliver)
 
     def path_changed(self) -> None:
-        """Take in that the way to the agent, or the agent itself, is not what it was."""
+        """Record that the way to the agent, or the agent itself, is not what it was."""
         now, machine = self._network.timeline.now, self._machine
         # an answer that takes longer than the patience for it is none
         works = self._network.answers(machine) and machine.slow_s < GIVE_UP_S - POLL_S
@@ -249,7 +249,7 @@ class FollowedEvents:
     def heard_by_agent(self) -> float | None:
         """Return until when the agent was surely heard; None: it still is.
 
-        It counts from the last answer of which a later request said that it had arrived.
+        It counts from the last answer that a later request confirmed.
         """
         if self._broken_at is None and not self._life.frozen:
             return None

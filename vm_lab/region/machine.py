@@ -40,7 +40,7 @@ _ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
 @dataclass(slots=True)
 class MachinePace:
-    """How long things take on a machine, in seconds; drawn anew each time between the bounds."""
+    """How long things take on a machine, in seconds; drawn again each time between the bounds."""
 
     start: tuple[float, float] = (0.3, 3.0)
     stop: tuple[float, float] = (0.1, 2.0)
@@ -84,7 +84,7 @@ class MachineSetting:
     observer: Observer = field(default_factory=Observer)
     known_images: set[str] = field(default_factory=set)
     bad_images: set[str] = field(default_factory=set)
-    """Versions of which no task ever gets healthy."""
+    """Versions whose tasks never get healthy."""
     reboot_profiles: frozenset[str] = frozenset()
     """Profiles that take effect at a boot only."""
 
@@ -113,7 +113,7 @@ class SimulatedMachine:
         self.slow_s = 0.0
         """Added to each answer."""
         self.garbled = False
-        """It answers, and nobody understands it."""
+        """It answers in a form that no caller understands."""
         self.pull_fails = False
         self.start_fails = False
         self.clock_off_s = 0.0
@@ -237,7 +237,7 @@ class SimulatedMachine:
     # -- a task's life
 
     def start(self, copy: Copy) -> None:
-        """Start the processes of a task, unless nobody was heard for too long to do so."""
+        """Start the processes of a task, unless the control plane was not heard for too long."""
         if self.ran_out(copy.spec):
             self._cut_off_done(copy)
             return
@@ -299,10 +299,10 @@ class SimulatedMachine:
     # -- contact with the control plane, for jobs that must not outlive it
 
     def contact(self, heard: bool, last_heard: float) -> None:
-        """Take in that polls are answered and heard again, or that none was since `last_heard`.
+        """Record that polls are answered and heard again, or that none was since `last_heard`.
 
         Nothing else counts: a request that arrives says nothing of answers (docs/adr/0024). What
-        ran out of time meanwhile is ended before time counts anew.
+        ran out of time meanwhile is ended before time counts again.
         """
         if heard == self.in_contact:
             return
@@ -374,7 +374,7 @@ class SimulatedMachine:
         self.reach_changed()
 
     def power_on(self) -> None:
-        """Boot: the agent comes up after a while and starts nothing that nobody confirmed."""
+        """Boot: the agent comes up after a while and starts nothing without a command."""
         if self.on:
             return
         self.on = True

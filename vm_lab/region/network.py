@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vm_lab.region.plane import PlaneLife
 
 CONNECT_S = 4.0
-"""Until a connection that nobody answers is given up."""
+"""Until a connection without an answer is given up."""
 ANSWER_S = 30.0
 """Until an answer that does not come is given up (`WireClient`)."""
 KEPT_S = 5.0
@@ -38,7 +38,7 @@ class Condition:
     cut_out: bool = False
     """Nothing comes back from it."""
     delay_s: float = 0.0
-    """The most that is added to each way; drawn anew for each, so requests overtake."""
+    """The most that is added to each way; drawn for each, so requests overtake."""
     loss: float = 0.0
     """Share of the exchanges whose connection breaks."""
     duplicate: float = 0.0
@@ -174,7 +174,7 @@ class Exchange:
                 self.answer(agents.answer(machine, self.request))
 
     def _again(self) -> None:
-        """The same request arrives once more; nobody waits for its answer."""
+        """The same request arrives once more; its answer is not waited for."""
         machine = self.machine
         if self.network.answers(machine):
             agents.answer(machine, self.request)

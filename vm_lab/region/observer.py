@@ -42,7 +42,7 @@ class Observer:
         """Hear that the process of the control plane began, ended, froze or went on."""
 
     def plane_failed(self, reason: str) -> None:
-        """Hear that the process ended although nobody ended it."""
+        """Hear that the process ended by itself."""
 
     # -- people and clients
 

@@ -36,7 +36,7 @@ REBOOT_S = 60.0
 WAVE = 2
 """Machines of a wave at most."""
 SWITCH_S = 90.0
-"""How long nobody reaches the machines of a switch that is replaced."""
+"""How long the machines of a switch that is replaced are unreachable."""
 
 
 class OperatorPlan:
@@ -141,7 +141,7 @@ def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def switch(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Announce that nobody reaches machines for a while, and have it so at the deadline (TC9)."""
+    """Announce that machines are unreachable for a while, and have it so at the deadline (TC9)."""
     wish = MaintenanceWish(
         work=Work.SWITCH,
         reason="-",

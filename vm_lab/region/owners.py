@@ -59,7 +59,7 @@ def _policy(update: UpdatePolicy, chance: random.Random) -> UpdatePolicy:
 
 
 def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Want a version of which no task ever gets healthy, of a job that goes back by itself."""
+    """Want a version whose tasks never get healthy, of a job that goes back by itself."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:
@@ -113,7 +113,7 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have every task of a job started anew where it is, each as an operation."""
+    """Have every task of a job restarted where it is, each as an operation."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     wish = RestartWish(reason=f"restart {number}")

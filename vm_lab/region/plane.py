@@ -125,7 +125,7 @@ class Plane:
         """Returns what makes the calls of TaskControllers in a life."""
         self.images: set[str] = set()
         self.profile_keys: dict[str, list[str]] = {}
-        """What owners may change of which profile."""
+        """What owners may change of each profile."""
         self.clock_off_s = 0.0
         self.life: PlaneLife | None = None
         self.lives = 0

@@ -162,7 +162,7 @@ def is_full(region: SimulatedRegion, spec: JobSpec) -> bool:
     """Return whether an entitlement holds its quota and no machine of it has room for a task.
 
     A story may ask for more than was granted, or for what would fit only if tasks of other
-    jobs were moved, which nobody promises. Judged by what really runs on the machines.
+    jobs were moved, which is not promised. Judged by what really runs on the machines.
     """
     quota = region.clients.entitlements[spec.entitlement].machines
     standings = region.checker.standings

@@ -63,7 +63,7 @@ def shrink(scenario: Scenario, seed: int, outcome: SeedOutcome, runs: int = 150)
 
 
 def fewer(story: list[Fault], breaks: Breaks) -> list[Fault]:
-    """Return a part of the story that breaks as well, and of which no event can be spared."""
+    """Return a part of the story that breaks as well, and needs each of its events."""
     parts = 2
     while len(story) >= 2:
         size = max(1, len(story) // parts)

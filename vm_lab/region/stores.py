@@ -28,7 +28,7 @@ WRITE_S = (0.0005, 0.004)
 """How long a transaction takes on a healthy disk."""
 
 LATE_S = 8.0
-"""So late may a write be made whose sender was told that nobody knows."""
+"""So late may a write be made whose outcome its sender does not know."""
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class StoreFacade:
                 done.set_result(outcome)
 
     def _maybe(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
-        """Make a write of which nobody will hear now, later, or never."""
+        """Make a write without an answer now, later, or never."""
         life, disk = self._life, self._disk
         fate = disk.random.random()
         if fate < 0.4:

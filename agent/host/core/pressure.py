@@ -117,8 +117,8 @@ def seen_full(full: Mapping[str, float], loads: Iterable[Load], now_s: float) ->
 def at_own_limits(loads: Iterable[Load], full: Collection[str]) -> list[str]:
     """Return the tasks that alone wait for memory, each at its own limit; empty: the host is short.
 
-    To the kernel a slice waits whose tasks do. Where nobody waits but who has what it may have,
-    room on the host would help nobody.
+    To the kernel a slice waits whose tasks do. Where only tasks at their own limits wait,
+    room on the host would help none of them.
     """
     waiting = [load.task_id for load in loads if load.waits >= WAITING]
     return sorted(waiting) if all(name in full for name in waiting) else []

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 DAY_S = 86_400.0
 GRACE_S = 3_600.0
-"""An image that came or was used within the last hour stays even on a full disk: whoever pulled
-it is about to start from it."""
+"""An image that came or was used within the last hour stays even on a full disk: its caller
+is about to start from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Room:
 
     free: int
     wanted: int
-    """Below this, images go that nobody uses."""
+    """Below this, unused images go."""
     keep_s: float
-    """How long an image stays that nobody uses."""
+    """How long an unused image stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RetentionFate:
 
 
 def decide_images(images: Sequence[ImageUse], room: Room, now: float) -> dict[str, RetentionFate]:
-    """Return what becomes of each image. The longest unused go first, and no more than needed."""
+    """Return what becomes of each image. The longest unused go first, as many as needed."""
     fates: dict[str, RetentionFate] = {}
     free = room.free
     for image in sorted(images, key=lambda i: (i.last_used, i.digest)):

@@ -64,7 +64,7 @@ def name_answer(boot_id: str, boot_s: float) -> str:
 def answered_at(name: str, boot_id: str, boot_s: float) -> float | None:
     """Return when the named answer was given, None where it is none of this boot.
 
-    A name from the future is not ours: nobody can lend a task more time than has passed.
+    A name from the future is not ours: no caller can lend a task more time than has passed.
     """
     of_boot, _, text = name.rpartition(":")
     if of_boot != boot_id or not (text.isascii() and text.isdigit()) or len(text) > 15:

@@ -79,7 +79,7 @@ def tombstone_of(record: TaskRecord, now: float) -> Tombstone:
 def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord | None:
     """Return the record for a new desired state, None where it changes nothing.
 
-    One that takes back a removal under way lets the old unit go and starts anew.
+    One that takes back a removal under way lets the old unit end and starts a new one.
     """
     if known is None:
         return TaskRecord(task_id=task_id, spec=spec)
@@ -115,7 +115,7 @@ def is_over(task: TaskRecord) -> bool:
     """Return whether a task has ended and stays so until somebody asks for it.
 
     It uses no memory and no huge pages, so what it was promised of both is there for others
-    meanwhile, and its restart is admitted anew. What its volumes hold is on the disk until it is
+    meanwhile, and its restart is admitted again. What its volumes hold is on the disk until it is
     removed, so their limits count on; and the CPUs of its own stay its, as its record says.
     """
     ended = task.state in (TaskState.STOPPED, TaskState.FAILED) and not task.restart_asked

@@ -37,7 +37,7 @@ WANTED_AGAIN = "it was about to end when it was wanted again; it is started anew
 LEAVING = "its host is going down; it starts again after the boot, or elsewhere"
 
 LONG_RUN_S = 600.0
-"""A task that ran for so long before it ended starts its back-off anew (RestartPolicy)."""
+"""A task that ran for so long before it ended starts its back-off again (RestartPolicy)."""
 
 
 class Action(StrEnum):
@@ -220,7 +220,7 @@ def _while_cut_off(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisi
 
 
 def _while_leaving(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
-    """End what runs, as an owner would, and start nothing: the boot to come does, or nobody."""
+    """End what runs, as an owner would, and start nothing: the boot to come does, if anything."""
     unit = seen.unit
     if unit is None:
         waiting = task if task.state in _AT_REST else replace(task, reason=LEAVING)
@@ -390,7 +390,7 @@ def ended_by_host(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
 
 
 def _ended(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
-    """Return the task after an end that nobody asked for, by its restart policy."""
+    """Return the task after an end that was not asked for, by its restart policy."""
     ran_s = _ran_s(task, end, now)
     policy = task.spec.restart
     again = policy.when is RestartWhen.ALWAYS or (
@@ -418,7 +418,7 @@ def _ended(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
 
 
 def _ran_s(task: TaskRecord, end: Exit, now: LeaseMoment) -> float:
-    """Return for how long it ran; by systemd's own stamps where nobody saw it run."""
+    """Return for how long it ran; by systemd's own stamps where it was not seen running."""
     if task.started_boot_s is not None:
         return now.boot_s - task.started_boot_s
     return end.at - task.started_at if task.started_at else 0.0

@@ -38,7 +38,7 @@ class SwitchingHost:
     well: bool = True
     """No task that is placed there is broken."""
     proved_s: float = 0.0
-    """For how long its profile has been proved; counted anew after a start."""
+    """For how long its profile has been proved; counted again after a start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class World:
             record = None if stale else accept("web", spec, known)
             if record is not None:
                 anew = known is None or (known.cut_off and not record.cut_off)
-                self.contact.bind(record, anew=anew)
+                self.contact.bind(record, renewed=anew)
                 self.memory = self.journal = replace(record, boot_id="boot")
                 self.decision = None
         self.to_control_plane.append(self.contact.answer())
