@@ -41,7 +41,7 @@ class AgentClient(WireClient):
         """Open nothing yet."""
         super().__init__(endpoint, tls, timeout_s=timeout_s)
         self.epoch: Callable[[], int] = lambda: 0
-        """Return the term in which who asks owns what is on the host; 0 for a local operator."""
+        """Return the term in which the caller owns what is on the host; 0 for a local operator."""
         self._answered: str | None = None
 
     async def get_machine(self) -> api.MachineFacts:
@@ -190,7 +190,7 @@ class AgentClient(WireClient):
         await self.call(_ROUTE["renew_identity"])
 
     async def get_presence(self) -> Presence:
-        """Return which process of which boot answers."""
+        """Return the process that answers, and its boot."""
         return _as(Presence, await self.call(_ROUTE["get_presence"]))
 
     async def get_usage(self) -> Usages:
@@ -251,11 +251,11 @@ class AgentClient(WireClient):
         return _as(Accounts, await self.call(_ROUTE["get_accounts"], timeout_s=120.0))
 
     async def repair_accounts(self) -> Accounts:
-        """Let the agent remove what is nobody's; returns what is still wrong."""
+        """Let the agent remove what has no owner; returns what is still wrong."""
         return _as(Accounts, await self.call(_ROUTE["repair_accounts"], timeout_s=300.0))
 
     async def collect_garbage(self) -> Accounts:
-        """Let the agent remove images and layers that nobody needs."""
+        """Let the agent remove unused images and layers."""
         return _as(Accounts, await self.call(_ROUTE["collect_garbage"], timeout_s=300.0))
 
     async def readyz(self) -> api.Liveness:

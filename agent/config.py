@@ -45,7 +45,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     image_keep_s: Annotated[float, Meta(ge=0)] = 7 * 86_400.0
     """How long an image stays that no task uses."""
     image_free_bytes: Annotated[int, Meta(ge=0)] = 512 << 20
-    """When less is free, images go that nobody used for an hour, the longest unused first."""
+    """When less is free, images go that were not used for an hour, the longest unused first."""
     crash_points: bool = False
     """For tests: `TWINE_CRASHPOINT=name` makes the agent die there. Never on a host in use."""
     own_init: bool = True
@@ -55,7 +55,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of all private addresses of the region, the same on every host: a /32 of your own
     (RFC 4193). A host's are the 32 bits of its IPv4 address further (docs/network.md)."""
     network_prefix4: Annotated[str, Meta(max_length=32)] = "100.64.0.0/10"
-    """Of the tasks' IPv4 addresses on each host; nobody outside of it sees them."""
+    """Of the tasks' IPv4 addresses on each host; they are not seen outside of it."""
     network_address: Annotated[str, Meta(max_length=15)] = ""
     """IPv4 address by which other hosts reach this one; empty: that of its default route."""
     dns_servers: Annotated[list[IpAddress], Meta(max_length=3)] = []
@@ -104,7 +104,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ConfigSources:
     """The configuration in force, and which file each field that is not a default is from."""
 
     config: AgentConfig
@@ -116,7 +116,7 @@ def load(path: Path | None) -> AgentConfig:
     return load_with_origins(path).config
 
 
-def load_with_origins(path: Path | None) -> Sources:
+def load_with_origins(path: Path | None) -> ConfigSources:
     """Return the configuration from a file and those beside it in its folder of drop-ins.
 
     Beside `agent.toml` that is `agent.toml.d/`: its `*.toml` in the order of their names, of
@@ -142,7 +142,7 @@ def load_with_origins(path: Path | None) -> Sources:
     config = msgspec.convert(document, AgentConfig)
     config.address()
     config.check_network()
-    return Sources(config, origins)
+    return ConfigSources(config, origins)
 
 
 def drop_ins(path: Path) -> list[Path]:

@@ -27,11 +27,11 @@ from agent.api.signing import SIGN_HINT, distrust
 from agent.config import AgentConfig
 from agent.credentials.credentials import CredentialHolder
 from agent.host.core.pressure import Waits, starts_at_once
-from agent.host.facts import Facts
+from agent.host.facts import FactsReader
 from agent.host.gc import Ledger
 from agent.host.host_profile import HostProfile
 from agent.host.logs import Logs
-from agent.host.metrics import Metrics
+from agent.host.metrics import AgentMetrics
 from agent.host.pressure import Pressure
 from agent.host.reserved_port import listen
 from agent.host.usage import UsageReader
@@ -39,12 +39,12 @@ from agent.identity.clone_check import CloneCheck
 from agent.identity.identity import LAST_OWNERS, LAST_TERM, HostIdentity
 from agent.identity.task_identities import TaskIdentities
 from agent.images.core.retention import Room
-from agent.images.images import Images
+from agent.images.images import HostImages
 from agent.images.oci import Registries
-from agent.images.roots import FreshRoot, Roots
+from agent.images.roots import FreshRoot, TaskRoots
 from agent.lease.contact import Contact
 from agent.lease.fencing import FencingOwners, FencingTerm
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.machine.acl import let_group
 from agent.machine.notify import notify, watchdog_s
 from agent.network.core.resolver_files import Resolver
@@ -58,15 +58,15 @@ from agent.routes import JOIN_ROUTES
 from agent.runtime.core.records import TASK_UNITS
 from agent.runtime.crashpoints import arm_from_environment
 from agent.runtime.disk import StateDisk
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.journal import Journal
 from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import next_round, pause
 from agent.runtime.reserve import Reserve
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
-from agent.server import Services, application
-from agent.tasks.context import Capacity, TaskContext
+from agent.server import AgentServices, application
+from agent.tasks.context import HostCapacity, TaskContext
 from agent.tasks.core import own_init
 from agent.tasks.exec import Sessions
 from agent.tasks.inside import Inside
@@ -75,7 +75,7 @@ from agent.tasks.oomd import Oomd
 from agent.tasks.prober import Prober
 from agent.tasks.shutdown import HostShutdown
 from agent.tasks.starts import Starts
-from agent.tasks.tasks import Tasks
+from agent.tasks.tasks import HostTasks
 from agent.tasks.unit import SystemContainer, UnitOfTask
 from agent.tasks.unit_view import UnitView
 from agent.volumes.volume_service import VolumeService
@@ -84,14 +84,14 @@ from wire import durable
 from wire.admission import open_admission
 from wire.client import WireClient
 from wire.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
-from wire.limits import LOCAL, Limits, raise_descriptor_limit
+from wire.limits import LOCAL, ConnectionLimits, raise_descriptor_limit
 from wire.server import http_log
 
 log = logging.getLogger(__name__)
 
 _http_log = http_log(__name__)
 _BACKLOG = 4096
-_LIMITS = Limits(connections=512, strangers=128, strangers_per_address=64, per_peer=384)
+_LIMITS = ConnectionLimits(connections=512, strangers=128, strangers_per_address=64, per_peer=384)
 """An agent is called by the control plane alone, and has little memory to give."""
 TLS_RETRY_S = 10.0
 JOIN_POLL_S = 5.0
@@ -102,7 +102,7 @@ _FETCH = next(r for r in JOIN_ROUTES if r.name == "fetch_image")
 class Agent:
     """One agent over one machine, real or in memory."""
 
-    def __init__(self, config: AgentConfig, machine: Machine) -> None:
+    def __init__(self, config: AgentConfig, machine: HostAccess) -> None:
         """Touch nothing yet; see `running`."""
         self.config = config
         self._machine = machine
@@ -110,7 +110,7 @@ class Agent:
         self.identity = HostIdentity(self._state / "identity")
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Services]:
+    async def running(self) -> AsyncIterator[AgentServices]:
         """Adopt what runs on the host and serve; leaving stops the agent, not the tasks."""
         async with AsyncExitStack() as stack:
             self._lock(stack)
@@ -162,15 +162,15 @@ class Agent:
 
     async def _services(
         self, lanes: Lanes, prober: Prober, group: asyncio.TaskGroup, stack: AsyncExitStack
-    ) -> Services:
+    ) -> AgentServices:
         config, machine = self.config, self._machine
         hardware = await lanes.run("facts", machine.hardware)
-        events = EventLog(hardware.boot_id)
+        events = HostEvents(hardware.boot_id)
         reserve = Reserve(self._state / "reserve", machine.btrfs.sync)
         disk = StateDisk(self._state, events, reserve, lanes)
         units = Units(machine.systemd, lanes)
         stack.callback(units.listen())
-        images = Images(
+        images = HostImages(
             self._state,
             machine.btrfs,
             units,
@@ -179,7 +179,7 @@ class Agent:
             events,
             Registries(config.registry_tls_verify, config.registry_credentials_file),
         )
-        roots = Roots(machine.btrfs, self._state / "tasks", images.folder)
+        roots = TaskRoots(machine.btrfs, self._state / "tasks", images.folder)
         site = site_with(
             config.network_prefix6,
             config.network_prefix4,
@@ -203,7 +203,7 @@ class Agent:
         volumes = Volumes(machine.btrfs, self._state)
         volume_service = VolumeService(volumes, lambda: tasks.specs(), lanes)
         dns = Resolver(*config.dns())
-        stages: tuple[Stage, ...] = (
+        stages: tuple[TaskStage, ...] = (
             credentials,
             identities,
             SystemContainer(config.state_dir, config.run_dir),
@@ -235,7 +235,7 @@ class Agent:
             uniqueness=uniqueness,
             told=networks.gates.told,
         )
-        capacity = Capacity(
+        capacity = HostCapacity(
             roots=roots,
             cpus=cpus,
             pages=pages,
@@ -248,7 +248,7 @@ class Agent:
         self._host = host
         sidekick_state = Path(config.sidekick_state_dir)
 
-        standing = Facts(machine, config.state_dir, own_init=config.own_init)
+        standing = FactsReader(machine, config.state_dir, own_init=config.own_init)
 
         async def facts() -> api.MachineFacts:
             found = await lanes.run("facts", standing.read, self._name())
@@ -268,7 +268,7 @@ class Agent:
         def spawn(work: Coroutine[Any, Any, None]) -> None:
             group.create_task(_logged(work))
 
-        tasks = Tasks(
+        tasks = HostTasks(
             host,
             capacity,
             hardware,
@@ -299,10 +299,10 @@ class Agent:
         group.create_task(pressure.watch(), name="pressure")
         group.create_task(units.watch(TASK_UNITS), name="units")
         group.create_task(identities.watch(tasks.to_run), name="identities")
-        return Services(
+        return AgentServices(
             tasks=tasks,
             usage=usage,
-            metrics=Metrics(tasks, images, prober, machine.cgroups, lanes, usage),
+            metrics=AgentMetrics(tasks, images, prober, machine.cgroups, lanes, usage),
             images=images,
             logs=Logs(machine.processes),
             unit_view=UnitView(machine.processes, lanes, unit),
@@ -336,7 +336,7 @@ class Agent:
         held = self.identity.find()
         return held.machine if held else ""
 
-    async def _adopt(self, services: Services, lanes: Lanes) -> None:
+    async def _adopt(self, services: AgentServices, lanes: Lanes) -> None:
         await services.images.tidy()
         await services.sessions.tidy()
         host = self._host
@@ -399,7 +399,7 @@ class Agent:
             self._uniqueness.served.set()
             await self.identity.renew_forever()
 
-    async def _pull(self, images: Images, request: api.ImagePull) -> api.ImageInfo:
+    async def _pull(self, images: HostImages, request: api.ImagePull) -> api.ImageInfo:
         if why := distrust(request.digest, request.trust):
             raise Unprocessable(f"nothing is fetched: {why}", hint=SIGN_HINT)
         if info := images.find(request.digest):
@@ -420,7 +420,7 @@ class Agent:
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    """Run what nobody waits for; where it fails, the agent goes on without it."""
+    """Run work in the background; where it fails, the agent goes on without it."""
     try:
         await work
     except Exception:
@@ -457,7 +457,7 @@ async def serve(config: AgentConfig) -> None:
         notify("STOPPING=1")
 
 
-async def _heartbeat(services: Services, stop: asyncio.Event) -> None:
+async def _heartbeat(services: AgentServices, stop: asyncio.Event) -> None:
     """Tell systemd's watchdog, from the event loop itself, that we are alive, until `stop`."""
     loop = asyncio.get_running_loop()
     every_s = (watchdog_s() or 30.0) / 3

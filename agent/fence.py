@@ -33,7 +33,7 @@ Kill = Callable[[str], bool]
 
 
 def overdue(folder: Path, now_s: float) -> Iterator[str]:
-    """Yield the tasks of which no process may be left."""
+    """Yield the tasks that may have no process left."""
     heard = read_numbers(_read(folder / ".heard"))
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):

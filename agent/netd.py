@@ -1,6 +1,6 @@
 """The one program of a host that may change its network, and say which task binds which port.
 
-It is started by a call, and gone when nobody calls. The agent itself has no such right. All state
+It is started by a call, and ends when it is idle. The agent itself has no such right. All state
 is in the kernel, so this may end at any time. systemd holds the socket (`twine-network.socket`);
 one request a connection, a line of JSON each way.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from agent.netplan import Answer, Ask, Gates, TaskNet
+from agent.netplan import Ask, Gates, NetAnswer, TaskNet
 from agent.network.core.addresses import (
     VETH,
     alias_of,
@@ -43,7 +43,7 @@ _KEEP_SOCKET: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= 
 """From Python 3.13 on a server removes its socket at the end; this one is systemd's."""
 
 
-async def answer(ask: Ask) -> Answer:
+async def answer(ask: Ask) -> NetAnswer:
     """Do what is asked, and say what there is."""
     if ask.gates is not None:
         return gated(ask.gates)
@@ -71,10 +71,10 @@ async def answer(ask: Ask) -> Answer:
     whole = {net.task_id for net in networks}
     halves = [t for t in netlink.namespaces(NAMESPACES) if t not in whole]
     networks += [_half(task_id) for task_id in halves]
-    return Answer(networks=networks, lacks=lacks)
+    return NetAnswer(networks=networks, lacks=lacks)
 
 
-def gated(gates: Gates) -> Answer:
+def gated(gates: Gates) -> NetAnswer:
     """See to programs for ports, and hold cgroups of tasks to theirs."""
     from agent.machine import port_gates
 
@@ -87,7 +87,7 @@ def gated(gates: Gates) -> Answer:
         for cgroup, ports in gates.hold.items()
         if port_gates.hold(CGROUPS / cgroup.lstrip("/"), ports)
     ]
-    return Answer(held=held)
+    return NetAnswer(held=held)
 
 
 def _half(task_id: str) -> TaskNet:
@@ -101,10 +101,10 @@ def _half(task_id: str) -> TaskNet:
     )
 
 
-class Service:
+class NetService:
     """Answers one request after the other."""
 
-    def __init__(self, do: Callable[[Ask], Awaitable[Answer]] = answer) -> None:
+    def __init__(self, do: Callable[[Ask], Awaitable[NetAnswer]] = answer) -> None:
         """Take what does the work."""
         self._do = do
         self._turn = asyncio.Lock()
@@ -125,19 +125,19 @@ class Service:
             self.called.set()
             writer.close()
 
-    async def _answer(self, line: bytes) -> Answer:
+    async def _answer(self, line: bytes) -> NetAnswer:
         try:
             return await self._do(msgspec.json.decode(line, type=Ask))
         except (HostError, msgspec.MsgspecError, OSError) as e:
-            return Answer(error=str(e))
+            return NetAnswer(error=str(e))
         except Exception as e:
             log.exception("a request failed; this is a bug")
-            return Answer(error=f"{type(e).__name__}: {e}")
+            return NetAnswer(error=f"{type(e).__name__}: {e}")
 
 
 async def main(listener: socket.socket) -> None:
-    """Serve until nobody has called for a while."""
-    service = Service()
+    """Serve until there was no call for a while."""
+    service = NetService()
     server = await asyncio.start_unix_server(
         service.serve, sock=listener, limit=_REQUEST_MAX, **_KEEP_SOCKET
     )

@@ -74,7 +74,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """All private networks, for the firewall; None leaves it as it is."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class NetAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a request."""
 
     networks: list[TaskNet] = []

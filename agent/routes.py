@@ -200,14 +200,14 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/accounts:repair",
         response=Accounts,
-        summary="Remove what is nobody's; returns what was done and what is still wrong",
+        summary="Remove what has no owner; returns what was done and what is still wrong",
     ),
     Route(
         "collect_garbage",
         "POST",
         "/v1/images:collect",
         response=Accounts,
-        summary="Remove images that nobody uses and layers that no image stands on",
+        summary="Remove unused images and layers that no image stands on",
     ),
     Route(
         "list_volumes",

@@ -22,20 +22,20 @@ from agent.host.callers import authorize_with, check_given, check_raw
 from agent.host.facts import agent_version
 from agent.host.gc import Ledger
 from agent.host.host_profile import HostProfile
-from agent.host.logs import EVERYWHERE, Logs, Run
-from agent.host.metrics import Metrics
+from agent.host.logs import EVERYWHERE, LoggedRun, Logs
+from agent.host.metrics import AgentMetrics
 from agent.identity.clone_check import CloneCheck
-from agent.images.images import Images
+from agent.images.images import HostImages
 from agent.lease.contact import Contact
 from agent.lease.fencing import FencingOwners, FencingTerm
 from agent.network.networks import Networks
 from agent.routes import ROUTES
 from agent.runtime.core.records import unit_of
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.tasks.core.unit_properties import journal_of
 from agent.tasks.exec import Sessions, wish_of
 from agent.tasks.shutdown import HostShutdown
-from agent.tasks.tasks import Tasks
+from agent.tasks.tasks import HostTasks
 from agent.tasks.unit_view import UnitView
 from agent.usage import Usages
 from agent.volumes.volume_service import VolumeService
@@ -57,15 +57,15 @@ MAX_EVENT_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
-class Services:
+class AgentServices:
     """What the handlers answer from; the daemon fills it in."""
 
-    tasks: Tasks
-    images: Images
+    tasks: HostTasks
+    images: HostImages
     logs: Logs
     unit_view: UnitView
-    metrics: Metrics
-    events: EventLog
+    metrics: AgentMetrics
+    events: HostEvents
     contact: Contact
     credentials: CredentialHolder
     leaving: HostShutdown
@@ -85,7 +85,7 @@ class Services:
     uniqueness: CloneCheck
     """Whether this host is the only one with its identity."""
     last_term: FencingTerm | None = None
-    """Which control plane spoke last; None: nobody is judged by that."""
+    """Which control plane spoke last; None: no caller is judged by that."""
     last_owners: FencingOwners | None = None
     """Which owner of each entitlement spoke last; None: no caller is judged by that."""
     domain: Callable[[], str] = lambda: ""
@@ -93,7 +93,7 @@ class Services:
     ready: bool = False
 
 
-def application(services: Services, socket_group: str) -> web.Application:
+def application(services: AgentServices, socket_group: str) -> web.Application:
     """Return the agent's application, for the unix socket and for TLS alike."""
     return make_app(
         "Twine agent",
@@ -105,13 +105,13 @@ def application(services: Services, socket_group: str) -> web.Application:
     )
 
 
-def handlers(s: Services) -> dict[str, Handler]:
+def handlers(s: AgentServices) -> dict[str, Handler]:
     """Return the handler of each route."""
     found = {**_image_handlers(s), **_task_handlers(s), **_host_handlers(s)}
     return {**found, **_credential_handlers(s)}
 
 
-def _credential_handlers(s: Services) -> dict[str, Handler]:
+def _credential_handlers(s: AgentServices) -> dict[str, Handler]:
     async def list_credentials(_: Call) -> Credentials:
         return Credentials(credentials=s.credentials.all())
 
@@ -149,7 +149,7 @@ def _credential(call: Call) -> tuple[str, str]:
     return entitlement, name
 
 
-def _image_handlers(s: Services) -> dict[str, Handler]:
+def _image_handlers(s: AgentServices) -> dict[str, Handler]:
     async def list_images(_: Call) -> api.Images:
         infos = [_with_users(s, i) for i in s.images.all()]
         return api.Images(images=infos)
@@ -205,7 +205,7 @@ def _image_handlers(s: Services) -> dict[str, Handler]:
     }
 
 
-def _task_handlers(s: Services) -> dict[str, Handler]:
+def _task_handlers(s: AgentServices) -> dict[str, Handler]:
     async def list_tasks(_: Call) -> api.Tasks:
         _must_be_ready(s)
         return api.Tasks(tasks=s.tasks.all())
@@ -285,7 +285,7 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
     }
 
 
-def _host_handlers(s: Services) -> dict[str, Handler]:
+def _host_handlers(s: AgentServices) -> dict[str, Handler]:
     async def get_machine(_: Call) -> api.MachineFacts:
         return await s.facts()
 
@@ -372,15 +372,15 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
     }
 
 
-def _must_be_ready(s: Services) -> None:
+def _must_be_ready(s: AgentServices) -> None:
     if not s.ready:
         raise Busy("the agent is still comparing its records with the host; try again")
 
 
-def _heard(s: Services, call: Call, epoch: int) -> tuple[str | None, int]:
+def _heard(s: AgentServices, call: Call, epoch: int) -> tuple[str | None, int]:
     """Take note that the control plane speaks; return which answer it heard last, and its term.
 
-    Whoever asks on the host itself is not the control plane: then it heard None.
+    A caller on the host itself is not the control plane: then it heard None.
     """
     if call.peer.role != "component":
         return None, epoch
@@ -389,12 +389,12 @@ def _heard(s: Services, call: Call, epoch: int) -> tuple[str | None, int]:
     return name, epoch
 
 
-def _run_of(s: Services, task_id: str, *, previous: bool) -> Run:
+def _run_of(s: AgentServices, task_id: str, *, previous: bool) -> LoggedRun:
     """Return where a task's words are: of all its runs, or of the one that ended last."""
     ended = s.tasks.ended_run(task_id) if previous else ""
     spec = s.tasks.find_spec(task_id)
     namespace = EVERYWHERE if spec is None else journal_of(spec.entitlement)
-    return Run(unit_of(task_id), namespace, ended)
+    return LoggedRun(unit_of(task_id), namespace, ended)
 
 
 async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[bytes]:
@@ -415,12 +415,12 @@ async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[byte
     return all_of_it()
 
 
-def _with_users(s: Services, info: api.ImageInfo) -> api.ImageInfo:
+def _with_users(s: AgentServices, info: api.ImageInfo) -> api.ImageInfo:
     return msgspec.structs.replace(info, tasks=s.tasks.using(info.digest))
 
 
-async def _staged(s: Services, reference: str) -> None:
-    """Fetch an image that nobody waits for; the events say what became of it."""
+async def _staged(s: AgentServices, reference: str) -> None:
+    """Fetch an image in the background; the events say what became of it."""
     try:
         await s.images.pull(reference)
     except TwineError as e:
@@ -470,7 +470,7 @@ def _format(call: Call) -> api.ImageFormat:
         raise InvalidInput(f"format {text!r} is unknown", hint="tar, btrfs or oci") from e
 
 
-def _version(s: Services, call: Call) -> tuple[int | None, int | None]:
+def _version(s: AgentServices, call: Call) -> tuple[int | None, int | None]:
     generation, epoch = call.number("generation"), call.number("epoch")
     given = None if generation is None else int(generation)
     term = None if epoch is None else int(epoch)

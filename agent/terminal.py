@@ -102,7 +102,7 @@ async def _outcome(
 ) -> ExecEnd:
     """Return the last word, once all that came before it is written here.
 
-    Where nobody reads here any more, as before `head`, that is the end, and SIGPIPE its cause.
+    Where the reader here has ended, as before `head`, that is the end, and SIGPIPE its cause.
     """
     if hearing.done():
         await shown.put(None)

@@ -102,7 +102,7 @@ def _write_credential(
     """Issue a credential for (role, name, hosts) and write it."""
     from control_plane.api.people import IssuedCredential
     from control_plane.identity.authority import (
-        Subject,
+        CertificateSubject,
         check_host,
         check_user_name,
         open_authority,
@@ -122,7 +122,7 @@ def _write_credential(
             hint="start the control plane once, and pass the same --state or --config here",
         )
     authority = open_authority(config.authority_path, config.cluster)
-    held = authority.credential(Subject(role, name, hosts), url, life_s)
+    held = authority.credential(CertificateSubject(role, name, hosts), url, life_s)
     tls.save(held, out)
     issued = IssuedCredential(
         name=name,

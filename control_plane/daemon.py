@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from agent.api.presence import Presence
     from control_plane.api.machines import MachineRecord
     from control_plane.api.people import IssuedCredential
-    from control_plane.identity.authority import Authority, OwnIdentity
+    from control_plane.identity.authority import CertificateAuthority, OwnIdentity
     from control_plane.identity.rotation import Rotation
     from control_plane.roles import ControlPlane
     from control_plane.shards.processes import OwnRole
@@ -130,13 +130,13 @@ async def _build(
     config: Config,
     opened: tuple[Store, OwnRole],
     broker_stores: Mapping[str, Store],
-    trust: tuple[Authority, OwnIdentity],
+    trust: tuple[CertificateAuthority, OwnIdentity],
     url: str,
 ) -> tuple[ControlPlane, web.Application, Rotation]:
     """Return the control plane, its loops running, the front end before it, and its authority's
     rotation.
     """
-    from control_plane.agents.polled import Patience, PolledAgent
+    from control_plane.agents.polled import PolledAgent, PollPatience
     from control_plane.api.routes import ROUTES
     from control_plane.front_end.access import Access
     from control_plane.front_end.frontend import FrontEnd
@@ -160,7 +160,7 @@ async def _build(
     store, role = opened
     processes = RoleLeaders(store, role) if role.name == CORE else None
     runtime, settings = Runtime(), config.scheduler
-    patience = Patience(settings.poll_wait_s, settings.poll_patience_s)
+    patience = PollPatience(settings.poll_wait_s, settings.poll_patience_s)
 
     context, ownership = identity.agents_context(), OwnershipMap(store)
     own_term = OwnTerm(store)

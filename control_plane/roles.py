@@ -46,7 +46,7 @@ from control_plane.running_shards import RunningShards, ShardParts, allocators_o
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.following import Followed, Following
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.limits import Limits
+from control_plane.runtime.limits import FrontEndLimits
 from control_plane.runtime.loops import Failing, Loops
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.counters import Counters
@@ -113,7 +113,7 @@ class ControlPlane(JobCalls):
         self._broker.listen(self._portal.supply.heard)
         self.census = Counters()
         self._broker.listen(self.census.machine_heard)
-        self.limits = Limits()
+        self.limits = FrontEndLimits()
         take_away = self.limits.of(
             LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
         )

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from agent.api import ImageInfo
-from control_plane.agents.polled import Patience, PolledAgent
+from control_plane.agents.polled import PolledAgent, PollPatience
 from control_plane.api.machines import MachineRecord
 from control_plane.client import ControlPlaneClient
 from control_plane.config import Config
@@ -87,7 +87,7 @@ class _Loading:
         ownership, processes = OwnershipMap(store), RoleLeaders(store, self._role)
         images = _Images(processes, self._identity.core_context(), runtime)
         rules = rules_of(config.controller_networks, config.reachable_at())
-        patience = Patience(config.scheduler.poll_wait_s, config.scheduler.poll_patience_s)
+        patience = PollPatience(config.scheduler.poll_wait_s, config.scheduler.poll_patience_s)
 
         def agent_client(machine: MachineRecord) -> PolledAgent:
             client = PolledAgent(f"https://{machine.address}", self._agents, runtime, patience)

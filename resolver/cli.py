@@ -17,12 +17,12 @@ from control_plane.cli.program import Program, Target, target_options
 from resolver import keeping, proxies
 from resolver.dns_message import Zone
 from resolver.dns_server import DnsServer
-from resolver.following import Follower
+from resolver.following import ZoneFollower
 from wire import log as logs
 from wire import units
 from wire.errors import Busy, InvalidInput, Unreachable
 
-Work = Callable[[Follower, asyncio.Event], Awaitable[None]]
+Work = Callable[[ZoneFollower, asyncio.Event], Awaitable[None]]
 """What is done with a follower and an event that is set with each news."""
 MAX_TTL_S = 3600
 FIRST_ANSWER_S = 5.0
@@ -57,7 +57,7 @@ def dns(target: Target, listen: str, zone: str, ttl: str) -> None:
     host, port = _address(listen)
     of = Zone(_zone(zone), _ttl(ttl))
 
-    async def work(follower: Follower, _: asyncio.Event) -> None:
+    async def work(follower: ZoneFollower, _: asyncio.Event) -> None:
         async with DnsServer(of, follower.get).listening(host, port) as chosen:
             click.echo(f"answers for {of.text()} at {host}:{chosen}", err=True)
             await asyncio.Event().wait()
@@ -113,21 +113,21 @@ def _render(kind: str) -> proxies.Render:
 
 
 def _kept(
-    render: proxies.Render, wanted: Sequence[proxies.Service], file: keeping.ProxyFile
+    render: proxies.Render, wanted: Sequence[proxies.ProxiedService], file: keeping.ProxyFile
 ) -> Work:
     """Return the work that keeps a file until it is cancelled."""
 
-    async def work(follower: Follower, changed: asyncio.Event) -> None:
+    async def work(follower: ZoneFollower, changed: asyncio.Event) -> None:
         click.echo(f"keeps {file.path}", err=True)
         await keeping.keep(follower, changed, wanted, render, file)
 
     return work
 
 
-def _printed(render: proxies.Render, wanted: Sequence[proxies.Service]) -> Work:
+def _printed(render: proxies.Render, wanted: Sequence[proxies.ProxiedService]) -> Work:
     """Return the work that prints once what a file would have."""
 
-    async def work(follower: Follower, _: asyncio.Event) -> None:
+    async def work(follower: ZoneFollower, _: asyncio.Event) -> None:
         try:
             known = await keeping.known_of(follower, wanted, FIRST_ANSWER_S)
         except Busy as e:
@@ -144,7 +144,7 @@ def _follow(target: Target, work: Work) -> None:
         changed = asyncio.Event()
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(target.client())
-            follower = Follower(client.watch_endpoints, changed.set)
+            follower = ZoneFollower(client.watch_endpoints, changed.set)
             working = asyncio.ensure_future(work(follower, changed))
             following = asyncio.ensure_future(follower.run())
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)

@@ -20,7 +20,7 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
-from resolver.zone import Answer, Outcome, Record, Subject, subject
+from resolver.zone import DnsAnswer, DnsRecord, ZoneOutcome, ZoneSubject, subject
 
 UDP_PAYLOAD = 1232
 """Largest answer over UDP, as DNS Flag Day 2020 agreed on: it fits every path unfragmented."""
@@ -46,7 +46,7 @@ class Zone:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DnsQuestion:
     """A well-formed query for one name of the Internet class."""
 
     query: dns.message.Message
@@ -54,13 +54,13 @@ class Question:
     kind: str
     """`A`, `SRV`, …; `TYPE65280` where the type has no name."""
 
-    def about(self, zone: Zone) -> Subject | None:
+    def about(self, zone: Zone) -> ZoneSubject | None:
         """Return what is asked about; None if that can be no name of the zone."""
         labels = self.name.relativize(zone.name).labels
         return subject([label.decode("ascii", "replace") for label in labels])
 
 
-def read(wire: bytes) -> Question | dns.message.Message | None:
+def read(wire: bytes) -> DnsQuestion | dns.message.Message | None:
     """Return the question; or the refusal to send; or None where nothing can be answered."""
     try:
         query = dns.message.from_wire(wire)
@@ -75,7 +75,7 @@ def read(wire: bytes) -> Question | dns.message.Message | None:
     asked = query.question[0]
     if asked.rdclass != dns.rdataclass.IN:
         return _refusal(query, dns.rcode.REFUSED)
-    return Question(query, asked.name, dns.rdatatype.to_text(asked.rdtype))
+    return DnsQuestion(query, asked.name, dns.rdatatype.to_text(asked.rdtype))
 
 
 def _malformed(wire: bytes) -> dns.message.Message | None:
@@ -94,17 +94,17 @@ def _refusal(query: dns.message.Message, code: dns.rcode.Rcode) -> dns.message.M
     return reply
 
 
-def outside(question: Question) -> dns.message.Message:
+def outside(question: DnsQuestion) -> dns.message.Message:
     """Return the reply to a question for a name of somebody else's: we do not recurse."""
     return _refusal(question.query, dns.rcode.REFUSED)
 
 
-def unknown(question: Question) -> dns.message.Message:
+def unknown(question: DnsQuestion) -> dns.message.Message:
     """Return the reply while it is not known where a job answers."""
     return _refusal(question.query, dns.rcode.SERVFAIL)
 
 
-def apex(question: Question, zone: Zone) -> dns.message.Message:
+def apex(question: DnsQuestion, zone: Zone) -> dns.message.Message:
     """Return the reply to a question for the zone itself."""
     reply = _authoritative(question)
     if question.kind in ("SOA", "ANY"):
@@ -118,11 +118,11 @@ def apex(question: Question, zone: Zone) -> dns.message.Message:
 
 
 def answered(
-    question: Question, zone: Zone, answer: Answer, random_: random.Random
+    question: DnsQuestion, zone: Zone, answer: DnsAnswer, random_: random.Random
 ) -> dns.message.Message:
     """Return the reply with these records, in another order each time: clients take the first."""
     reply = _authoritative(question)
-    if answer.outcome is Outcome.NO_SUCH_NAME:
+    if answer.outcome is ZoneOutcome.NO_SUCH_NAME:
         reply.set_rcode(dns.rcode.NXDOMAIN)
     if not answer.answers:
         reply.authority.append(_soa(zone))
@@ -135,9 +135,9 @@ def answered(
     return reply
 
 
-def no_such_name(question: Question, zone: Zone) -> dns.message.Message:
+def no_such_name(question: DnsQuestion, zone: Zone) -> dns.message.Message:
     """Return the reply to a question for a name of the zone that means nothing."""
-    return answered(question, zone, Answer(Outcome.NO_SUCH_NAME), random.Random(0))
+    return answered(question, zone, DnsAnswer(ZoneOutcome.NO_SUCH_NAME), random.Random(0))
 
 
 def write(reply: dns.message.Message, query: bytes, *, tcp: bool) -> bytes:
@@ -168,7 +168,7 @@ def _room(query: bytes) -> int:
     return min(UDP_PAYLOAD, max(PLAIN_PAYLOAD, parsed.payload)) if parsed.edns >= 0 else 512
 
 
-def _authoritative(question: Question) -> dns.message.Message:
+def _authoritative(question: DnsQuestion) -> dns.message.Message:
     reply = dns.message.make_response(question.query, our_payload=UDP_PAYLOAD)
     reply.flags |= dns.flags.AA
     return reply
@@ -180,7 +180,7 @@ def _soa(zone: Zone) -> dns.rrset.RRset:
     return dns.rrset.from_text(name, zone.ttl_s, "IN", "SOA", data)
 
 
-def _rrsets(records: Iterable[Record], zone: Zone) -> Sequence[dns.rrset.RRset]:
+def _rrsets(records: Iterable[DnsRecord], zone: Zone) -> Sequence[dns.rrset.RRset]:
     """Return records of the same name and type as one set, in their order."""
     sets: dict[tuple[str, str], list[str]] = {}
     for record in records:

@@ -14,7 +14,7 @@ import dns.message
 
 from control_plane.api.jobs import Endpoints
 from resolver import dns_message
-from resolver.dns_message import Question, Zone
+from resolver.dns_message import DnsQuestion, Zone
 from resolver.zone import answer
 from wire.errors import Busy, ConfigError
 
@@ -49,10 +49,10 @@ class DnsServer:
         question = dns_message.read(wire)
         if question is None:
             return None
-        reply = await self._reply(question) if isinstance(question, Question) else question
+        reply = await self._reply(question) if isinstance(question, DnsQuestion) else question
         return dns_message.write(reply, wire, tcp=tcp)
 
-    async def _reply(self, question: Question) -> dns.message.Message:
+    async def _reply(self, question: DnsQuestion) -> dns.message.Message:
         zone = self._zone
         if not question.name.is_subdomain(zone.name):
             return dns_message.outside(question)

@@ -40,7 +40,7 @@ class _Followed:
     known: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Follower:
+class ZoneFollower:
     """Answers at once for what is followed; follows what is asked for."""
 
     def __init__(self, watch: Watch, changed: Callable[[], None] = lambda: None) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from resolver.following import Follower
-from resolver.proxies import Known, Render, Service
+from resolver.following import ZoneFollower
+from resolver.proxies import Known, ProxiedService, Render
 from wire.errors import Busy, HostError, ProgramError, TwineError
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,9 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-async def known_of(follower: Follower, services: Sequence[Service], wait_s: float) -> Known:
+async def known_of(
+    follower: ZoneFollower, services: Sequence[ProxiedService], wait_s: float
+) -> Known:
     """Return where all the services answer; `Busy` while that is not known of each."""
     jobs = sorted({s.job for s in services})
     found = await asyncio.gather(*(follower.get(job, wait_s) for job in jobs))
@@ -76,9 +78,9 @@ async def known_of(follower: Follower, services: Sequence[Service], wait_s: floa
 
 
 async def keep(
-    follower: Follower,
+    follower: ZoneFollower,
     changed: asyncio.Event,
-    services: Sequence[Service],
+    services: Sequence[ProxiedService],
     render: Render,
     file: ProxyFile,
 ) -> None:

@@ -27,7 +27,7 @@ _ACCEPTED = "write JOB:PORT or JOB:PORT=ADDRESS:NUMBER, such as web:http=:8080"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ProxiedService:
     """A named port of a job that a proxy forwards to, and where the proxy listens for it."""
 
     job: str
@@ -41,7 +41,7 @@ class Service:
         return f"{self.job}-{self.port}"
 
 
-def service(text: str) -> Service:
+def service(text: str) -> ProxiedService:
     """Return what `web:http` or `web:http=:8080` means, or raise `InvalidInput`."""
     target, given, listen = text.partition("=")
     job, colon, port = target.partition(":")
@@ -50,14 +50,14 @@ def service(text: str) -> Service:
     match = _LISTEN.fullmatch(listen) if given else None
     if given and (match is None or not 1 <= int(match["port"]) <= 65535):
         raise InvalidInput(f"{listen[:100]!r} is no address to listen at", hint=_ACCEPTED)
-    return Service(job, port, listen)
+    return ProxiedService(job, port, listen)
 
 
 Known = Mapping[str, Endpoints | None]
 """Job → where it answers; None if there is no such job."""
 
 
-Render = Callable[[Sequence[Service], Known], str]
+Render = Callable[[Sequence[ProxiedService], Known], str]
 
 
 def template(text: str, name: str) -> Render:
@@ -78,7 +78,7 @@ def template(text: str, name: str) -> Render:
     except jinja2.TemplateSyntaxError as e:
         raise InvalidInput(f"{name} is no template: {e.message} (line {e.lineno})") from e
 
-    def render(services: Sequence[Service], known: Known) -> str:
+    def render(services: Sequence[ProxiedService], known: Known) -> str:
         told = [
             {
                 **{"job": s.job, "port": s.port, "name": s.name, "listen": s.listen},
@@ -109,7 +109,7 @@ def _server(endpoint: Endpoint, port: str) -> dict[str, object]:
     return {"task": endpoint.task, "host": endpoint.host, "port": endpoint.ports[port], "at": at}
 
 
-def _serving(s: Service, known: Known) -> list[Endpoint]:
+def _serving(s: ProxiedService, known: Known) -> list[Endpoint]:
     found = known[s.job]
     return [] if found is None else [e for e in found.endpoints if s.port in e.ports]
 

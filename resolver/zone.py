@@ -24,7 +24,7 @@ SRV_PRIORITY, SRV_WEIGHT = 0, 1
 PROTOCOLS = ("_tcp", "_udp")
 
 
-class Outcome(Enum):
+class ZoneOutcome(Enum):
     """What a name of the zone is."""
 
     FOUND = "found"
@@ -33,7 +33,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DnsRecord:
     """One record; names are relative to the zone unless they end with a dot."""
 
     name: str
@@ -42,7 +42,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ZoneSubject:
     """What a name asks about: a job, one of its tasks, or one of its ports."""
 
     job: str
@@ -53,75 +53,77 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DnsAnswer:
     """The records that answer a question, and those that spare the next one."""
 
-    outcome: Outcome
-    answers: tuple[Record, ...] = ()
-    additional: tuple[Record, ...] = ()
+    outcome: ZoneOutcome
+    answers: tuple[DnsRecord, ...] = ()
+    additional: tuple[DnsRecord, ...] = ()
 
 
-def subject(labels: Sequence[str]) -> Subject | None:
+def subject(labels: Sequence[str]) -> ZoneSubject | None:
     """Return what the labels before the zone ask about, None if that can be no name of ours."""
     match [label.lower() for label in labels]:
         case [job]:
-            return Subject(job)
+            return ZoneSubject(job)
         case [task, job] if task.startswith(f"{job}-"):
-            return Subject(job, task=task)
+            return ZoneSubject(job, task=task)
         case [port, proto, job] if port.startswith("_") and proto in PROTOCOLS and port[1:]:
-            return Subject(job, port=port[1:], protocol=proto)
+            return ZoneSubject(job, port=port[1:], protocol=proto)
         case _:
             return None
 
 
-def answer(about: Subject, kind: str, endpoints: Endpoints | None) -> Answer:
+def answer(about: ZoneSubject, kind: str, endpoints: Endpoints | None) -> DnsAnswer:
     """Return the answer to a question of type `kind`; `endpoints` is None without such a job."""
     if endpoints is None:
-        return Answer(Outcome.NO_SUCH_NAME)
+        return DnsAnswer(ZoneOutcome.NO_SUCH_NAME)
     listed = endpoints.endpoints
     if about.port:
         return _service(about, kind, listed)
     if about.task:
         return _task(about, kind, listed)
     hosts = dict.fromkeys(e.host for e in listed)
-    return Answer(Outcome.FOUND, _addresses(about.job, kind, hosts))
+    return DnsAnswer(ZoneOutcome.FOUND, _addresses(about.job, kind, hosts))
 
 
-def _service(about: Subject, kind: str, listed: Sequence[Endpoint]) -> Answer:
+def _service(about: ZoneSubject, kind: str, listed: Sequence[Endpoint]) -> DnsAnswer:
     serving = [e for e in listed if about.port in e.ports]
     if listed and not serving:
-        return Answer(Outcome.NO_SUCH_NAME)
+        return DnsAnswer(ZoneOutcome.NO_SUCH_NAME)
     if kind not in ("SRV", "ANY"):
-        return Answer(Outcome.FOUND)
+        return DnsAnswer(ZoneOutcome.FOUND)
     owner = f"_{about.port}.{about.protocol}.{about.job}"
-    records: list[Record] = []
-    more: list[Record] = []
+    records: list[DnsRecord] = []
+    more: list[DnsRecord] = []
     for e in serving:
         target = _task_name(e, about.job)
         data = f"{SRV_PRIORITY} {SRV_WEIGHT} {e.ports[about.port]} {target}"
-        records.append(Record(owner, "SRV", data))
+        records.append(DnsRecord(owner, "SRV", data))
         more += _addresses(target, "ANY", [e.host])
-    return Answer(Outcome.FOUND, tuple(records), tuple(more))
+    return DnsAnswer(ZoneOutcome.FOUND, tuple(records), tuple(more))
 
 
-def _task(about: Subject, kind: str, listed: Sequence[Endpoint]) -> Answer:
+def _task(about: ZoneSubject, kind: str, listed: Sequence[Endpoint]) -> DnsAnswer:
     found = next((e for e in listed if e.task == about.task), None)
     if found is None:
-        return Answer(Outcome.NO_SUCH_NAME)
+        return DnsAnswer(ZoneOutcome.NO_SUCH_NAME)
     name = _task_name(found, about.job)
     if _version(found.host) == 0:
-        return Answer(Outcome.FOUND, (Record(name, "CNAME", f"{found.host.rstrip('.')}."),))
-    return Answer(Outcome.FOUND, _addresses(name, kind, [found.host]))
+        return DnsAnswer(
+            ZoneOutcome.FOUND, (DnsRecord(name, "CNAME", f"{found.host.rstrip('.')}."),)
+        )
+    return DnsAnswer(ZoneOutcome.FOUND, _addresses(name, kind, [found.host]))
 
 
 def _task_name(endpoint: Endpoint, job: str) -> str:
     return f"{endpoint.task}.{job}"
 
 
-def _addresses(name: str, kind: str, hosts: Iterable[str]) -> tuple[Record, ...]:
+def _addresses(name: str, kind: str, hosts: Iterable[str]) -> tuple[DnsRecord, ...]:
     wanted = {"A": (4,), "AAAA": (6,), "ANY": (4, 6)}.get(kind, ())
     return tuple(
-        Record(name, "A" if version == 4 else "AAAA", host)
+        DnsRecord(name, "A" if version == 4 else "AAAA", host)
         for host in hosts
         if (version := _version(host)) in wanted
     )

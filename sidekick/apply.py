@@ -20,11 +20,11 @@ from sidekick.boot import LINE
 from sidekick.observe import LEFT_TO_BOOT, Sight, fresh, tasks_of
 from sidekick.plan import claims, since_start
 from sidekick.report import (
-    Change,
+    ApplyOutcome,
     Disruption,
-    Outcome,
     ProfileState,
     Report,
+    SettingChange,
     SettingReport,
     Switched,
     switch_of,
@@ -51,10 +51,10 @@ from wire.errors import HostError, TwineError, Unprocessable
 class _ChangeFailed(HostError):
     """A change was refused or did not read back as wanted."""
 
-    change: Change | None = None
+    change: SettingChange | None = None
 
 
-class Run:
+class ApplyRun:
     """Brings the host to a target, or back to where it was, and reports with proof.
 
     The caller holds the lock. Making one looks at the host and changes nothing; `carry_out`
@@ -92,7 +92,7 @@ class Run:
         """The run before, if it was cut off: what is found may be half of its profile."""
         self._sight = Sight(host, self._record, target)
         self._first = self._after = self._sight
-        self._written: list[Change] = []
+        self._written: list[SettingChange] = []
         self._results: dict[str, SettingReport] = {}
 
     @property
@@ -204,7 +204,7 @@ class Run:
         if more := tuple(c for c in sight.plan.changes if c.setting not in planned):
             self._keep(lambda: self._state.step(Planned(changes=more)))
 
-    def _write(self, changes: Iterable[Change]) -> None:
+    def _write(self, changes: Iterable[SettingChange]) -> None:
         """Write changes, those of interdependent kinds in an order that the kernel accepts."""
         live = (change for change in changes if change.setting != LINE)
         for depends, group in groupby(live, lambda c: setting_of(c.setting).interdependent):
@@ -216,7 +216,7 @@ class Run:
                 except _ChangeFailed as e:
                     left.remove(self._leave_to_boot(e))
 
-    def _leave_to_boot(self, failed: _ChangeFailed) -> Change:
+    def _leave_to_boot(self, failed: _ChangeFailed) -> SettingChange:
         """Leave an original that the kernel does not take back to the next boot.
 
         Raises `failed` where the profile wants the value, or a boot would not bring it.
@@ -232,26 +232,26 @@ class Run:
         self._record = replace(self._record, left=left)
         self._written = [c for c in self._written if c.setting != change.setting]
         made = self._results[change.setting]
-        outcome, detail = Outcome.PENDING_REBOOT, f"{made.detail}; {LEFT_TO_BOOT}"
+        outcome, detail = ApplyOutcome.PENDING_REBOOT, f"{made.detail}; {LEFT_TO_BOOT}"
         self._results[change.setting] = replace(made, outcome=outcome, detail=detail)
         return change
 
-    def _make(self, change: Change) -> None:
+    def _make(self, change: SettingChange) -> None:
         """Write one change and read it back. Raises `_ChangeFailed`."""
         began = self._host.monotonic()
         self._written = [c for c in self._written if c.setting != change.setting] + [change]
         try:
             applied = self._sight.apply(change)
         except TwineError as e:
-            applied = Applied(Outcome.FAILED, "-", str(e))
+            applied = Applied(ApplyOutcome.FAILED, "-", str(e))
         took_ms = (self._host.monotonic() - began) * 1000
         outcome = applied.outcome
         fields = {"setting": change.setting, "before": change.before, "after": change.after}
         more = {"outcome": outcome, "took_ms": took_ms}
         self._host.log.info("setting changed", extra=fields | more)
         wanted = change.setting in self._sight.names or (change.setting == LINE and change.after)
-        if outcome is Outcome.APPLIED and not wanted:
-            outcome = Outcome.UNDONE
+        if outcome is ApplyOutcome.APPLIED and not wanted:
+            outcome = ApplyOutcome.UNDONE
         self._results[change.setting] = SettingReport(
             setting=change.setting,
             outcome=outcome,
@@ -260,18 +260,18 @@ class Run:
             detail=applied.detail,
             took_ms=round(took_ms, 3),
         )
-        if outcome is Outcome.FAILED:
+        if outcome is ApplyOutcome.FAILED:
             failed = _ChangeFailed(f"{change.setting}: {applied.detail}")
             failed.change = change
             raise failed
         self._keep(lambda: self._state.step(Wrote(setting=change.setting)))
 
-    def _staging(self) -> list[Change]:
+    def _staging(self) -> list[SettingChange]:
         """Return the staging of the boot line, now that it is known what it must bring.
 
         What will be ours on it is on the disk before it is staged.
         """
-        waiting = [s for s, r in self._results.items() if r.outcome is Outcome.PENDING_REBOOT]
+        waiting = [s for s, r in self._results.items() if r.outcome is ApplyOutcome.PENDING_REBOOT]
         changes = self._sight.fell_short(waiting)
         if changes:
             self._record = replace(self._record, boot=self._sight.wish.owned)
@@ -280,12 +280,12 @@ class Run:
                 self._keep(partial(self._state.step, Planned(changes=tuple(changes))))
         return changes
 
-    def _interrupted_changes(self) -> list[Change]:
+    def _interrupted_changes(self) -> list[SettingChange]:
         """Return those changes of an interrupted run whose services may not be restarted yet."""
         changes = self._interrupted.began.changes if self._interrupted else ()
         return [change for change in changes if change.restarts]
 
-    def _restart(self, *changes: Iterable[Change]) -> None:
+    def _restart(self, *changes: Iterable[SettingChange]) -> None:
         """Restart the services that the changes wait for, each once."""
         units = [u for group in changes for change in group for u in change.restarts]
         for unit in dict.fromkeys(units):
@@ -296,7 +296,7 @@ class Run:
 
         Such a value is written again, as long as each round changes fewer values.
         """
-        settled = (Outcome.PENDING_REBOOT, Outcome.PARTIAL)
+        settled = (ApplyOutcome.PENDING_REBOOT, ApplyOutcome.PARTIAL)
         waiting = {s for s, r in self._results.items() if r.outcome in settled}
         before: int | None = None
         while True:
@@ -318,15 +318,15 @@ class Run:
             self._write([since_start(change, self._written, found) for change in changed])
         for report in again.verify():
             if report.setting not in self._results or report.setting == LINE:
-                already = report.outcome is Outcome.APPLIED
+                already = report.outcome is ApplyOutcome.APPLIED
                 self._results[report.setting] = (
-                    replace(report, outcome=Outcome.ALREADY) if already else report
+                    replace(report, outcome=ApplyOutcome.ALREADY) if already else report
                 )
 
     def _commit(self) -> Report:
         """Make the target the applied profile, and judge whether a reboot kept its promise."""
         record = self._after.pruned(self._record)
-        pending = any(r.outcome is Outcome.PENDING_REBOOT for r in self._results.values())
+        pending = any(r.outcome is ApplyOutcome.PENDING_REBOOT for r in self._results.values())
         attempt = record.attempt if pending else None
         failure = None
         boot_id = self._host.hardware.boot_id
@@ -414,19 +414,19 @@ class Run:
             if not refused:
                 _, refused = in_passes(again, step)
         for change, error in refused:
-            name, failed = change.setting, Outcome.FAILED
+            name, failed = change.setting, ApplyOutcome.FAILED
             made = self._results.get(name) or SettingReport(
                 setting=name, outcome=failed, wanted=change.before, actual="-"
             )
             self._results[name] = replace(made, outcome=failed, detail=str(error))
         return [error for _, error in refused]
 
-    def _undo_one(self, change: Change) -> None:
+    def _undo_one(self, change: SettingChange) -> None:
         made = self._results[change.setting]
         self._sight.undo(change)
         self._note(Undone(setting=change.setting))
-        if made.outcome is not Outcome.FAILED:
-            made = replace(made, outcome=Outcome.UNDONE, actual=change.before, detail="")
+        if made.outcome is not ApplyOutcome.FAILED:
+            made = replace(made, outcome=ApplyOutcome.UNDONE, actual=change.before, detail="")
         self._results[change.setting] = made
 
     def _go_back(self) -> list[str]:
@@ -438,8 +438,8 @@ class Run:
             try:
                 applied = seen.apply(change)
             except TwineError as e:
-                applied = Applied(Outcome.FAILED, "-", str(e))
-            if applied.outcome is Outcome.FAILED:
+                applied = Applied(ApplyOutcome.FAILED, "-", str(e))
+            if applied.outcome is ApplyOutcome.FAILED:
                 problems.append(f"{change.setting}: {applied.detail}")
         if not problems:
             self._before = Sight(self._host, self._record, target).pruned(self._record)

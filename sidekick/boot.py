@@ -27,7 +27,7 @@ from sidekick.bootline import (
     without,
 )
 from sidekick.loaders.entry import Entry
-from sidekick.report import Change, Disruption, Outcome, SettingReport
+from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport
 from sidekick.setting import RUNNING, STAGED, Applied, Contribution, Host
 from sidekick.state import OwnedGroup
 from wire.errors import FieldError, HostError
@@ -53,7 +53,7 @@ def conflicts(contributions: Iterable[Contribution]) -> list[FieldError]:
     return errors
 
 
-class Wish(msgspec.Struct, frozen=True):
+class BootWish(msgspec.Struct, frozen=True):
     """What the next boot shall be."""
 
     entry: Entry | None
@@ -106,7 +106,7 @@ class BootLine:
         ours = [each for each in self.owned if set(each.arguments) <= tokens]
         return [argument for each in ours for argument in each.arguments]
 
-    def wish(self, contributions: Sequence[Contribution], short: Iterable[str] = ()) -> Wish:
+    def wish(self, contributions: Sequence[Contribution], short: Iterable[str] = ()) -> BootWish:
         """Return what the next boot shall be.
 
         A late contribution counts where its setting is among the `short` ones, or where its
@@ -137,7 +137,7 @@ class BootLine:
         known = {(each.group, each.arguments) for each in owned}
         still = tuple(each for each in self.owned if (each.group, each.arguments) not in known)
         gone = leftovers(self.running, self.owned, groups)
-        return Wish(
+        return BootWish(
             entry=self._entry(groups, owned, all(self._is_running(each) for each in due)),
             groups=groups,
             owned=owned + still,
@@ -146,12 +146,12 @@ class BootLine:
             why=", ".join(dict.fromkeys(each.source for each in due)) or "back to the original",
         )
 
-    def plan(self, wish: Wish) -> list[Change]:
+    def plan(self, wish: BootWish) -> list[SettingChange]:
         """Return the staging of another line, if that is not how the loader has it already."""
         if wish.entry == self.staged and not wish.needs_boot:
             return []
         return [
-            Change(
+            SettingChange(
                 setting=LINE,
                 before=_shown(self.staged),
                 after=_shown(wish.entry),
@@ -160,14 +160,14 @@ class BootLine:
             )
         ]
 
-    def stage(self, wish: Wish) -> Applied:
+    def stage(self, wish: BootWish) -> Applied:
         """Let the loader have the line. Raises `HostError`, and then undo has to follow."""
         line = wish.entry.line if wish.entry else ""
         if len(line) > MAX_LINE:
             detail = f"the line is longer than {MAX_LINE} characters"
-            return Applied(Outcome.FAILED, "", detail)
+            return Applied(ApplyOutcome.FAILED, "", detail)
         detail = self.put(wish.entry)
-        outcome = Outcome.PENDING_REBOOT if wish.needs_boot else Outcome.APPLIED
+        outcome = ApplyOutcome.PENDING_REBOOT if wish.needs_boot else ApplyOutcome.APPLIED
         return Applied(outcome, line, detail)
 
     def put(self, entry: Entry | None) -> str:
@@ -180,14 +180,14 @@ class BootLine:
             raise HostError(f"{self.loader.name} still has an entry of ours after it was removed")
         return ""
 
-    def verify(self, wish: Wish) -> list[SettingReport]:
+    def verify(self, wish: BootWish) -> list[SettingReport]:
         """Report what no setting does: what is to go, and what the next boot would lose."""
         actual, detail = " ".join(wish.gone), ""
         if wish.gone:
-            outcome = Outcome.PENDING_REBOOT
+            outcome = ApplyOutcome.PENDING_REBOOT
             detail = "after the next boot: " + ", ".join(f"without {a}" for a in wish.gone)
         elif wish.entry != self.staged:
-            outcome, actual = Outcome.DRIFTED, _shown(self.staged)
+            outcome, actual = ApplyOutcome.DRIFTED, _shown(self.staged)
             detail = f"{self.loader.name} would boot another line than the profile's"
         else:
             return []
@@ -201,7 +201,7 @@ class BootLine:
             )
         ]
 
-    def kept(self, wish: Wish) -> tuple[OwnedGroup, ...]:
+    def kept(self, wish: BootWish) -> tuple[OwnedGroup, ...]:
         """Return what stays ours once all of this is done: wanted, or still in force."""
         tokens = set(tokens_of(self.running)[0])
         return tuple(
@@ -210,7 +210,7 @@ class BootLine:
             if wish.groups.get(each.group) == each.arguments or set(each.arguments) <= tokens
         )
 
-    def kexec_line(self, wish: Wish) -> str:
+    def kexec_line(self, wish: BootWish) -> str:
         """Return the line for a kernel that is started without the loader.
 
         It is the running one with ours changed. What a loader's file says is its source text, which
@@ -221,7 +221,7 @@ class BootLine:
         guarded = group_in(base, GUARD)
         return compose(base, {g: a for g, a in groups.items() if g != GUARD or not guarded})
 
-    def why_no_kexec_line(self, wish: Wish) -> str:
+    def why_no_kexec_line(self, wish: BootWish) -> str:
         """Return why the line is not known without the loader, "" if it is."""
         computed = [a for each in self.owned for a in each.displaced if "$" in a]
         if computed:

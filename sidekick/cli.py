@@ -24,9 +24,9 @@ from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
 from sidekick import history
 from sidekick import status as standing
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.facts import read_facts
-from sidekick.grammar import OUTPUT, PROFILE, Number, Option, PathText, Program, Span
+from sidekick.grammar import OUTPUT, PROFILE, CliProgram, Number, Option, PathText, Span
 from sidekick.plan import describe
 from sidekick.profile import Library, Profile
 from sidekick.reboot import read_config
@@ -124,7 +124,7 @@ def _log() -> Log:
     return logging.getLogger("sidekick")
 
 
-PROGRAM = Program(
+PROGRAM = CliProgram(
     "Bring this machine to a host profile and prove it.",
     (
         Option(words=("--root",), kind=PathText(), default=Path("/"), help="Another root."),
@@ -155,7 +155,7 @@ def plan(ctx: Context, profile: str, output: str) -> None:
     """Show what applying a profile would change; exit 2 if anything."""
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
-    report = describe(profile, Run(host, ctx.state, target).sight.plan, target.wanted)
+    report = describe(profile, ApplyRun(host, ctx.state, target).sight.plan, target.wanted)
     ctx.code = 2 if report.changes or report.missing else 0
     if output == "json":
         print_json(report)
@@ -188,7 +188,7 @@ def apply_profile(
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
         try:
             target = target_of(ctx.profile(profile, host), host, generation, epoch)
-            run = Run(host, ctx.state, target, may_reboot=reboot)
+            run = ApplyRun(host, ctx.state, target, may_reboot=reboot)
             run.heed_others()
         except TwineError as e:
             if generation:  # a program asked, and will look for the answer in the status file
@@ -233,7 +233,7 @@ def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
     ctx.need_root()
     host, none = ctx.host(), Target()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
-        report = Run(host, ctx.state, none, may_reboot=reboot, command="rollback").carry_out()
+        report = ApplyRun(host, ctx.state, none, may_reboot=reboot, command="rollback").carry_out()
     _conclude(ctx, report, output)
 
 

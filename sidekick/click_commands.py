@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from sidekick.grammar import Argument, Command, Kind, Option, ProfileName, Program, Word
+from sidekick.grammar import Argument, CliProgram, Command, Kind, Option, ProfileName, Word
 from sidekick.profile import Library
 from sidekick.settings import SETTINGS
 
@@ -92,7 +92,7 @@ def _for_click(declared: Argument | Option) -> tuple[list[str], dict[str, Any]]:
     }
 
 
-def group(program: Program, more: Iterable[click.Command], begin: Begin) -> click.Group:
+def group(program: CliProgram, more: Iterable[click.Command], begin: Begin) -> click.Group:
     """Return the program with commands of click's own, for which `begin` is called first."""
 
     @click.pass_context

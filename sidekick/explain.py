@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sidekick.profile import Library, Profile
-from sidekick.report import Disruption, Wanted
+from sidekick.report import Disruption, WantedSetting
 from sidekick.setting import Host
 from sidekick.settings import setting_of
 from sidekick.state import Record
@@ -53,7 +53,7 @@ def explain(
     host: Host,
     library: Library,
     profile: Profile,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[WantedSetting],
     record: Record,
     name: str,
 ) -> Explanation:

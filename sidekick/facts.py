@@ -12,7 +12,7 @@ import math
 import re
 import tomllib
 
-from agent.machine import Hardware
+from agent.machine import HostHardware
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from sidekick.expression import Fact
@@ -63,7 +63,7 @@ LOCATION = "/etc/twine/location.toml"
 _NO_DISKS = re.compile(r"(loop|ram|zram|sr|fd|md|dm-|nbd)\d+.*")
 
 
-def read_facts(fs: KernelFs, hardware: Hardware | None = None) -> dict[str, Fact]:
+def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, Fact]:
     """Return every fact of the host whose kernel's files these are; `hardware` if it was read."""
     hardware = hardware or read_hardware(fs)
     cpuinfo = fs.find("/proc/cpuinfo") or ""

@@ -139,7 +139,7 @@ class Command(msgspec.Struct, frozen=True):
     options: tuple[Option, ...]
 
 
-class Call(msgspec.Struct, frozen=True):
+class FunctionCall(msgspec.Struct, frozen=True):
     """What a line asks for."""
 
     command: Command
@@ -149,7 +149,7 @@ class Call(msgspec.Struct, frozen=True):
     """The values of the command."""
 
 
-class Program(msgspec.Struct, frozen=True):
+class CliProgram(msgspec.Struct, frozen=True):
     """All commands, and the options that stand before them."""
 
     help: str
@@ -169,7 +169,7 @@ class Program(msgspec.Struct, frozen=True):
 
         return declare
 
-    def read(self, line: Sequence[str]) -> Call | None:
+    def read(self, line: Sequence[str]) -> FunctionCall | None:
         """Return what a plain line asks for, None where click has to say what it means."""
         try:
             program, rest = _read(self.options, line, leading=True)
@@ -179,7 +179,7 @@ class Program(msgspec.Struct, frozen=True):
                 values[argument.name] = argument.kind.read(word)
         except (LookupError, ValueError):
             return None
-        return Call(command, program, values)
+        return FunctionCall(command, program, values)
 
 
 def _read(

@@ -11,14 +11,19 @@ from pathlib import Path
 
 import msgspec
 
-from sidekick.report import Outcome, ProfileState, Report
+from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.state import StateFolder
 from wire.errors import Forbidden, HostError
 
 FILE = "history.jsonl"
 KEPT = 500
 """Runs; some two years of a machine that changes its profile every day or two."""
-_CHANGED = {Outcome.APPLIED, Outcome.UNDONE, Outcome.PARTIAL, Outcome.PENDING_REBOOT}
+_CHANGED = {
+    ApplyOutcome.APPLIED,
+    ApplyOutcome.UNDONE,
+    ApplyOutcome.PARTIAL,
+    ApplyOutcome.PENDING_REBOOT,
+}
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

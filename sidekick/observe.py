@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from sidekick.boot import LINE, PANIC, BootLine, Wish
-from sidekick.plan import Plan, make_plan
-from sidekick.report import Change, Outcome, SettingReport
+from sidekick.boot import LINE, PANIC, BootLine, BootWish
+from sidekick.plan import ApplyPlan, make_plan
+from sidekick.report import ApplyOutcome, SettingChange, SettingReport
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of, settings_of
 from sidekick.state import OwnedGroup, Record, Target
@@ -60,10 +60,10 @@ class Sight:
         for setting in self._settings:
             self.observed |= setting.observe(host, names)
         self.claimed = {name for n in names for name in setting_of(n).claims(n)}
-        self.wish: Wish = self.boot.wish(self._contributions)
+        self.wish: BootWish = self.boot.wish(self._contributions)
         originals = self._to_restore(record, is_written)
         live = make_plan(self._settings, target.wanted, self.observed, originals)
-        self.plan = Plan(
+        self.plan = ApplyPlan(
             changes=(*live.changes, *self.boot.plan(self.wish)),
             missing=live.missing,
             unsupported=live.unsupported,
@@ -79,7 +79,7 @@ class Sight:
         return [
             SettingReport(
                 setting=wanted.setting,
-                outcome=Outcome.FAILED,
+                outcome=ApplyOutcome.FAILED,
                 wanted=wanted.value,
                 actual="-",
                 detail=setting_of(wanted.setting).lacking(wanted.setting),
@@ -87,12 +87,14 @@ class Sight:
             for wanted in self.plan.missing
         ]
 
-    def changed_with(self, written: Iterable[str]) -> list[Change]:
+    def changed_with(self, written: Iterable[str]) -> list[SettingChange]:
         """Return what the kernel changed along with the written settings, as it was found."""
         wrote = set(written)
         names = {n for s in wrote if s != LINE for n in setting_of(s).changes_too(s)} - wrote
         found = {name: self.observed.get(name) for name in sorted(names)}
-        return [Change(setting=n, before=v, after=v) for n, v in found.items() if v is not None]
+        return [
+            SettingChange(setting=n, before=v, after=v) for n, v in found.items() if v is not None
+        ]
 
     def pruned(self, record: Record) -> Record:
         """Return the record without the originals that are back and arguments that are gone."""
@@ -124,31 +126,31 @@ class Sight:
         return {w.setting for w in self.target.wanted}
 
     @property
-    def brings_more(self) -> list[Change]:
+    def brings_more(self) -> list[SettingChange]:
         """The changes that may bring what this host lacks so far: modules bring sysctls."""
         lacking = self.plan.missing or self.plan.unsupported
         changes = (c for c in self.plan.changes if lacking and c.setting in self.names)
         return [c for c in changes if setting_of(c.setting).brings_settings]
 
-    def fell_short(self, short: Iterable[str]) -> list[Change]:
+    def fell_short(self, short: Iterable[str]) -> list[SettingChange]:
         """Return the staging of the line, now that it is known what the boot must bring."""
         self.wish = self.boot.wish(self._contributions, short)
         return self.boot.plan(self.wish)
 
-    def apply(self, change: Change) -> Applied:
+    def apply(self, change: SettingChange) -> Applied:
         """Write one change and read it back. Raises `HostError`."""
         if change.setting == LINE:
             return self.boot.stage(self.wish)
         return setting_of(change.setting).apply(self.host, change)
 
-    def undo(self, change: Change) -> None:
+    def undo(self, change: SettingChange) -> None:
         """Bring back what was before one change. Raises `HostError`."""
         if change.setting == LINE:
             self.boot.put(self.boot.staged)
         else:
             setting_of(change.setting).undo(self.host, change)
 
-    def check_undone(self, change: Change) -> None:
+    def check_undone(self, change: SettingChange) -> None:
         """Raise `HostError` unless a change of an interdependent kind is taken back."""
         setting = setting_of(change.setting)
         actual = setting.read(self.host, change.setting) or ""
@@ -172,7 +174,7 @@ class Sight:
         return [
             SettingReport(
                 setting=name,
-                outcome=Outcome.PENDING_REBOOT,
+                outcome=ApplyOutcome.PENDING_REBOOT,
                 wanted=original,
                 actual=now,
                 detail=LEFT_TO_BOOT,

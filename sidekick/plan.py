@@ -11,17 +11,17 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from sidekick.report import Change, Disruption, PlanReport, Wanted, most_disruptive
+from sidekick.report import Disruption, PlanReport, SettingChange, WantedSetting, most_disruptive
 from sidekick.setting import Observed, Setting
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ApplyPlan(msgspec.Struct, frozen=True):
     """What one run will do."""
 
-    changes: tuple[Change, ...]
-    missing: tuple[Wanted, ...]
+    changes: tuple[SettingChange, ...]
+    missing: tuple[WantedSetting, ...]
     """Required, and not in this kernel."""
-    unsupported: tuple[Wanted, ...]
+    unsupported: tuple[WantedSetting, ...]
     """Not in this kernel, and the profile can do without."""
 
     @property
@@ -29,14 +29,17 @@ class Plan(msgspec.Struct, frozen=True):
         """What all of it costs: known before anything is written."""
         return most_disruptive(change.needs for change in self.changes)
 
-    def changes_that_drain(self) -> list[Change]:
+    def changes_that_drain(self) -> list[SettingChange]:
         """Return what may not be written while tasks run. A boot is only staged by a run."""
         return [c for c in self.changes if c.needs is Disruption.DRAIN]
 
 
 def make_plan(
-    settings: Sequence[Setting], wanted: Sequence[Wanted], observed: Observed, originals: Observed
-) -> Plan:
+    settings: Sequence[Setting],
+    wanted: Sequence[WantedSetting],
+    observed: Observed,
+    originals: Observed,
+) -> ApplyPlan:
     """Return the changes kind by kind, in the order of `settings`.
 
     What a kind that others stand on gives back comes last, the last kind first: a module cannot
@@ -44,8 +47,8 @@ def make_plan(
     """
     absent = [w for w in wanted if observed.get(w.setting) is None]
     present = [w for w in wanted if observed.get(w.setting) is not None]
-    changes: list[Change] = []
-    last: list[Change] = []
+    changes: list[SettingChange] = []
+    last: list[SettingChange] = []
     for setting in settings:
         ours = [w for w in present if setting.owns(w.setting)]
         before = {k: v for k, v in originals.items() if setting.owns(k)}
@@ -53,7 +56,7 @@ def make_plan(
         for change in setting.plan(ours, observed, before):
             given_back = setting.carries_others and change.setting not in names
             (last if given_back else changes).append(change)
-    return Plan(
+    return ApplyPlan(
         changes=(*changes, *reversed(last)),
         missing=tuple(w for w in absent if w.required),
         unsupported=tuple(w for w in absent if not w.required),
@@ -70,7 +73,9 @@ def claims(names: Iterable[str], observed: Observed, originals: Observed) -> dic
     return {**originals, **new}
 
 
-def since_start(change: Change, written: Sequence[Change], observed: Observed) -> Change:
+def since_start(
+    change: SettingChange, written: Sequence[SettingChange], observed: Observed
+) -> SettingChange:
     """Return a change such that undoing it brings back what was found before the run."""
     first = next((c for c in written if c.setting == change.setting), change)
     found = observed.get(change.setting)
@@ -79,7 +84,7 @@ def since_start(change: Change, written: Sequence[Change], observed: Observed) -
     return change if found is None else replace(change, before=found)
 
 
-def describe(name: str, plan: Plan, wanted: Sequence[Wanted]) -> PlanReport:
+def describe(name: str, plan: ApplyPlan, wanted: Sequence[WantedSetting]) -> PlanReport:
     """Return the plan as it is printed."""
     changed = {change.setting for change in plan.changes}
     absent = len(plan.missing) + len(plan.unsupported)

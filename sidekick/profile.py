@@ -26,7 +26,7 @@ from msgspec import Meta
 from sidekick.expression import ExpressionError, Facts, parse
 from sidekick.report import ProfileText
 from sidekick.template import SUFFIX, TemplateLines, render_template
-from sidekick.toml_lines import Lines, find_excess
+from sidekick.toml_lines import TomlLines, find_excess
 from wire.errors import ConfigError, FieldError, NotFound
 
 MAX_BYTES = 64 * 1024
@@ -114,7 +114,7 @@ class _File(msgspec.Struct):
 
     name: str
     path: str
-    lines: Lines
+    lines: TomlLines
     origin: TemplateLines | None = None
     """Of a template: from which of its lines each line of the TOML is."""
     header: Header | None = None
@@ -234,7 +234,7 @@ def _read(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) ->
     if path.endswith(SUFFIX):
         text, origin = render_template(path, text, facts)
     raw = _parsed(path, text, origin)
-    file = _File(name, path, Lines(text), origin)
+    file = _File(name, path, TomlLines(text), origin)
     own = {kind: raw.pop(kind) for kind in list(raw) if kind in kinds}
     whens = raw.pop("when", [])
     known = [*(f.encode_name for f in msgspec.structs.fields(Header)), "when", *kinds]

@@ -11,7 +11,7 @@ import tomllib
 
 import msgspec
 
-from sidekick.boot import BootLine, Wish
+from sidekick.boot import BootLine, BootWish
 from sidekick.bootline import GUARD, VERSION
 from sidekick.setting import Host
 from sidekick.state import Attempt, Failure, Rebooted, Record, Target
@@ -25,7 +25,7 @@ WINDOW_S = 3600.0
 Reboots = tuple[Rebooted | float, ...]
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RebootConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file `/etc/twine/sidekick.toml`; all of it may be left out."""
 
     kexec_kernel: str | None = None
@@ -47,11 +47,11 @@ class Way(msgspec.Struct, frozen=True):
     """Whether the boot loader is told to try our entry."""
 
 
-def read_config(host: Host) -> Config:
+def read_config(host: Host) -> RebootConfig:
     """Return the configuration. Raises `ConfigError`."""
     text = host.fs.find(CONFIG)
     try:
-        return msgspec.convert(tomllib.loads(text or ""), Config)
+        return msgspec.convert(tomllib.loads(text or ""), RebootConfig)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
         raise ConfigError(f"cannot use {CONFIG}: {e}") from e
 
@@ -94,7 +94,7 @@ def came_back_without(target: Target, attempt: Attempt) -> Failure:
 
 
 def plan(
-    host: Host, record: Record, boot: BootLine, wish: Wish, purpose: str
+    host: Host, record: Record, boot: BootLine, wish: BootWish, purpose: str
 ) -> tuple[Way, Attempt]:
     """Return how to reboot, and what to note before. Raises what `choose` raises."""
     way = choose(host, read_config(host), boot, wish, record.reboots)
@@ -102,7 +102,9 @@ def plan(
     return way, Attempt(boot_id=boot_id, purpose=purpose, way=way.name, at=now)
 
 
-def choose(host: Host, config: Config, boot: BootLine, wish: Wish, reboots: Reboots) -> Way:
+def choose(
+    host: Host, config: RebootConfig, boot: BootLine, wish: BootWish, reboots: Reboots
+) -> Way:
     """Return how to reboot into what is wished.
 
     Raises `Unprocessable` where the host would come back with its old line, or was rebooted
@@ -130,7 +132,7 @@ def choose(host: Host, config: Config, boot: BootLine, wish: Wish, reboots: Rebo
     )
 
 
-def carry_out(host: Host, way: Way, boot: BootLine, wish: Wish) -> None:
+def carry_out(host: Host, way: Way, boot: BootLine, wish: BootWish) -> None:
     """Start the reboot; returns while the host goes down. Raises `HostError`."""
     if way.name == "kexec":
         load = ["kexec", "-l", way.kernel, f"--command-line={boot.kexec_line(wish)}"]
@@ -149,7 +151,7 @@ def carry_out(host: Host, way: Way, boot: BootLine, wish: Wish) -> None:
     host.processes.run(["systemctl", "reboot"])
 
 
-def _kexec(host: Host, config: Config, wish: Wish) -> tuple[str, str, str]:
+def _kexec(host: Host, config: RebootConfig, wish: BootWish) -> tuple[str, str, str]:
     """Return kernel and initial RAM disk to load, and why that cannot be done if so."""
     version = next(iter(wish.groups.get(VERSION, ())), host.hardware.kernel)
     kernel = config.kexec_kernel or f"/boot/vmlinuz-{version}"

@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Outcome(StrEnum):
+class ApplyOutcome(StrEnum):
     """How one setting of a profile stands."""
 
     APPLIED = "applied"
@@ -67,7 +67,7 @@ def most_disruptive(needs: Iterable[Disruption]) -> Disruption:
     return max(needs, key=lambda need: need.rank, default=Disruption.LIVE)
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class WantedSetting(msgspec.Struct, frozen=True, kw_only=True):
     """One value that a profile asks for."""
 
     setting: str
@@ -89,7 +89,7 @@ class ProfileText(msgspec.Struct, frozen=True):
     text: str
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
     """One write of a run."""
 
     setting: str
@@ -111,18 +111,18 @@ class SettingReport(msgspec.Struct, frozen=True, kw_only=True):
     """One setting as it was wanted and as it was read back."""
 
     setting: str
-    outcome: Outcome
+    outcome: ApplyOutcome
     wanted: str
     actual: str
     detail: str = ""
     took_ms: float = 0.0
 
 
-class SettingSwitch(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedSwitch(msgspec.Struct, frozen=True, kw_only=True):
     """What one setting came to in a switch, and how long it took."""
 
     setting: str
-    outcome: Outcome
+    outcome: ApplyOutcome
     took_ms: float
 
 
@@ -138,7 +138,7 @@ class Switched(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """When it ended, in seconds since 1970."""
     took_ms: float
-    settings: list[SettingSwitch]
+    settings: list[ReportedSwitch]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ def switch_of(report: Report, written: Iterable[str]) -> Switched:
         at=report.at,
         took_ms=report.took_ms,
         settings=[
-            SettingSwitch(setting=s.setting, outcome=s.outcome, took_ms=s.took_ms)
+            ReportedSwitch(setting=s.setting, outcome=s.outcome, took_ms=s.took_ms)
             for s in report.settings
             if s.setting in names
         ],
@@ -192,10 +192,10 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     needs: Disruption
-    changes: list[Change]
-    missing: list[Wanted] = []
+    changes: list[SettingChange]
+    missing: list[WantedSetting] = []
     """Required, and not in this kernel: applying would fail."""
-    unsupported: list[Wanted] = []
+    unsupported: list[WantedSetting] = []
     unchanged: int = 0
 
 

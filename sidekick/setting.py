@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
-from sidekick.report import Change, Disruption, Outcome, SettingReport, Wanted
+from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport, WantedSetting
 from wire.errors import FieldError, KernelFileError
 
 if TYPE_CHECKING:
-    from agent.machine import Hardware, Processes, Services
+    from agent.machine import HostHardware, Processes, ServiceControl
     from agent.machine.kernelfs import KernelFs
     from agent.machine.mounts import Mounts
     from sidekick.profile import Profile
@@ -48,10 +48,10 @@ class NoLog:
     """A log that is dropped: most runs answer by their report alone."""
 
     def info(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
-        """Tell nobody."""
+        """Report nothing."""
 
     def warning(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
-        """Tell nobody."""
+        """Report nothing."""
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -60,14 +60,14 @@ class Host(msgspec.Struct, frozen=True):
     fs: KernelFs
     processes: Processes
     disk: Disk
-    hardware: Hardware
+    hardware: HostHardware
     now: Callable[[], float]
     """Seconds since 1970."""
     monotonic: Callable[[], float]
     """Seconds since the boot, suspension included."""
     sleep: Callable[[float], None]
     log: Log = NoLog()
-    services: Services | None = None
+    services: ServiceControl | None = None
     """The service manager; None for the one that belongs to `fs`."""
     mounts: Mounts | None = None
     """What changes mounts; None for the kernel of `fs`."""
@@ -76,7 +76,7 @@ class Host(msgspec.Struct, frozen=True):
 class Applied(msgspec.Struct, frozen=True):
     """What came of one change, after reading it back."""
 
-    outcome: Outcome
+    outcome: ApplyOutcome
     actual: str
     detail: str = ""
 
@@ -124,13 +124,13 @@ class Setting:
         """Return everything that is wrong with the section, on any host."""
         return []
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return what the profile asks of this host. Raises `Unprocessable` if that is
         more than the host can give.
         """
         raise NotImplementedError
 
-    def boot(self, wanted: Sequence[Wanted], own: str) -> list[Contribution]:  # noqa: ARG002
+    def boot(self, wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:  # noqa: ARG002
         """Return the kernel arguments that these values need; `own` is the host's own line."""
         return []
 
@@ -193,8 +193,8 @@ class Setting:
         return {name: self.read(host, name) for name in names}
 
     def plan(
-        self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
-    ) -> list[Change]:
+        self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
+    ) -> list[SettingChange]:
         """Return the writes that lead from `observed` to `wanted`, in order.
 
         What an earlier profile changed and this one does not want goes back to its
@@ -202,7 +202,7 @@ class Setting:
         """
         ours = {w.setting: w for w in wanted}
         back = [
-            Wanted(setting=setting, value=original, source="back to the original")
+            WantedSetting(setting=setting, value=original, source="back to the original")
             for setting, original in originals.items()
             if original is not None and setting not in ours
         ]
@@ -212,9 +212,9 @@ class Setting:
             if (now := observed.get(w.setting)) is not None and not self.same(now, w.value)
         ]
 
-    def change(self, wanted: Wanted, now: str) -> Change:
+    def change(self, wanted: WantedSetting, now: str) -> SettingChange:
         """Return the write that brings one value about."""
-        return Change(
+        return SettingChange(
             setting=wanted.setting,
             before=now,
             after=wanted.value,
@@ -224,22 +224,24 @@ class Setting:
             restarts=self.restarts(wanted.setting),
         )
 
-    def apply(self, host: Host, change: Change) -> Applied:
+    def apply(self, host: Host, change: SettingChange) -> Applied:
         """Write one change and say what was read back. Raises `HostError`."""
         self.write(host, change.setting, change.after)
         actual = self.read(host, change.setting) or ""
         if self.same(actual, change.after):
-            return Applied(Outcome.APPLIED, actual)
+            return Applied(ApplyOutcome.APPLIED, actual)
         detail = f"wrote {change.after!r}, the kernel keeps {actual!r} instead"
-        return Applied(Outcome.FAILED, actual, detail)
+        return Applied(ApplyOutcome.FAILED, actual, detail)
 
-    def verify(self, wanted: Wanted, observed: Observed) -> SettingReport:
+    def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
         """Say how one wanted value stands."""
         actual = observed.get(wanted.setting)
         if actual is None:
-            outcome = Outcome.UNSUPPORTED if not wanted.required else Outcome.DRIFTED
+            outcome = ApplyOutcome.UNSUPPORTED if not wanted.required else ApplyOutcome.DRIFTED
         else:
-            outcome = Outcome.APPLIED if self.same(actual, wanted.value) else Outcome.DRIFTED
+            outcome = (
+                ApplyOutcome.APPLIED if self.same(actual, wanted.value) else ApplyOutcome.DRIFTED
+            )
         return SettingReport(
             setting=wanted.setting,
             outcome=outcome,
@@ -248,7 +250,7 @@ class Setting:
             detail=self.lacking(wanted.setting) if actual is None else "",
         )
 
-    def undo(self, host: Host, change: Change) -> None:
+    def undo(self, host: Host, change: SettingChange) -> None:
         """Bring back what was before one change. Raises `HostError` where that is not so."""
         if self.same(self.read(host, change.setting) or "", change.before):
             return

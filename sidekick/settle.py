@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sidekick.report import Change
+from sidekick.report import SettingChange
 from wire.errors import TwineError
 
-Write = Callable[[Change], None]
+Write = Callable[[SettingChange], None]
 
 
-def write_all(changes: Sequence[Change], make: Write, take_back: Write | None) -> None:
+def write_all(changes: Sequence[SettingChange], make: Write, take_back: Write | None) -> None:
     """Write all changes, in the given order where the kernel accepts it.
 
     Without `take_back` the changes do not depend on each other, and no other order is tried.
@@ -26,7 +26,7 @@ def write_all(changes: Sequence[Change], make: Write, take_back: Write | None) -
         for change in changes:
             make(change)
         return
-    head, moved = list[Change](), set[str]()
+    head, moved = list[SettingChange](), set[str]()
     while True:
         rest = [change for change in changes if change not in head]
         written, refused = in_passes(rest, make)
@@ -43,16 +43,16 @@ def write_all(changes: Sequence[Change], make: Write, take_back: Write | None) -
 
 
 def in_passes(
-    changes: Sequence[Change], make: Write
-) -> tuple[list[Change], list[tuple[Change, TwineError]]]:
+    changes: Sequence[SettingChange], make: Write
+) -> tuple[list[SettingChange], list[tuple[SettingChange, TwineError]]]:
     """Make all changes, and the refused ones again, until a pass makes none.
 
     Returns what was made, in that order, and what stays refused.
     """
-    written: list[Change] = []
+    written: list[SettingChange] = []
     pending = list(changes)
     while True:
-        refused: list[tuple[Change, TwineError]] = []
+        refused: list[tuple[SettingChange, TwineError]] = []
         for change in pending:
             try:
                 make(change)

@@ -12,7 +12,14 @@ from typing import Any, TextIO
 
 import msgspec
 
-from sidekick.report import Disruption, Outcome, PlanReport, ProfileState, Report, Wanted
+from sidekick.report import (
+    ApplyOutcome,
+    Disruption,
+    PlanReport,
+    ProfileState,
+    Report,
+    WantedSetting,
+)
 from wire.errors import TwineError
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
@@ -31,14 +38,14 @@ COLOURS: dict[str, int] = {
     Disruption.DRAIN: YELLOW,
     Disruption.KEXEC: RED,
     Disruption.REBOOT: RED,
-    Outcome.APPLIED: GREEN,
-    Outcome.ALREADY: GREEN,
-    Outcome.UNDONE: GREEN,
-    Outcome.PARTIAL: YELLOW,
-    Outcome.UNSUPPORTED: YELLOW,
-    Outcome.PENDING_REBOOT: YELLOW,
-    Outcome.DRIFTED: RED,
-    Outcome.FAILED: RED,
+    ApplyOutcome.APPLIED: GREEN,
+    ApplyOutcome.ALREADY: GREEN,
+    ApplyOutcome.UNDONE: GREEN,
+    ApplyOutcome.PARTIAL: YELLOW,
+    ApplyOutcome.UNSUPPORTED: YELLOW,
+    ApplyOutcome.PENDING_REBOOT: YELLOW,
+    ApplyOutcome.DRIFTED: RED,
+    ApplyOutcome.FAILED: RED,
     ProfileState.VERIFIED: GREEN,
     ProfileState.DEGRADED: RED,
     "not possible": RED,
@@ -123,7 +130,7 @@ def print_plan(report: PlanReport, why: dict[str, str]) -> None:
     _say(f"{report.name}: {', '.join(counts)}{needs}")
 
 
-def _absent(wanted: Wanted, how: str, why: dict[str, str]) -> Sequence[object]:
+def _absent(wanted: WantedSetting, how: str, why: dict[str, str]) -> Sequence[object]:
     reason = why.get(wanted.setting, "")
     return (wanted.setting, "-", wanted.value, how, "-", f"{wanted.source}: {reason}")
 

@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sidekick.look import KEPT
-from sidekick.report import Change, ProfileText, Report, Wanted
+from sidekick.report import ProfileText, Report, SettingChange, WantedSetting
 from wire.errors import Busy, Forbidden, HostError
 
 SCHEMA = 2
@@ -159,7 +159,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Empty for no profile: every original."""
     generation: int = 0
     epoch: int = 0
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[WantedSetting, ...] = ()
     texts: tuple[ProfileText, ...] = ()
     """The files it was rendered from: `verify` renders them again for the host of then."""
 
@@ -229,7 +229,7 @@ class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
 
     command: str
     target: Target
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     boot_id: str
     at: float
 
@@ -237,7 +237,7 @@ class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
     """More to do, found on the way: the boot must bring what the run could not."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
 
 
 class Wrote(msgspec.Struct, frozen=True, kw_only=True, tag="wrote"):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sidekick.boot import LINE
 from sidekick.observe import Sight
-from sidekick.report import Outcome, ProfileState, Report, SettingReport
+from sidekick.report import ApplyOutcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
 from sidekick.settings import setting_of
 from sidekick.state import Failure, Record, StateFolder, Target
@@ -23,11 +23,11 @@ NEW_HERE = "the host did not have it when the profile was applied; apply the pro
 def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:
     """Return the state of a profile whose settings stand so; the worst one decides."""
     outcomes = {report.outcome for report in reports}
-    if Outcome.FAILED in outcomes:
+    if ApplyOutcome.FAILED in outcomes:
         return ProfileState.DEGRADED
-    if Outcome.DRIFTED in outcomes:
+    if ApplyOutcome.DRIFTED in outcomes:
         return ProfileState.DRIFTED
-    if Outcome.PENDING_REBOOT in outcomes:
+    if ApplyOutcome.PENDING_REBOOT in outcomes:
         return ProfileState.PENDING_REBOOT
     return ProfileState.VERIFIED if name else ProfileState.NONE
 
@@ -91,7 +91,7 @@ def _looked_at(host: Host, state: StateFolder, record: Record, last: Report | No
     found = Sight(host, record, target).verify()
     reports = [
         replace(report, detail=NEW_HERE)
-        if report.outcome is Outcome.DRIFTED and report.setting not in {*applied_names, LINE}
+        if report.outcome is ApplyOutcome.DRIFTED and report.setting not in {*applied_names, LINE}
         else _blamed(host, report, last)
         for report in found
     ]
@@ -106,10 +106,10 @@ def _blamed(host: Host, report: SettingReport, last: Report | None) -> SettingRe
 
     Of what had drifted before, what was said then stays.
     """
-    if report.outcome is not Outcome.DRIFTED or report.detail:
+    if report.outcome is not ApplyOutcome.DRIFTED or report.detail:
         return report
     before = next((s for s in last.settings if s.setting == report.setting), None) if last else None
-    if before and before.outcome is Outcome.DRIFTED and before.actual == report.actual:
+    if before and before.outcome is ApplyOutcome.DRIFTED and before.actual == report.actual:
         return replace(report, detail=before.detail)
     who = "" if report.setting == LINE else setting_of(report.setting).blame(host, report)
     since = f"changed after {_clock(last.at)}" if last and last.at else ""

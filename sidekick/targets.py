@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from sidekick import boot
 from sidekick.facts import read_facts
 from sidekick.profile import Profile, render
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Contribution, Host, Setting
 from sidekick.settings import SETTINGS, setting_of, settings_of
 from sidekick.state import Target
@@ -53,18 +53,18 @@ def rendered_again(target: Target, host: Host) -> tuple[Target, str]:
         return target, f"the profile does not fit the host as it is now: {reason}"
 
 
-def contributions(wanted: Sequence[Wanted], own: str) -> list[Contribution]:
+def contributions(wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:
     """Return what these values need of the boot line; `own` is the host's own line."""
     settings = settings_of(w.setting for w in wanted)
     return [c for setting in settings for c in setting.boot(of_kind(setting, wanted), own)]
 
 
-def of_kind(setting: Setting, wanted: Iterable[Wanted]) -> list[Wanted]:
+def of_kind(setting: Setting, wanted: Iterable[WantedSetting]) -> list[WantedSetting]:
     """Return the wanted values of one kind."""
     return [w for w in wanted if setting.owns(w.setting)]
 
 
-def _twice(wanted: Iterable[Wanted]) -> list[FieldError]:
+def _twice(wanted: Iterable[WantedSetting]) -> list[FieldError]:
     """Return the settings that would set what another one sets too."""
     owners: dict[str, str] = {}
     errors = []

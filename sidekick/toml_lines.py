@@ -17,7 +17,7 @@ _PAIR = re.compile(rf"\s*({_KEYS})\s*=\s*(.*)")
 _MEMBER = re.compile(r"""\s*(?:"[^"\n]*"|'[^'\n]*'|[\w.+-]+)\s*,?\s*(?:#.*)?""")
 
 
-class Lines:
+class TomlLines:
     """The lines of one file, by path: `("when", 0, "sysctl", "vm.swappiness")`."""
 
     def __init__(self, text: str) -> None:

@@ -10,7 +10,7 @@ import contextlib
 
 from msgspec.structs import replace
 
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.report import ProfileState, Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder, Target
@@ -26,9 +26,9 @@ def begin(
 ) -> Report:
     """Apply a profile for a while; `revert` is the command that a timer runs at its end.
 
-    Raises what `Run` raises; the host is then as it was.
+    Raises what `ApplyRun` raises; the host is then as it was.
     """
-    run = Run(host, state, target, command="try", trial_until=host.monotonic() + for_s)
+    run = ApplyRun(host, state, target, command="try", trial_until=host.monotonic() + for_s)
     run.heed_others()
     _stop_timer(host)
     options = [f"--unit={UNIT}", f"--on-active={for_s:g}s", "--timer-property=AccuracySec=1s"]
@@ -59,7 +59,7 @@ def revert(host: Host, state: StateFolder, *, due_only: bool = False) -> Report:
     trial = state.load().trial
     if trial is None or (due_only and not is_over(trial, host)):
         return verify(host, state)
-    report = Run(host, state, trial.back, command="revert").carry_out()
+    report = ApplyRun(host, state, trial.back, command="revert").carry_out()
     _stop_timer(host)
     return report
 

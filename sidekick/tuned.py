@@ -41,7 +41,7 @@ REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TunedLine:
     """One `key = value` of a file."""
 
     number: int
@@ -102,7 +102,7 @@ def convert(folder: Path, refusal: Refusal) -> list[Converted]:
     return [_convert(path, known, refusal) for path in paths]
 
 
-def read(text: str) -> list[Line]:
+def read(text: str) -> list[TunedLine]:
     """Return the lines of a file that say something; those before any section are of "main"."""
     section, lines = "main", []
     for number, raw in enumerate(text.splitlines(), start=1):
@@ -111,7 +111,7 @@ def read(text: str) -> list[Line]:
             section = line[1:-1].strip()
         elif line and line[0] not in "#;" and "=" in line:
             key, _, value = line.partition("=")
-            lines.append(Line(number, section, key.strip(), value.strip()))
+            lines.append(TunedLine(number, section, key.strip(), value.strip()))
     return lines
 
 
@@ -145,7 +145,7 @@ _DEVICES = frozenset({"devices", "devices_udev_regex"})
 _CONDITIONS = frozenset({"uname_regex", "cpuinfo_regex"})
 
 
-def _instances(lines: list[Line], variables: dict[str, str]) -> dict[str, _Instance]:
+def _instances(lines: list[TunedLine], variables: dict[str, str]) -> dict[str, _Instance]:
     """Return the instances by the names of their sections, each with where it holds."""
     found: dict[str, _Instance] = {}
     for line in lines:
@@ -168,7 +168,7 @@ def _instances(lines: list[Line], variables: dict[str, str]) -> dict[str, _Insta
     return found
 
 
-def _says_when(line: Line, instance: _Instance, *, inherits: bool) -> bool:
+def _says_when(line: TunedLine, instance: _Instance, *, inherits: bool) -> bool:
     """Return whether a line sets nothing. Raises `_CannotConvertError` for what is left out."""
     if instance.kind == "variables":
         return True

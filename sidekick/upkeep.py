@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sidekick.apply import Run
-from sidekick.report import Outcome, ProfileState, Report
+from sidekick.apply import ApplyRun
+from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder, Target, Trial
 from sidekick.status import verify
@@ -29,12 +29,12 @@ def resume(host: Host, state: StateFolder) -> Report:
         target = record.trial.back
     elif record.trial:  # finished as the trial that it was
         until = record.trial.until
-        return Run(host, state, target or Target(), trial_until=until).carry_out()
+        return ApplyRun(host, state, target or Target(), trial_until=until).carry_out()
     if target is None:
         state.end()
         return Report(command="resume", at=host.now(), boot_id=host.hardware.boot_id)
     target, _ = rendered_again(target, host)
-    return settled(host, state, Run(host, state, target, command="resume").carry_out())
+    return settled(host, state, ApplyRun(host, state, target, command="resume").carry_out())
 
 
 def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
@@ -44,14 +44,16 @@ def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
     """
     trial = state.load().trial
     if trial and is_over(trial, host):
-        return Run(host, state, trial.back, command="revert").carry_out()
+        return ApplyRun(host, state, trial.back, command="revert").carry_out()
     report = verify(host, state)
     record = state.load()
     drifted = report.state is ProfileState.DRIFTED and state.unfinished() is None
     if repair and drifted and record.applied and not record.trial:
         target, _ = rendered_again(record.applied, host)
-        repaired = settled(host, state, Run(host, state, target, command="repair").carry_out())
-        found = [f"{s.setting} {s.detail}" for s in report.settings if s.outcome is Outcome.DRIFTED]
+        repaired = settled(host, state, ApplyRun(host, state, target, command="repair").carry_out())
+        found = [
+            f"{s.setting} {s.detail}" for s in report.settings if s.outcome is ApplyOutcome.DRIFTED
+        ]
         repaired = replace(repaired, detail=repaired.detail or f"repaired: {'; '.join(found)}")
         state.write_status(repaired)
         return repaired
@@ -71,7 +73,7 @@ def settled(host: Host, state: StateFolder, report: Report) -> Report:
         target, _ = rendered_again(record.applied, host)
         if target.wanted == record.applied.wanted:
             return report
-        report = Run(host, state, target, command=report.command).carry_out()
+        report = ApplyRun(host, state, target, command=report.command).carry_out()
     return report
 
 

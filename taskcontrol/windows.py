@@ -21,7 +21,7 @@ _WINDOW = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """Some hours of some days; one that ends before it begins ends on the next day."""
 
     days: frozenset[int]
@@ -40,7 +40,7 @@ class Window:
         )
 
 
-def window(text: str) -> Window:
+def window(text: str) -> TimeWindow:
     """Return the window of `mon-fri 09:00-17:30`, `sat 22:00-06:00` or `12:00-13:00`."""
     match = _WINDOW.fullmatch(text.strip().lower())
     hint = "for instance mon-fri 09:00-17:30, sat 22:00-06:00 or 12:00-13:00"
@@ -55,14 +55,14 @@ def window(text: str) -> Window:
         raise InvalidInput(f"{text!r} is no window of time: its days are wrong", hint=hint)
     one, other = DAYS.index(first), DAYS.index(last)
     days = frozenset((one + n) % 7 for n in range((other - one) % 7 + 1))
-    return Window(days, begin, end)
+    return TimeWindow(days, begin, end)
 
 
 @dataclass(frozen=True, slots=True)
 class Never:
     """Holds back during its windows what takes down a task that serves."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[TimeWindow, ...]
     zone: str = "UTC"
 
     @classmethod

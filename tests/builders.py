@@ -19,11 +19,11 @@ from agent import api
 from agent.client import AgentClient
 from agent.config import AgentConfig
 from agent.daemon import Agent
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.machine.fake import FakeMachine, ends_with
 from agent.runtime.core.records import TaskRecord, key_of
-from agent.server import Services
-from agent.tasks.core.lifecycle import Seen, SeenUnit
+from agent.server import AgentServices
+from agent.tasks.core.lifecycle import SeenTask, SeenUnit
 from wire.errors import NotFound
 
 IMAGE = "sha256:" + "1" * 64
@@ -74,9 +74,9 @@ def an_ended_unit(task: TaskRecord | None = None, code: int = 1, **fields: Any) 
     )
 
 
-def seen(unit: SeenUnit | None = None, **fields: Any) -> Seen:
+def seen(unit: SeenUnit | None = None, **fields: Any) -> SeenTask:
     """Return what is seen of a task: its root is there unless said otherwise."""
-    return Seen(**{"unit": unit, "root": True, "leftover": True, "boot_id": BOOT, **fields})
+    return SeenTask(**{"unit": unit, "root": True, "leftover": True, "boot_id": BOOT, **fields})
 
 
 def a_tar(**files: str) -> bytes:
@@ -142,15 +142,15 @@ class FakeHost:
         return digest
 
     @asynccontextmanager
-    async def agent(self, machine: Machine | None = None) -> AsyncIterator[AgentClient]:
+    async def agent(self, machine: HostAccess | None = None) -> AsyncIterator[AgentClient]:
         """Run an agent on the machine and yield a client of its socket."""
         async with self.serving(machine) as (_, client):
             yield client
 
     @asynccontextmanager
     async def serving(
-        self, machine: Machine | None = None
-    ) -> AsyncIterator[tuple[Services, AgentClient]]:
+        self, machine: HostAccess | None = None
+    ) -> AsyncIterator[tuple[AgentServices, AgentClient]]:
         """Run an agent; yield its services, too."""
         agent = Agent(self.config, machine or self.fake.machine)
         async with (

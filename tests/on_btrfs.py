@@ -11,7 +11,7 @@ from pathlib import Path
 from builders import FakeHost
 from msgspec.structs import replace
 
-from agent.machine import Machine, Property
+from agent.machine import HostAccess, Property
 from agent.machine.btrfs import HostBtrfs
 from agent.machine.fake import Ended
 from agent.machine.fake_programs import python
@@ -38,7 +38,7 @@ def mounted(folder: Path, size: int = 1 << 30, *options: str) -> Iterator[FakeHo
         run("umount", str(host.state))
 
 
-def machine(host: FakeHost) -> Machine:
+def machine(host: FakeHost) -> HostAccess:
     """Return the machine with the real file system."""
     return replace(host.fake.machine, btrfs=HostBtrfs())
 

@@ -96,7 +96,7 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--cpus", type=click.IntRange(min=1), help="CPUs of each, in one socket.")
 @click.option("--memory-mib", type=click.IntRange(min=512), help="Memory of each.")
 @click.option("--variant", type=click.Choice(VARIANTS), default="base", show_default=True)
-@click.option("--bare", is_flag=True, help="Machines only: no control plane, nobody joins.")
+@click.option("--bare", is_flag=True, help="Machines only: no control plane, no host joins.")
 @click.option("--no-project", is_flag=True, help="Boot an image without this project in it.")
 @timed
 def up(
@@ -273,7 +273,7 @@ def down(name: str) -> None:
 @click.option(
     "--source",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Of which tree; this one.",
+    help="The tree; default: this one.",
 )
 @timed
 def package(into: Path, source: Path | None) -> None:

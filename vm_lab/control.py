@@ -16,15 +16,15 @@ import msgspec
 from vm_lab.errors import LabError
 from vm_lab.guests import Guests
 from vm_lab.progress import PATIENCE_S
-from vm_lab.sandbox import Sandbox
+from vm_lab.sandbox import LabSandbox
 from vm_lab.state import find_process, process_ref
-from vm_lab.topology import Machine, Topology
+from vm_lab.topology import LabMachine, Topology
 
 
-class ControlPlane:
+class LabControlPlane:
     """The control plane of one lab: a process on the host, in the lab's network."""
 
-    def __init__(self, sandbox: Sandbox, topology: Topology) -> None:
+    def __init__(self, sandbox: LabSandbox, topology: Topology) -> None:
         self.sandbox = sandbox
         self.paths = sandbox.paths
         self.topology = topology
@@ -108,10 +108,10 @@ class ControlPlane:
         """Return the names of the machines that the control plane calls ready."""
         return {name for name, state in self.machine_states().items() if state == "ready"}
 
-    def join(self, machine: Machine, guests: Guests) -> None:
+    def join(self, machine: LabMachine, guests: Guests) -> None:
         """Make the machine a member and start its agent."""
         made = self.twinectl("token", "create", "--host", machine.name)
-        token = msgspec.json.decode(made, type=_Token)
+        token = msgspec.json.decode(made, type=_LabToken)
         words = [
             *("twine-agent", "join", self.url),
             *("--token", token.token, "--ca-hash", token.ca_hash),
@@ -148,7 +148,7 @@ def program(name: str) -> Path:
     return path
 
 
-class _Token(msgspec.Struct):
+class _LabToken(msgspec.Struct):
     token: str
     ca_hash: str
 

@@ -23,7 +23,7 @@ from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
 from vm_lab.demo import PROXY, Demo
 from vm_lab.progress import PATIENCE_S
-from vm_lab.sandbox import Sandbox
+from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths
 from wire.errors import TwineError
 
@@ -37,7 +37,7 @@ class HaDemo(Demo):
     def __init__(self, lab: str, kills: int) -> None:
         super().__init__(lab)
         self._kills = kills
-        self._sandbox = Sandbox(LabPaths(lab))
+        self._sandbox = LabSandbox(LabPaths(lab))
         self._folder = self._paths.state / "ha"
         self._config = self._folder / "control-plane.toml"
         self._replicas: dict[str, int] = {}

@@ -2,13 +2,13 @@
 
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
-from vm_lab.sandbox import BRIDGE, Sandbox
+from vm_lab.sandbox import BRIDGE, LabSandbox
 
 
 class Domains:
     """The VMs of one lab as libvirt sees them; a VM's domain has the machine's name."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: LabSandbox) -> None:
         self.sandbox = sandbox
 
     def virsh(self, *args: str, timeout_s: float = PATIENCE_S) -> str:

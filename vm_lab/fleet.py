@@ -30,8 +30,8 @@ import msgspec
 from agent.api import ImageFormat, Limits, Location
 from agent.config import AgentConfig
 from agent.daemon import Agent
-from agent.host.facts import Facts
-from agent.identity.identity import Candidate, HostIdentity, Invitation
+from agent.host.facts import FactsReader
+from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation
 from agent.machine.fake import FakeMachine
 from agent.machine.fake_systemd import Ended
 from control_plane.api.capacity import EntitlementSpec
@@ -104,10 +104,10 @@ class FleetHost:
         """Become a machine of the region, as `twine-agent join` does."""
         token = await client.create_token(TokenRequest(machine=self.name))
         facts = await asyncio.to_thread(
-            Facts(self.machine.machine, str(self.folder)).read, self.name
+            FactsReader(self.machine.machine, str(self.folder)).read, self.name
         )
         identity = HostIdentity(Path(self.config.state_dir) / "identity")
-        candidate = Candidate(self.name, self.address, facts, self.location)
+        candidate = CandidateIdentity(self.name, self.address, facts, self.location)
         await identity.join(Invitation(token.url, token.token, token.ca_hash), candidate)
 
     async def start(self) -> None:

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
-from vm_lab.sandbox import Sandbox
-from vm_lab.topology import Machine
+from vm_lab.sandbox import LabSandbox
+from vm_lab.topology import LabMachine
 
 T = TypeVar("T")
 
@@ -45,10 +45,10 @@ esac
 class Guests:
     """The VMs of one lab as ssh sees them."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: LabSandbox) -> None:
         self.sandbox = sandbox
 
-    def command(self, machine: Machine, command: str | None = None) -> list[str]:
+    def command(self, machine: LabMachine, command: str | None = None) -> list[str]:
         """Return the ssh command for the machine: a shell, or one command line.
 
         Connections are shared: a handshake costs most of a second under TCG.
@@ -77,7 +77,7 @@ class Guests:
 
     def run(
         self,
-        machine: Machine,
+        machine: LabMachine,
         command: str,
         *,
         stdin: Path | None = None,
@@ -107,7 +107,7 @@ class Guests:
             )
         return said
 
-    def forget_connection(self, machine: Machine) -> None:
+    def forget_connection(self, machine: LabMachine) -> None:
         """Close the shared connection: the guest on its other end is gone or has jumped in time."""
         if (self.sandbox.paths.ssh / machine.name).exists():
             argv = self.command(machine)
@@ -115,7 +115,7 @@ class Guests:
             subprocess.run(argv, capture_output=True, check=False, timeout=20)
             (self.sandbox.paths.ssh / machine.name).unlink(missing_ok=True)
 
-    def wait_reachable(self, machine: Machine, timeout_s: float) -> None:
+    def wait_reachable(self, machine: LabMachine, timeout_s: float) -> None:
         """Return once ssh answers."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -129,11 +129,11 @@ class Guests:
                 )
             time.sleep(0.5)
 
-    def set_clock(self, machine: Machine) -> None:
+    def set_clock(self, machine: LabMachine) -> None:
         """Set the guest's clock to ours; a restored guest's continues from its snapshot."""
         self.run(machine, f"date --set=@{time.time():.3f} >/dev/null")
 
-    def push(self, machine: Machine, deps: Path, project: Path) -> str:
+    def push(self, machine: LabMachine, deps: Path, project: Path) -> str:
         """Install the layers in the running guest; say whether the agent was restarted."""
         installed = self.run(machine, READ_MARKS).split()
         if installed == [deps.name, project.name]:
@@ -144,7 +144,7 @@ class Guests:
         return self.run(machine, UNPACK_PROJECT, stdin=project).strip()
 
 
-def on_each(machines: Sequence[Machine], work: Callable[[Machine], T]) -> list[T]:
+def on_each(machines: Sequence[LabMachine], work: Callable[[LabMachine], T]) -> list[T]:
     """Do the work on every machine at once; return the results in order.
 
     Raises the first failure after all have ended.

@@ -1,7 +1,7 @@
 """Does in a guest what somebody outside says, and answers when the agent has acknowledged it.
 
 One request a line on stdin, one answer a line on stdout, in the order in which they are done. So
-whoever asked knows of every request that was ever made, also when the guest dies in the middle.
+the caller knows of every request that was ever made, also when the guest dies in the middle.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ async def _answer(client: AgentClient, order: Order) -> None:
 
 
 async def work() -> None:
-    """Take orders until nobody is left to give them."""
+    """Take orders until the caller is gone."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

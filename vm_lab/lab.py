@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from vm_lab.accel import find_accel
-from vm_lab.control import ControlPlane
+from vm_lab.control import LabControlPlane
 from vm_lab.domains import Domains
 from vm_lab.errors import LabError
 from vm_lab.guests import Guests, on_each
@@ -19,9 +19,9 @@ from vm_lab.image.build import Image, build_image
 from vm_lab.leftovers import Check, check_leftovers, host_interfaces
 from vm_lab.progress import PATIENCE_S, Progress
 from vm_lab.proxy import Proxy
-from vm_lab.sandbox import NamespaceRecord, Sandbox, remove_mount_points, remove_tree
+from vm_lab.sandbox import LabSandbox, NamespaceRecord, remove_mount_points, remove_tree
 from vm_lab.state import LabPaths, LabRecord
-from vm_lab.topology import Machine, read_topology
+from vm_lab.topology import LabMachine, read_topology
 from vm_lab.vagrant import Vagrant
 
 
@@ -44,17 +44,17 @@ class Lab:
         self.paths = paths
         self.progress = progress
         self.topology = read_topology()
-        self.sandbox = Sandbox(self.paths)
+        self.sandbox = LabSandbox(self.paths)
         self.domains = Domains(self.sandbox)
         self.guests = Guests(self.sandbox)
-        self.control = ControlPlane(self.sandbox, self.topology)
+        self.control = LabControlPlane(self.sandbox, self.topology)
         self.proxy = Proxy(self.control)
 
-    def machines(self) -> tuple[Machine, ...]:
+    def machines(self) -> tuple[LabMachine, ...]:
         """Return the machines this lab has."""
         return self.topology.first(self.paths.get_record().count)
 
-    def machine(self, name: str) -> Machine:
+    def machine(self, name: str) -> LabMachine:
         """Return one of the lab's machines."""
         machine = self.topology.get_machine(name)
         if machine not in self.machines():
@@ -109,7 +109,7 @@ class Lab:
         return record
 
     def _open_sandbox(
-        self, record: LabRecord, image: Image | None, machines: Sequence[Machine]
+        self, record: LabRecord, image: Image | None, machines: Sequence[LabMachine]
     ) -> None:
         self.paths.make()
         if image is not None:  # before libvirt looks at its storage pool
@@ -117,7 +117,7 @@ class Lab:
         with self.progress.step("network namespace, libvirtd and network"):
             self.sandbox.start(self.topology, machines)
 
-    def _boot(self, record: LabRecord, machines: Sequence[Machine]) -> None:
+    def _boot(self, record: LabRecord, machines: Sequence[LabMachine]) -> None:
         states = self.domains.power()
         if all(states.get(m.name) == "running" for m in machines):
             self.progress.say(f"{len(machines)} machines are running already")
@@ -129,7 +129,7 @@ class Lab:
         on_each(machines, lambda m: self.guests.wait_reachable(m, PATIENCE_S))
         self.progress.say("ssh answers on every machine")
 
-    def _join(self, machines: Sequence[Machine]) -> None:
+    def _join(self, machines: Sequence[LabMachine]) -> None:
         """Join the machines that are not members yet, and return once all are ready."""
         ready = self.control.ready_machines()
         missing = [m for m in machines if m.name not in ready]
@@ -139,7 +139,7 @@ class Lab:
         self.wait_ready(machines)
         self.progress.say(f"agent ready on {len(machines)} machines")
 
-    def wait_ready(self, machines: Sequence[Machine], timeout_s: float = PATIENCE_S) -> None:
+    def wait_ready(self, machines: Sequence[LabMachine], timeout_s: float = PATIENCE_S) -> None:
         """Return once the control plane calls every one of the machines ready."""
         deadline = time.monotonic() + timeout_s
         wanted = {m.name for m in machines}
@@ -161,7 +161,7 @@ class Lab:
         states = self.domains.power()
         running = [m for m in self.machines() if states.get(m.name) == "running"]
 
-        def push(machine: Machine) -> None:
+        def push(machine: LabMachine) -> None:
             said = self.guests.push(machine, deps, project)
             self.progress.say(f"{machine.name}: {said}")
 
@@ -222,12 +222,12 @@ class Lab:
         if started is not None:
             started.result()
 
-    def _restore_machine(self, machine: Machine, snapshot: str) -> None:
+    def _restore_machine(self, machine: LabMachine, snapshot: str) -> None:
         self.guests.forget_connection(machine)
         self.domains.restore(machine.name, snapshot)
         self.domains.connect(machine.name)
 
-    def _set_clock(self, machine: Machine) -> None:
+    def _set_clock(self, machine: LabMachine) -> None:
         self.guests.wait_reachable(machine, PATIENCE_S)
         self.guests.set_clock(machine)
 
@@ -258,7 +258,7 @@ class Lab:
         return served
 
     @contextlib.contextmanager
-    def _all_suspended(self, machines: Sequence[Machine]) -> Iterator[None]:
+    def _all_suspended(self, machines: Sequence[LabMachine]) -> Iterator[None]:
         on_each(machines, lambda m: self.domains.suspend(m.name))
         try:
             yield

@@ -1,7 +1,7 @@
 """Cuts the power of a guest at random moments while its agent works, and looks at what is left.
 
 A cut is SIGKILL of QEMU: what the guest had not given to its disk is lost, and so is what the disk
-had not written when nobody had asked it to (`cache: unsafe` skips the host's fsync alone: the host
+had not written when not asked to (`cache: unsafe` skips the host's fsync alone: the host
 stays up). After each boot every acknowledged order must be kept, tasks must run, fsck must find
 nothing, and btrfs must have no error.
 """
@@ -26,7 +26,7 @@ from vm_lab.hands import BUSYBOX, Done, Order
 from vm_lab.image.build import BUSYBOX as OUR_BUSYBOX
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.progress import PATIENCE_S
-from vm_lab.promises import Promises
+from vm_lab.promises import LabPromises
 
 MACHINE = "m1"
 TASKS = 5
@@ -64,7 +64,7 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
 class Hands:
     """Somebody in the guest who does what is said (`vm_lab.hands`)."""
 
-    def __init__(self, process: asyncio.subprocess.Process, promises: Promises) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, promises: LabPromises) -> None:
         self._process = process
         self.promises = promises
         self._waiting: dict[int, asyncio.Future[Done]] = {}
@@ -127,7 +127,7 @@ class PowerCuts:
 
     async def run(self, cuts: int) -> None:
         """Go on until there were so many cuts, or one found something wrong."""
-        hands, seen = await self._look(Promises())
+        hands, seen = await self._look(LabPromises())
         seen = await self._cleared(hands, seen)
         while len(self.series.cuts) < cuts:
             hands.promises = hands.promises.renewed(seen)
@@ -205,7 +205,7 @@ class PowerCuts:
     def _power(self) -> str:
         return self.lab.domains.power()[MACHINE]
 
-    async def _look(self, promises: Promises) -> tuple[Hands, Done]:
+    async def _look(self, promises: LabPromises) -> tuple[Hands, Done]:
         """Return what is there once the agent answers and keeps its promises, or time is up."""
         wait = "until systemctl is-active -q twine-agent.service; do sleep 1; done"
         await asyncio.to_thread(self._ssh, f"timeout {PATIENCE_S:g} sh -c '{wait}'")
@@ -213,7 +213,7 @@ class PowerCuts:
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 22
         )
-        hands = Hands(process, Promises())
+        hands = Hands(process, LabPromises())
         deadline = time.monotonic() + PATIENCE_S
         while True:
             async with asyncio.timeout(PATIENCE_S):

@@ -12,7 +12,7 @@ from vm_lab.hands import Done, Order
 
 
 @dataclass(slots=True)
-class Promises:
+class LabPromises:
     """What must be on a host, by what was asked of its agent and what it answered."""
 
     tasks: dict[str, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Promises:
                 found.append(f"image {digest} is back")
         return found
 
-    def renewed(self, seen: Done) -> Promises:
+    def renewed(self, seen: Done) -> LabPromises:
         """Return what is promised from now on: what is there."""
         tasks = {t: generation for t, (generation, _) in seen.tasks.items()}
-        return Promises(tasks, dict.fromkeys(seen.images, True), {}, self.acknowledged)
+        return LabPromises(tasks, dict.fromkeys(seen.images, True), {}, self.acknowledged)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from vm_lab.control import ControlPlane, program
+from vm_lab.control import LabControlPlane, program
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
 from vm_lab.state import find_process, process_ref
@@ -40,7 +40,7 @@ METRICS_PORT = 8405
 class Proxy:
     """The proxy of one lab: two processes on the host, in the lab's network."""
 
-    def __init__(self, control: ControlPlane) -> None:
+    def __init__(self, control: LabControlPlane) -> None:
         self._control = control
         self._sandbox = control.sandbox
         folder = control.paths.state / "proxy"

@@ -20,7 +20,7 @@ from vm_lab.cache import cache_root
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
 from vm_lab.state import LabPaths, find_process, process_ref
-from vm_lab.topology import Machine, Topology
+from vm_lab.topology import LabMachine, Topology
 
 BRIDGE = "br-lab"
 NETWORK = "twine-lab"
@@ -60,7 +60,7 @@ class NamespaceRecord(msgspec.Struct, frozen=True, kw_only=True):
     inode: int
 
 
-class Sandbox:
+class LabSandbox:
     """The namespaces of one lab."""
 
     def __init__(self, paths: LabPaths) -> None:
@@ -107,7 +107,7 @@ class Sandbox:
         """Start a process that outlives this command; return its number."""
         return spawn_detached(self.command(argv, mounts=mounts), log)
 
-    def start(self, topology: Topology, machines: Sequence[Machine]) -> None:
+    def start(self, topology: Topology, machines: Sequence[LabMachine]) -> None:
         """Bring up namespaces, libvirtd, network and storage pool; what is up already stays."""
         self.start_namespaces()
         if not self.libvirtd_answers():
@@ -228,7 +228,7 @@ class Sandbox:
 def spawn_detached(argv: list[str], log: Path) -> int:
     """Start a process in a session of its own that outlives us; return its number.
 
-    Not a Popen: nobody here is going to wait for it.
+    Not a Popen: it is not waited for here.
     """
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
@@ -239,7 +239,7 @@ def spawn_detached(argv: list[str], log: Path) -> int:
     return os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions, setsid=True)
 
 
-def network_xml(topology: Topology, machines: Sequence[Machine]) -> str:
+def network_xml(topology: Topology, machines: Sequence[LabMachine]) -> str:
     """Return libvirt's definition of the lab's network: isolated, one fixed address per VM."""
     hosts = "".join(f"<host mac='{m.mac}' name='{m.name}' ip='{m.address}'/>" for m in machines)
     # No spanning tree: a port then forwards at once, which heals a partition at once.

@@ -10,7 +10,7 @@ from vm_lab.errors import LabError
 DEFAULT_FILE = Path(__file__).with_name("topology.toml")
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LabMachine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One VM: its name, its address, and its place in the region."""
 
     name: str
@@ -52,9 +52,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     control_plane_port: int
     agent_port: int
     vm: VmSize
-    machine: tuple[Machine, ...]
+    machine: tuple[LabMachine, ...]
 
-    def first(self, count: int) -> tuple[Machine, ...]:
+    def first(self, count: int) -> tuple[LabMachine, ...]:
         """Return the first `count` machines; the lab cannot have more than are listed."""
         if not 1 <= count <= len(self.machine):
             raise LabError(
@@ -63,7 +63,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         return self.machine[:count]
 
-    def get_machine(self, name: str) -> Machine:
+    def get_machine(self, name: str) -> LabMachine:
         """Return the machine of that name."""
         for machine in self.machine:
             if machine.name == name:

@@ -27,7 +27,7 @@ TIMES_KEPT = 1000
 ASKED_KEPT = 100_000
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class TrafficOutcome(msgspec.Struct, kw_only=True):
     """What came of the requests so far."""
 
     requests: int = 0
@@ -55,11 +55,11 @@ class Traffic:
         self._job = job
         self._pause_s = pause_s
         self._listed: list[Endpoint] = []
-        self._outcome = Outcome()
+        self._outcome = TrafficOutcome()
         self._answers: Counter[str] = Counter()
         self._machines: Counter[str] = Counter()
 
-    async def run(self, until: asyncio.Event) -> Outcome:
+    async def run(self, until: asyncio.Event) -> TrafficOutcome:
         """Send requests until told to stop, and return what came of them."""
         first = await self._first(until)
         async with aiohttp.ClientSession(
@@ -148,7 +148,7 @@ async def _until_stdin_closes(until: asyncio.Event) -> None:
 def main(endpoint: str, job: str, pause_s: float, url: str) -> None:
     """Send requests to a job until standard input closes; print the outcome as JSON."""
 
-    async def run() -> Outcome:
+    async def run() -> TrafficOutcome:
         until = asyncio.Event()
         async with ControlPlaneClient(endpoint) as client:
             waiter = asyncio.create_task(_until_stdin_closes(until))

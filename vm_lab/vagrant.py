@@ -8,7 +8,7 @@ from pathlib import Path
 from vm_lab.errors import LabError
 from vm_lab.image.build import Image
 from vm_lab.progress import PATIENCE_S
-from vm_lab.sandbox import NETWORK, Sandbox
+from vm_lab.sandbox import NETWORK, LabSandbox
 from vm_lab.state import LabRecord
 from vm_lab.topology import Topology
 
@@ -19,7 +19,7 @@ BOX_VERSION = "1"
 class Vagrant:
     """`vagrant` with the settings of one lab."""
 
-    def __init__(self, sandbox: Sandbox, topology: Topology, record: LabRecord) -> None:
+    def __init__(self, sandbox: LabSandbox, topology: Topology, record: LabRecord) -> None:
         self.sandbox = sandbox
         self.topology = topology
         self.record = record

@@ -27,7 +27,7 @@ from itertools import chain
 from aiohttp import web
 
 from wire.connection import Visitor, begins_at, ends_at, identity_in
-from wire.limits import Limits
+from wire.limits import ConnectionLimits
 from wire.networks import Suspects, whence
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class ConnectionAdmission:
         runner: web.AppRunner,
         listener: socket.socket,
         tls: ssl.SSLContext | None,
-        limits: Limits,
+        limits: ConnectionLimits,
         logger: logging.Logger,
         is_void: IsVoid | None = None,
     ) -> None:
@@ -458,7 +458,7 @@ async def open_admission(
     runner: web.AppRunner,
     listener: socket.socket,
     tls: ssl.SSLContext | None,
-    limits: Limits,
+    limits: ConnectionLimits,
     logger: logging.Logger,
     is_void: IsVoid | None = None,
 ) -> AsyncIterator[ConnectionAdmission]:

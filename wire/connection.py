@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from wire.errors import Problem
-from wire.limits import Limits
+from wire.limits import ConnectionLimits
 
 MAX_LINE_BYTES = 8190
 """Of a request line and of a header; more is answered with 400."""
@@ -95,7 +95,7 @@ class Visitor(web.RequestHandler):
         """Return whether a request of it is being answered."""
         return self._request is not None
 
-    def deadline(self, now: float, wall: float, limits: Limits) -> tuple[float, str]:
+    def deadline(self, now: float, wall: float, limits: ConnectionLimits) -> tuple[float, str]:
         """Return when the connection has to end if nothing changes, and why; infinity: it may stay.
 
         Times are those of the event loop. What is served may go on, however long it takes.

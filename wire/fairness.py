@@ -60,7 +60,7 @@ def body_limit(route: Route, peer: Peer) -> int:
     return route.body_bytes or (ANYONE_BODY_BYTES if peer.role == ANYONE else USER_BODY_BYTES)
 
 
-class Waiting:
+class WaitingCall:
     """Counts the requests that stay: followed logs, images, waits for news.
 
     An account may have at most a share of the places that are still free, so whatever the others

@@ -10,7 +10,7 @@ _SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """How many may be in, and how long each step of theirs may take."""
 
     connections: int = 4096
@@ -34,7 +34,7 @@ class Limits:
     write_s: float = 30.0
     """How long an answer may wait for a reader who takes nothing of it."""
 
-    def within(self, descriptors: int) -> Limits:
+    def within(self, descriptors: int) -> ConnectionLimits:
         """Return these limits as far as a process with that many descriptors can keep them."""
         most = max(16, descriptors // _SHARE)
         return replace(
@@ -46,7 +46,7 @@ class Limits:
         )
 
 
-LOCAL = Limits(
+LOCAL = ConnectionLimits(
     connections=256, strangers=256, anonymous=256, strangers_per_address=192, idle_s=300.0
 )
 """Of a unix socket: its callers show no certificate; the kernel names their users."""

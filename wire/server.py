@@ -23,7 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from wire import duplex
 from wire.connection import attended, has_left, leaving, prepare
 from wire.errors import InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
-from wire.fairness import MAX_BODY_BYTES, Computing, Peer, Turns, Waiting, body_limit
+from wire.fairness import MAX_BODY_BYTES, Computing, Peer, Turns, WaitingCall, body_limit
 from wire.openapi import QUERY_MAX, document
 from wire.routes import Route, decode_json
 from wire.units import shown
@@ -93,7 +93,7 @@ def make_app(
         client_max_size=MAX_BODY_BYTES, middlewares=[attended, _numbered, _problems]
     )
     app.on_response_prepare.extend([_name_request, prepare])
-    fairness = _Fairness(Waiting(), Computing(), Turns())
+    fairness = _Fairness(WaitingCall(), Computing(), Turns())
     for route in routes:
         app.router.add_route(
             route.method,
@@ -126,7 +126,7 @@ def make_app(
 class _Fairness:
     """What callers have to share."""
 
-    waiting: Waiting
+    waiting: WaitingCall
     computing: Computing
     turns: Turns
 

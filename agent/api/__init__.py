@@ -103,7 +103,7 @@ class Ulimits(Written, frozen=True, kw_only=True):
     """Limits of each process (setrlimit(2)), soft and hard; None: those of the host's services."""
 
     nofile: Annotated[int, Meta(ge=16, le=1 << 20)] | None = None
-    """Open files. The kernel takes no more than 1,048,576 (`fs.nr_open`)."""
+    """Open files. The kernel takes at most 1,048,576 (`fs.nr_open`)."""
     nproc: Annotated[int, Meta(ge=1, le=4_194_304)] | None = None
     """Processes and threads of the task's user; see `limits.tasks_max`, too."""
     memlock_bytes: Ulimit = None
@@ -167,7 +167,7 @@ restarted within three when it was killed; the rest is for a busy host (docs/adr
 def certainly_ended_s(disconnect: Disconnect, stop_timeout_s: float) -> float | None:
     """Return how long after the last answer heard from its agent a task has certainly ended.
 
-    In seconds on the clock of who asks, suspend included. None: it is never certain (`keep`).
+    In seconds on the caller's clock, suspend included. None: it is never certain (`keep`).
     The last answer is one to `get_events`; other answers prolong nothing (docs/adr/0024).
     """
     if disconnect.policy is DisconnectPolicy.KEEP:
@@ -195,7 +195,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     job: Annotated[
         str, Meta(max_length=128, pattern=NO_NUL, description=NO_NUL_WORDS.format(128))
     ] = ""
-    """Of which job it is; for people."""
+    """The job that it belongs to; for people."""
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
     probe: Probe | None = None
@@ -362,7 +362,7 @@ class ImagePull(Reported, frozen=True, kw_only=True):
     format: ImageFormat = ImageFormat.TAR
     path: Id
     """Where below the agent's own control plane, for instance `/v1/images/sha256:…`; never a
-    URL, so that nobody can make the agent call elsewhere."""
+    URL, so that no caller can make the agent call elsewhere."""
     trust: ImageTrust = ImageTrust()
     """Looked at before a byte is fetched."""
 

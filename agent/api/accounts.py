@@ -17,7 +17,7 @@ class Account(Reported, frozen=True, kw_only=True):
     `namespace`, `veth`, `ports`, `mount`, `file`."""
     name: Words
     owner: Id = ""
-    """`task web`, `image sha256:…`, `agent`; empty: nobody's."""
+    """`task web`, `image sha256:…`, `agent`; empty: it has no owner."""
     stays: bool = True
     why: Words = ""
     """Why it stays or goes."""

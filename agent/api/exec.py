@@ -1,10 +1,10 @@
 """A command inside a running task, over a websocket: what goes which way.
 
-Bytes travel in binary frames of which the first byte names the stream; everything else in
+Bytes travel in binary frames whose first byte names the stream; everything else in
 text frames, as JSON.
 
-Who asks may say how many bytes of output were taken so far, in frames of the stream `TAKEN`, the
-first of them at once; then the agent says the same of input. Who hears one sends no more than a
+The caller may say how many bytes of output were taken so far, in frames of the stream `TAKEN`, the
+first of them at once; then the agent says the same of input. The receiver of one sends at most a
 window beyond that from then on (`wire/flow.py`); an agent that knows none drops them.
 """
 
@@ -35,7 +35,7 @@ class Window(Written, frozen=True, kw_only=True):
 
 
 class ExecWord(Written, frozen=True, kw_only=True):
-    """What the one who asks says beside input; one of the three."""
+    """What the caller says beside input; one of the three."""
 
     window: Window | None = None
     """The terminal has this size now."""

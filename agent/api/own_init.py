@@ -21,7 +21,7 @@ def contradictions(
     network: Reach,
     resources: Resources,
 ) -> Iterator[tuple[str, str]]:
-    """Yield field and reason of everything that cannot be had together with an own init."""
+    """Yield field and reason of everything that contradicts an init of its own."""
     if Relaxation.OWN_INIT not in relaxations:
         if Relaxation.NESTED in relaxations:
             yield "relaxations", "nested needs own-init beside it: containers are a machine's"

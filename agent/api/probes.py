@@ -44,7 +44,7 @@ class Probe(Written, frozen=True, kw_only=True):
     """Failures in a row that make a task unhealthy."""
     start_period_s: StartPeriod = 30.0
     """For how long after its start a task that was not healthy yet may fail its probe: it is
-    neither, and nobody is told that it is broken. The first success ends it."""
+    neither, and it is not reported as broken. The first success ends it."""
 
     def __post_init__(self) -> None:
         """Refuse a probe that says not where to ask."""

@@ -25,7 +25,7 @@ class Relaxation(StrEnum):
     DEBUG = "debug"
     """Trace its own processes: debuggers and profilers."""
     OWN_INIT = "own-init"
-    """Be a machine with the init of its image (systemd) and users of its own, which are nobody's
+    """Be a machine with the init of its image (systemd) and users of its own, which no one else has
     outside; only where its entitlement has it among its `relaxations` (docs/agent.md)."""
     NESTED = "nested"
     """Run containers inside such a machine; only beside `own-init`, and only where its entitlement

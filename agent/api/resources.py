@@ -42,7 +42,7 @@ class Resources(Written, frozen=True, kw_only=True):
     """Shares and bounds in the kernel's words (cgroup-v2.rst)."""
 
     memory_min_bytes: Bytes = 0
-    """Never taken from it, whoever is short of memory; admission counts it."""
+    """Never taken from it, however short memory is; admission counts it."""
     memory_low_bytes: Bytes = 0
     """Not taken from it as long as others have something to give."""
     memory_high_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 53)] | None = None
@@ -58,7 +58,7 @@ class Resources(Written, frozen=True, kw_only=True):
     """CPUs (hardware threads) that it alone runs on: whole cores that its machine chooses, of one
     NUMA node where possible; other tasks are kept off them. 0: it shares with others."""
     hugepages_2mib: Pages = 0
-    """Pages of 2 MiB that are kept for it, and the most that it gets; nobody else's memory."""
+    """Pages of 2 MiB that are kept for it, and the most that it gets; no other task gets them."""
     hugepages_1gib: Pages = 0
     """The same of pages of 1 GiB."""
     numa_nodes: Annotated[list[Few], Meta(max_length=64)] = []

@@ -87,7 +87,7 @@ _RESERVED = ("/proc", "/sys", "/dev")
 
 
 def contradiction(volumes: Mapping[str, Volume], memory_max_bytes: int) -> tuple[str, str] | None:
-    """Return field and reason of the first thing that cannot be had; None: all fits together."""
+    """Return field and reason of the first contradiction; None: all fits together."""
     taken: dict[str, str] = {}
     for name, volume in volumes.items():
         if why := _odd(volume, memory_max_bytes):

@@ -19,7 +19,7 @@ from wire.units import about_size
 @output_option
 @click.pass_obj
 def gc(config_path: Path | None, explain: bool, output: str) -> None:
-    """Remove images that nobody uses and layers that no image stands on.
+    """Remove unused images and layers that no image stands on.
 
     The agent does so by itself every ten minutes.
     """
@@ -31,7 +31,7 @@ def gc(config_path: Path | None, explain: bool, output: str) -> None:
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="Remove what is nobody's.")
+@click.option("--repair", is_flag=True, help="Remove what has no owner.")
 @output_option
 @click.pass_obj
 def fsck(config_path: Path | None, repair: bool, output: str) -> None:

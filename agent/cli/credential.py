@@ -37,7 +37,7 @@ def put(config_path: Path | None, name: str, entitlement: str, file: BinaryIO) -
 @output_option
 @click.pass_obj
 def list_(config_path: Path | None, output: str) -> None:
-    """List the credentials that are held; their values are shown to nobody."""
+    """List the credentials that are held; their values are never shown."""
     found = call(config_path, lambda client: client.list_credentials())
     if output == "json":
         return show.json(found)

@@ -59,8 +59,8 @@ def leave(config_path: Path | None, once: bool) -> None:
 @click.pass_obj
 def join(config_path: Path | None, /, url: str, **options: str) -> None:
     """Make this host a machine of the region behind the control plane at URL."""
-    from agent.host.facts import Facts
-    from agent.identity.identity import Candidate, HostIdentity, Invitation, write_location
+    from agent.host.facts import FactsReader
+    from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation, write_location
     from agent.machine.real import real_machine
 
     config = load(config_path)
@@ -68,10 +68,10 @@ def join(config_path: Path | None, /, url: str, **options: str) -> None:
     location = api.Location(
         **{k: options[k] for k in ("region", "datacenter", "msb", "row", "rack")}
     )
-    candidate = Candidate(
+    candidate = CandidateIdentity(
         machine=name,
         address=options["address"],
-        facts=Facts(real_machine(), config.state_dir).read(name),
+        facts=FactsReader(real_machine(), config.state_dir).read(name),
         location=location,
         machine_type=options["machine_type"],
     )

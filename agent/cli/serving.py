@@ -54,7 +54,7 @@ def _no_authorities() -> Iterator[None]:
     """Keep aiohttp from reading the host's authorities as it is loaded, which takes 2.3 MB.
 
     It makes a context of them for who calls `https://` and names none. We always name ours
-    (`wire.tls`), and a probe follows nobody to another address.
+    (`wire.tls`), and a probe follows no redirect to another address.
     """
     before = os.environ.get("SSL_CERT_FILE")
     os.environ["SSL_CERT_FILE"] = os.devnull

@@ -19,7 +19,7 @@ from agent.cli.asked import asked_for, checked
 from agent.cli.image import image_of
 from agent.cli.program import call
 from agent.cli.show import output_option
-from agent.cli.waiting import Watch, is_as_asked
+from agent.cli.waiting import StatusWatch, is_as_asked
 from agent.usage import TaskUsage, Usages
 from wire import options
 from wire.cpus import listed
@@ -112,7 +112,7 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
 
     async def start(client: AgentClient) -> tuple[api.TaskStatus, bool]:
         spec = checked(asked | {"image": await image_of(client, given["image"])})
-        watch = Watch(client)
+        watch = StatusWatch(client)
         before = await watch.known(name)
         status = await client.put_task(name, spec)
         if not wait:
@@ -164,7 +164,7 @@ def stop(config_path: Path | None, name: str, wait: bool) -> None:
     """
 
     async def end(client: AgentClient) -> str:
-        watch = Watch(client)
+        watch = StatusWatch(client)
         await watch.known(name)
         leaving = await client.delete_task(name)
         return await watch.gone(name, leaving.generation) if wait else "stopping"
@@ -227,7 +227,7 @@ def restart(config_path: Path | None, name: str, wait: bool) -> None:
     """
 
     async def again(client: AgentClient) -> api.TaskStatus:
-        watch = Watch(client)
+        watch = StatusWatch(client)
         before = await watch.known(name)
         status = await client.restart_task(name)
         return await watch.verdict(name, before) if wait else status

@@ -25,7 +25,7 @@ GO_BACK_S = 30.0
 _ENDED = (api.TaskState.FAILED, api.TaskState.STOPPED)
 
 
-class Watch:
+class StatusWatch:
     """Asks one agent about its tasks until it knows; asks again where the agent went away.
 
     It only asks, so nothing is done twice.

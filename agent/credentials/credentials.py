@@ -1,4 +1,4 @@
-"""Holds credentials in memory and hands them to systemd, and to nobody else (docs/adr/0082)."""
+"""Holds credentials in memory and hands them to systemd alone (docs/adr/0082)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent.api.credentials import CredentialInfo
 from agent.credentials.core import asked_for, credential_properties, missing, why_missing
 from agent.machine.memory_file import MemoryFile
 from agent.runtime.core.records import TaskRecord
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from wire.errors import HostError, InvalidInput, NotFound
 from wire.peers import local_user
 
@@ -40,7 +40,7 @@ class _Held(msgspec.Struct, frozen=True, array_like=True):
         return f"_Held({self.entitlement}/{self.name})"
 
 
-class CredentialHolder(Stage):
+class CredentialHolder(TaskStage):
     """The credentials of this host, by entitlement and name."""
 
     def __init__(self, path: Path) -> None:

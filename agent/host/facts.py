@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from agent.api import MachineFacts
 from agent.api.credentials import CONFIGURATION
 from agent.api.own_init import CAPABILITY, NESTED
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.tasks.core.own_init import missing
 
 
@@ -24,10 +24,10 @@ def agent_version() -> str:
         return "unknown"
 
 
-class Facts:
+class FactsReader:
     """The facts of one machine, as they are when asked for. Blocking: call it through a lane."""
 
-    def __init__(self, machine: Machine, state_dir: str, *, own_init: bool = False) -> None:
+    def __init__(self, machine: HostAccess, state_dir: str, *, own_init: bool = False) -> None:
         """Ask nothing yet; `own_init`: tasks may have an init of their own, if the host can."""
         self._machine, self._state_dir, self._own_init = machine, state_dir, own_init
         self._systemd = 0
@@ -35,7 +35,7 @@ class Facts:
     def read(self, name: str) -> MachineFacts:
         """Return the facts; `name` is the machine's in the control plane, else the host's is taken.
 
-        systemd is asked for its version once: on a busy host it answers late, and whoever asks
+        systemd is asked for its version once: on a busy host it answers late, and the caller
         for facts wants to know whether this one does.
         """
         self._systemd = self._systemd or self._machine.systemd.version()
@@ -45,7 +45,7 @@ class Facts:
         return replace(facts, capabilities=[*facts.capabilities, CAPABILITY, NESTED])
 
 
-def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> MachineFacts:
+def machine_facts(machine: HostAccess, name: str, state_dir: str, systemd: int) -> MachineFacts:
     """Return the facts of a machine with this version of systemd."""
     hardware = machine.hardware()
     size, free = machine.btrfs.free_bytes(Path(state_dir))

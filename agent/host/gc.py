@@ -1,6 +1,6 @@
 """Accounts for everything of ours on this host: who owns it, why it stays, what is wrong.
 
-Also takes away what may go: images that nobody uses, layers that no image stands on.
+Also takes away what may go: unused images, and layers that no image stands on.
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.api.accounts import Account, Accounts
-from agent.host.core.census import Found, Store, judge, lasting
-from agent.images.core.retention import Fate, ImageUse, LayerUse, Room, decide_images, decide_layers
-from agent.images.images import Images
-from agent.machine import Btrfs, Machine
+from agent.host.core.census import FoundOnHost, SubvolumeStore, judge, lasting
+from agent.images.core.retention import (
+    ImageUse,
+    LayerUse,
+    RetentionFate,
+    Room,
+    decide_images,
+    decide_layers,
+)
+from agent.images.images import HostImages
+from agent.machine import Btrfs, HostAccess
 from agent.network.networks import Networks
 from agent.runtime.crashpoints import passed
 from agent.runtime.journal import NAME
-from agent.tasks.context import Capacity, TaskContext
-from agent.tasks.tasks import Tasks
+from agent.tasks.context import HostCapacity, TaskContext
+from agent.tasks.tasks import HostTasks
 from wire.errors import Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
@@ -40,11 +47,11 @@ class Ledger:
         self,
         folders: tuple[Path, Path],
         host: TaskContext,
-        capacity: Capacity,
+        capacity: HostCapacity,
         networks: Networks,
-        images: Images,
-        tasks: Tasks,
-        machine: Machine,
+        images: HostImages,
+        tasks: HostTasks,
+        machine: HostAccess,
         room: Room,
     ) -> None:
         """Account for what is in `folders`: state and run."""
@@ -67,7 +74,7 @@ class Ledger:
         await asyncio.sleep(self.second_look_s)
         return lasting(found, judge(await self._find()))
 
-    async def _find(self) -> Found:
+    async def _find(self) -> FoundOnHost:
         units = await self._host.units.all("twine-*.service")
         tasks, spared = self._tasks.known()
         seen = await self._host.lanes.run("btrfs", self._walk)
@@ -92,7 +99,7 @@ class Ledger:
             fates=fates,
         )
 
-    def _walk(self) -> Found:
+    def _walk(self) -> FoundOnHost:
         btrfs, state = self._machine.btrfs, self._state
         roots = btrfs.children(state / "tasks")
         images, layers = self._store("images"), self._store("layers")
@@ -109,7 +116,7 @@ class Ledger:
         for folder, store in (("images", images), ("layers", layers)):
             expected = {*store.subvolumes, *(f"{name}.json" for name in store.described)}
             files += [f"{folder}/{n}" for n in os.listdir(state / folder) if n not in expected]
-        return Found(
+        return FoundOnHost(
             records=[n for n in os.listdir(state / "journal") if n != NAME],
             roots=roots,
             scratch=scratch,
@@ -136,16 +143,16 @@ class Ledger:
         kept = [f"{f}/{n}".removeprefix("volumes/") for f, names in found.items() for n in names]
         return kept, scratch, strays
 
-    def _store(self, name: str) -> Store:
+    def _store(self, name: str) -> SubvolumeStore:
         folder = self._state / name
         subvolumes = self._machine.btrfs.children(folder)
-        return Store(
+        return SubvolumeStore(
             subvolumes,
             [p.stem for p in folder.glob("*.json")],
             [n for n in subvolumes if not _closed(self._machine.btrfs, folder / n)],
         )
 
-    def _fates(self) -> dict[tuple[str, str], Fate]:
+    def _fates(self) -> dict[tuple[str, str], RetentionFate]:
         """Return what becomes of each image and layer by use, age and room."""
         _, free = self._machine.btrfs.free_bytes(self._state)
         uses = [
@@ -177,7 +184,7 @@ class Ledger:
                         await self._images.delete(name, self._tasks.using)
                         done.append(f"image {name} is removed: {fate.why}")
                         passed("gc.image-deleted")
-            # Anew: layers that no image stands on any more go in the same round, and an image
+            # Again: layers that no image stands on any more go in the same round, and an image
             # that began to arrive meanwhile keeps its own.
             for (kind, name), fate in (await self._goes()).items():
                 if kind == "layer" and await self._images.layers.discard(name):
@@ -187,7 +194,7 @@ class Ledger:
             log.info("%s", line)
         return done
 
-    async def _goes(self) -> dict[tuple[str, str], Fate]:
+    async def _goes(self) -> dict[tuple[str, str], RetentionFate]:
         fates = await self._host.lanes.run("btrfs", self._fates)
         return {key: fate for key, fate in fates.items() if not fate.stays}
 
@@ -205,7 +212,7 @@ class Ledger:
         return Accounts(accounts=left, done=done)
 
     async def _mend(self, account: Account) -> bool:
-        """Remove what is nobody's; False for what only its owner or a person can mend."""
+        """Remove what has no owner; False for what only its owner or a person can mend."""
         state, name, host = self._state, account.name, self._host
         match account.kind:
             case "unit":

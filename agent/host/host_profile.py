@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agent.api import ProfileSpec, ProfileState, ProfileStatus
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.poll_timers import pause
 from agent.runtime.units import Units
 from wire.errors import Conflict, HostError, TwineError, Unprocessable
@@ -32,8 +32,8 @@ BELIEVED_S = 600.0
 """How long a report is taken for how the host is: `sidekick-verify.timer` looks every two
 minutes, and one that does not must not vouch for a host for ever (HP15)."""
 WATCH_S = 10.0
-"""How often it is looked whether there is another report: one stat of a small file. Whoever makes
-one, `sidekick-verify.timer`, does so every two minutes."""
+"""How often it is looked whether there is another report: one stat of a small file.
+`sidekick-verify.timer` makes one every two minutes."""
 _SETTLED_S = 2.0
 """After so long a file that says that it is as it was, is: its times are no finer than a tick."""
 
@@ -44,7 +44,7 @@ class HostProfile:
     def __init__(
         self,
         units: Units,
-        events: EventLog,
+        events: HostEvents,
         sidekick: Path,
         state: Path,
         boot_id: str,
@@ -62,7 +62,7 @@ class HostProfile:
         self._sidekick = sidekick
         self._state = state
         self._read: tuple[tuple[int, ...], ProfileStatus] | None = None
-        """The report as it was read last, and of which file: inode, size, time."""
+        """The report as it was read last, and its file: inode, size, time."""
         self._asked: ProfileSpec | None = None
         self._pending = False
         """Whether what was asked for last has still to be given to sidekick."""
@@ -174,9 +174,9 @@ class HostProfile:
             self._tell()
 
     async def watch(self) -> None:
-        """Tell whoever follows the events when the host is found to be otherwise than before.
+        """Add an event when the host is found to be otherwise than before.
 
-        Nobody asked for that: somebody changed a setting, or nobody looks any more.
+        That was not asked for: a setting was changed by hand, or sidekick no longer checks.
         """
         while True:
             if not self._running and self._key() != self._told:
@@ -259,8 +259,8 @@ def _believable(
     """Return the report, unless it cannot be true any more.
 
     What was verified in an earlier boot proves nothing in this one (`sidekick resume` reports
-    anew at each boot; this is for when it did not), nor does what nobody has looked at for
-    long; and a switch that nobody is at was interrupted. All is drift: asking again brings
+    again at each boot; this is for when it did not), nor does what was not checked for
+    long; and a switch without a process was interrupted. All is drift: asking again brings
     the host back.
     """
     age_s = uptime_s - report.uptime_s

@@ -20,11 +20,11 @@ _DROPPED = ("_TRANSPORT=driver", "MESSAGE_ID=a596d6fe7bfa4994828e72309e95d61e")
 """What journald itself says where it dropped lines of a unit that wrote too fast
 (sd-messages.h, SD_MESSAGE_JOURNAL_DROPPED). No task can write as the driver."""
 EVERYWHERE = "*"
-"""All journal namespaces: of a task that is gone nobody knows whose it was."""
+"""All journal namespaces: the owner of a task that is gone is not known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoggedRun:
     """Whose words are wanted: of a unit in a namespace of the journal, maybe of one run only."""
 
     unit: str
@@ -34,7 +34,7 @@ class Run:
 
 
 def journal_command(
-    run: Run, *, follow: bool = False, since: float | None = None, tail: int | None = None
+    run: LoggedRun, *, follow: bool = False, since: float | None = None, tail: int | None = None
 ) -> list[str]:
     """Return the command that prints what a task's processes wrote, and nothing else.
 
@@ -74,7 +74,7 @@ class Logs:
 
     async def read(
         self,
-        run: Run,
+        run: LoggedRun,
         *,
         follow: bool = False,
         since: float | None = None,
@@ -113,7 +113,7 @@ class Logs:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_close)  # nobody will read what is just being started
+            starting.add_done_callback(_close)  # what is just being started has no reader
             raise
 
 

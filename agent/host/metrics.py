@@ -14,11 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from agent.api import Health, TaskSpec, TaskState, TaskStatus
-from agent.images.images import Images
+from agent.images.images import HostImages
 from agent.machine import Cgroups, Usage
 from agent.runtime.offload import Lanes
 from agent.tasks.prober import Prober
-from agent.tasks.tasks import Tasks
+from agent.tasks.tasks import HostTasks
 from agent.usage import TaskUsage, Usages
 from wire.process_metrics import of_process
 
@@ -49,7 +49,7 @@ _TASK_GAUGES: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenUsage:
     """What one scrape found."""
 
     tasks: Sequence[TaskStatus]
@@ -60,13 +60,13 @@ class Seen:
     probes: Mapping[tuple[str, bool], int]
 
 
-class Metrics:
+class AgentMetrics:
     """Answers scrapes; what a task uses is read from its cgroup then."""
 
     def __init__(
         self,
-        tasks: Tasks,
-        images: Images,
+        tasks: HostTasks,
+        images: HostImages,
         prober: Prober,
         cgroups: Cgroups,
         lanes: Lanes,
@@ -83,7 +83,7 @@ class Metrics:
         groups = await self._lanes.run("usage", self._groups)
         statuses = self._tasks.all() if ready else []
         found = ((s.task_id, self._tasks.find_spec(s.task_id)) for s in statuses)
-        seen = Seen(
+        seen = SeenUsage(
             tasks=statuses,
             specs={task_id: spec for task_id, spec in found if spec is not None},
             usages=usages,
@@ -111,7 +111,7 @@ class Once(Collector):
         return self._found
 
 
-def families(seen: Seen) -> Iterator[Metric]:
+def families(seen: SeenUsage) -> Iterator[Metric]:
     """Yield every metric of a scrape but those of the process."""
     states = GaugeMetricFamily("twine_tasks", "Tasks by state", labels=["state"])
     for state in TaskState:
@@ -152,7 +152,7 @@ def _of_groups(groups: Mapping[str, Usage]) -> Iterator[Metric]:
     yield from (cpu, memory, pressure)
 
 
-def _of_tasks(seen: Seen) -> Iterator[Metric]:
+def _of_tasks(seen: SeenUsage) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "twine_task_restarts", "Starts after an end of its own.", labels=["task", "job"]
     )
@@ -178,7 +178,7 @@ def _of_tasks(seen: Seen) -> Iterator[Metric]:
     yield from (restarts, healthy, limit, last)
 
 
-def _of_usages(seen: Seen) -> Iterator[Metric]:
+def _of_usages(seen: SeenUsage) -> Iterator[Metric]:
     jobs = {task.task_id: task.job for task in seen.tasks}
     named = [([u.task_id, jobs.get(u.task_id, "")], u) for u in seen.usages.tasks]
     for name, (says, value) in _TASK_COUNTERS.items():

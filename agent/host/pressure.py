@@ -11,8 +11,8 @@ from agent.host.core.pressure import (
     PAUSE_S,
     SHORT,
     Load,
+    ShortageWatch,
     Waits,
-    Watch,
     at_own_limits,
     is_calm,
     seen_full,
@@ -27,7 +27,7 @@ from agent.resources.core.limits import kept_bytes, most_bytes
 from agent.runtime.poll_timers import Rest
 from agent.tasks.oomd import Oomd
 from agent.tasks.starts import Starts
-from agent.tasks.tasks import Tasks
+from agent.tasks.tasks import HostTasks
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Pressure:
     def __init__(
         self,
         cgroups: Cgroups,
-        tasks: Tasks,
+        tasks: HostTasks,
         usage: UsageReader,
         starts: Starts,
         oomd: Oomd,
@@ -57,7 +57,7 @@ class Pressure:
         self._cgroups, self._tasks, self._usage = cgroups, tasks, usage
         self._starts, self._oomd = starts, oomd
         self._cpus, self._boottime_s = host
-        self._watch = Watch()
+        self._watch = ShortageWatch()
         self._waits = Waits()
         self._full: dict[str, float] = {}
         """Tasks that were at their own limits lately, and when."""
@@ -97,7 +97,7 @@ class Pressure:
             log.info("memory is short for tasks", extra={"why": why})
         self._own = own
         if own:
-            self._watch = Watch(0, self._watch.evicted_s)
+            self._watch = ShortageWatch(0, self._watch.evicted_s)
             return
         self._watch, goes = watched(self._watch, waits, now_s)
         if not goes:

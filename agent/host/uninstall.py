@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from agent.host.install import targets
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.machine.hardware import KEPT
 from agent.netplan import GATES
 from agent.network.core.firewall import TABLE
@@ -29,7 +29,7 @@ STOP_S = 300.0
 
 
 def uninstall(
-    root: Path, state: Path, run: Path, machine: Machine, sidekick: str, *, purge: bool
+    root: Path, state: Path, run: Path, machine: HostAccess, sidekick: str, *, purge: bool
 ) -> list[str]:
     """Remove units, group and firewall; with `purge` state, identity and configuration, too.
 
@@ -63,7 +63,7 @@ def uninstall(
     return gone
 
 
-def _purge(root: Path, state: Path, run: Path, machine: Machine) -> list[str]:
+def _purge(root: Path, state: Path, run: Path, machine: HostAccess) -> list[str]:
     gone = []
     for folder in (state / name for name in SUBVOLUMES):
         gone += _subvolumes(folder, machine) if folder.exists() else []
@@ -75,7 +75,7 @@ def _purge(root: Path, state: Path, run: Path, machine: Machine) -> list[str]:
     return gone
 
 
-def _subvolumes(folder: Path, machine: Machine) -> list[str]:
+def _subvolumes(folder: Path, machine: HostAccess) -> list[str]:
     """Delete the subvolumes below a folder, those in its folders included."""
     there, gone = machine.btrfs.children(folder), []
     for name in there:

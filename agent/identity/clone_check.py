@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from agent.api.presence import Presence, PresenceAnswer, Verdict
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from wire.errors import Conflict, TwineError
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ class Asker(Protocol):
 class CloneCheck:
     """Whether this host is the only one with its identity, as far as it was told."""
 
-    def __init__(self, identity: Asker, boot_id: str, events: EventLog) -> None:
-        """Take up what an earlier agent was told; nobody is asked yet."""
+    def __init__(self, identity: Asker, boot_id: str, events: HostEvents) -> None:
+        """Read the verdict that an earlier agent was told; ask for none yet."""
         self._identity, self._events = identity, events
         self._shown = Presence(boot_id=boot_id)
         self.second = ""
@@ -76,7 +76,7 @@ class CloneCheck:
             log.warning("cannot read this host's identity", extra={"reason": str(e)})
 
     def presence(self) -> Presence:
-        """Return which process this is, for whoever asks at this host's address."""
+        """Return which process this is, for a caller at this host's address."""
         return self._shown
 
     def bars(self) -> str:
@@ -84,7 +84,7 @@ class CloneCheck:
         return self.second or (WAITS if self._waits else "")
 
     def check(self, what: str) -> None:
-        """Raise `Conflict` for a change that a second host must not make."""
+        """Raise `Conflict` for a change that a clone must not make."""
         if self.second:
             raise Conflict(f"{what}: {self.second}", hint=HINT)
 

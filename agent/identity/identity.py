@@ -69,7 +69,7 @@ class Invitation:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateIdentity:
     """The host as it wants to be known."""
 
     machine: str
@@ -80,7 +80,7 @@ class Candidate:
     machine_type: str = "small"
 
 
-def write_location(candidate: Candidate, path: Path = LOCATION) -> None:
+def write_location(candidate: CandidateIdentity, path: Path = LOCATION) -> None:
     """Tell host profiles where the machine stands: all may read it. Raises `HostError`."""
     names = {**msgspec.structs.asdict(candidate.location), "machine_type": candidate.machine_type}
     lines = ["# Written by twine-agent join; profiles read it as location.* and machine.type.\n"]
@@ -110,7 +110,7 @@ class HostIdentity:
         held = tls.load(self._path)
         return Identity(held.name, held.url, held.not_after)
 
-    async def join(self, invitation: Invitation, candidate: Candidate) -> Identity:
+    async def join(self, invitation: Invitation, candidate: CandidateIdentity) -> Identity:
         """Become a machine of the region; a host that has joined before becomes another.
 
         The token is sent only once the authority's certificate matches the pin, and only

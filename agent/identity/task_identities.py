@@ -37,16 +37,16 @@ from agent.identity.core import (
     is_usable,
 )
 from agent.runtime.core.records import TaskRecord, unit_of
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import pause
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from wire.errors import HostError, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""How often it is looked for what is due, gone, or trusted anew."""
+"""How often it is looked for what is due, gone, or newly trusted."""
 _RETRY_S = 60.0
 """Pause after a renewal that failed."""
 _LANE = "identities"
@@ -64,7 +64,7 @@ class Certifier(Protocol):
         ...
 
 
-class TaskIdentities(Stage):
+class TaskIdentities(TaskStage):
     """The only writer of tasks' keys and certificates."""
 
     def __init__(
@@ -72,7 +72,7 @@ class TaskIdentities(Stage):
         folder: Path,
         certifier: Certifier,
         lanes: Lanes,
-        events: EventLog,
+        events: HostEvents,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Keep identities below `folder`, which has to be in memory; touch nothing yet."""
@@ -85,7 +85,7 @@ class TaskIdentities(Stage):
         self._not_before: dict[str, float] = {}
         """Task → when a renewal that failed is tried again."""
         self._is_empty = False
-        """Whether nothing is in the folder, as was seen there; nobody else puts anything in it."""
+        """Whether nothing is in the folder, as was seen there; nothing else writes to it."""
         self._warned: set[str] = set()
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
@@ -95,7 +95,7 @@ class TaskIdentities(Stage):
     async def ensure(self, task: TaskRecord) -> TaskRecord:
         """Give a task its identity before it starts.
 
-        Raises `HostError` where there is none to be had and none that is good for a while.
+        Raises `HostError` where none can be obtained and none is good for a while.
         """
         if task.spec.identity:
             await self._ensure(task.task_id, task.spec)
@@ -123,7 +123,7 @@ class TaskIdentities(Stage):
             await self._lanes.run(_LANE, self._remove, task_id)
 
     async def watch(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
-        """Renew for ever what tasks have that are to run, and remove what nobody has."""
+        """Renew for ever what tasks have that are to run, and remove what belongs to no task."""
         while True:
             await pause(LOOK_S)
             try:
@@ -250,7 +250,7 @@ def _new_key(task_id: str) -> tuple[str, str]:
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
-    """Write a file that nobody ever sees half of, nor with another mode."""
+    """Replace a file at once: it is never seen half written, nor with another mode."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -39,7 +39,7 @@ from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs, Processes
 from agent.runtime.crashpoints import passed
 from agent.runtime.disk import FREE_RESERVE_BYTES
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from agent.runtime.units import Units
 from wire.errors import (
@@ -55,10 +55,10 @@ log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 20
 IDLE_S = 60.0
-"""A stream of which nothing came for so long has ended; whoever sends can begin anew."""
+"""A stream that was silent for so long has ended; the sender can begin again."""
 
 
-class Images:
+class HostImages:
     """The image store of this machine."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Images:
         units: Units,
         processes: Processes,
         lanes: Lanes,
-        events: EventLog,
+        events: HostEvents,
         registries: Registries | None = None,
     ) -> None:
         """Keep images below `state`, a folder on btrfs."""
@@ -298,8 +298,8 @@ class Images:
     async def pull(self, reference: str) -> ImageInfo:
         """Fetch an image from a registry; return at once where that very image is here.
 
-        Raises `Unprocessable` for one that cannot be had, does not fit or must not be used,
-        `Unreachable` for one of which nothing comes any more.
+        Raises `Unprocessable` for one that cannot be fetched, does not fit or must not be used,
+        `Unreachable` for one whose stream went silent.
         """
         async with self._intake(reference) as hold, self._oci.lock(reference):
             if info := self.find(place_of(reference).digest):

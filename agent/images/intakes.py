@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from agent.api.oci import Arrival
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from wire.errors import Conflict, NotFound
 
 
@@ -28,7 +28,7 @@ class _Intake:
 class Intakes:
     """The intakes of this agent, the oldest first."""
 
-    def __init__(self, events: EventLog) -> None:
+    def __init__(self, events: HostEvents) -> None:
         self._events = events
         self._intakes: list[_Intake] = []
 

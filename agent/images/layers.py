@@ -58,7 +58,7 @@ class Layers:
         self._fetching: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """By the chain below and the packed layer: one image at a time fetches it."""
         self._held: Counter[str] = Counter()
-        """Chain ids that an image under way needs: nobody may take them away."""
+        """Chain ids that an image under way needs: they must not be removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager

@@ -23,13 +23,13 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from agent.api import OciConfig
-from agent.images.core.image_user import LIST_MAX_BYTES, LISTS, Listed, asks, is_plain, resolve
+from agent.images.core.image_user import LIST_MAX_BYTES, LISTS, ListedUsers, asks, is_plain, resolve
 from agent.images.core.oci import (
     DOCUMENT_MAX_BYTES,
     Blob,
+    ImageLocation,
     Layer,
     Manifest,
-    Place,
     Processor,
     choose,
     digest_of,
@@ -47,7 +47,7 @@ from agent.machine.hardware import read_x86_level
 from agent.machine.kernelfs import KernelFs
 from agent.runtime.crashpoints import passed
 from agent.runtime.disk import FREE_RESERVE_BYTES
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from wire.errors import Unprocessable
 from wire.units import about_size
@@ -55,7 +55,7 @@ from wire.units import about_size
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """How images are fetched; the operator's choice, never that of who asks for an image."""
+    """How images are fetched; the operator's choice, never that of the caller."""
 
     tls_verify: bool = True
     credentials_file: str = ""
@@ -80,7 +80,7 @@ class Oci:
         sandbox: Sandbox,
         layers: Layers,
         lanes: Lanes,
-        events: EventLog,
+        events: HostEvents,
         registries: Registries,
     ) -> None:
         """Use `state`, a folder on btrfs."""
@@ -99,7 +99,7 @@ class Oci:
         """Return the lock under which one at a time fetches this reference."""
         return self._locks.setdefault(reference, asyncio.Lock())
 
-    async def resolve(self, reference: str) -> tuple[Place, bytes]:
+    async def resolve(self, reference: str) -> tuple[ImageLocation, bytes]:
         """Return where an image is, digest included, and its manifest for this processor."""
         place = place_of(reference)
         data = await self._manifest(place.name, place.digest)
@@ -108,7 +108,7 @@ class Oci:
             place = place_of(f"{place.repository}@{chosen}")
             data = await self._manifest(place.name, chosen)
         passed("pull.resolved")
-        return Place(place.repository, place.tag, digest_of(data)), data
+        return ImageLocation(place.repository, place.tag, digest_of(data)), data
 
     async def _manifest(self, name: str, digest: str) -> bytes:
         key = _key(name)
@@ -129,10 +129,10 @@ class Oci:
             raise Unprocessable(f"{name} has a manifest with digest {digest_of(data)}")
         return data
 
-    async def fetch(self, place: Place, data: bytes, tree: Path, hold: Hold) -> Assembled:
+    async def fetch(self, place: ImageLocation, data: bytes, tree: Path, hold: Hold) -> Assembled:
         """Fetch what is missing of an image, and make `tree` what it is of all its layers.
 
-        What is here of it is held from before anything is fetched: nobody fetches it.
+        What is here of it is held from before anything is fetched: it is not fetched.
         """
         manifest = read_manifest(data, place.digest)
 
@@ -148,7 +148,7 @@ class Oci:
     async def _fetch(
         self, name: str, manifest: Manifest, here: int, tree: Path, hold: Hold
     ) -> Assembled:
-        """Fetch an image of which so many layers, the lowest, are here."""
+        """Fetch an image whose lowest layers, so many, are here."""
         stage = self._staging / f"oci-{_key(name)}"
         missing = manifest.layers[here:]
         try:
@@ -282,14 +282,14 @@ def _with_working_dir(config: OciConfig, tree: Path) -> None:
         ) from e
 
 
-def _list(tree: Path, place: str) -> Listed:
+def _list(tree: Path, place: str) -> ListedUsers:
     try:
         really = find_place(str(tree), place)
         if not is_plain(really):
             raise OSError(errno.EINVAL, "a link leads to a name that is no plain text")
-        return Listed(really, read_file(str(tree), really, LIST_MAX_BYTES))
+        return ListedUsers(really, read_file(str(tree), really, LIST_MAX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
-        return Listed()
+        return ListedUsers()
     except OSError as e:
         raise Unprocessable(
             f"the image names a user, and its /{place} cannot be read: {e.strerror}",

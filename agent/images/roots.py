@@ -13,11 +13,11 @@ from agent.api import ImageInfo, ImageUser, OciConfig, TaskSpec
 from agent.images.core.image_user import LISTS
 from agent.images.core.standard_output import SHELL
 from agent.images.core.writable_root import ENTERED, choose_tops, is_writable, owner_of_root
-from agent.machine import Btrfs, Quota
+from agent.machine import Btrfs, QuotaMode
 from agent.machine.beneath import find_place
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from wire.errors import BtrfsError, HostError, NotFound
 
 INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
@@ -26,7 +26,7 @@ _USED_EVERY_S = 60.0
 """How often the use of an image is written down: images go by days (images/core/retention.py)."""
 
 
-class Roots:
+class TaskRoots:
     """Snapshots below one folder, named by task id. Blocking: call it through a lane."""
 
     def __init__(self, btrfs: Btrfs, folder: Path, images: Path) -> None:
@@ -96,7 +96,7 @@ class Roots:
         """Return whether this file system counts what is written; asked once."""
         if self._can_bound is None:
             try:
-                self._can_bound = self._btrfs.enable_quota(self.state) is not Quota.OFF
+                self._can_bound = self._btrfs.enable_quota(self.state) is not QuotaMode.OFF
             except BtrfsError:
                 self._can_bound = False
         return self._can_bound
@@ -138,7 +138,9 @@ class Roots:
                 hint='say root = "read-only", or put the state folder on btrfs with quotas',
             )
         room = self._btrfs.room(path)  # regular quotas count what is shared with the image, too
-        shared = 0 if room is None or self._btrfs.quota(path) is Quota.SIMPLE else room.used_bytes
+        shared = (
+            0 if room is None or self._btrfs.quota(path) is QuotaMode.SIMPLE else room.used_bytes
+        )
         self._btrfs.limit(path, shared + spec.root_max_bytes)
 
     def look(self, task_id: str, digest: str) -> tuple[bool, bool]:
@@ -180,10 +182,10 @@ class Roots:
         return self._btrfs.children(self._folder)
 
 
-class FreshRoot(Stage):
+class FreshRoot(TaskStage):
     """Gives a task that writes to its root one without what it wrote."""
 
-    def __init__(self, roots: Roots, lanes: Lanes) -> None:
+    def __init__(self, roots: TaskRoots, lanes: Lanes) -> None:
         """Renew `roots`, in the lane of btrfs."""
         self._roots, self._lanes = roots, lanes
 

@@ -106,7 +106,7 @@ class Sandbox:
     async def _watch_arrival(
         self, unit: str, came: Callable[[], int], tell: Callable[[float], None]
     ) -> None:
-        """Stop a unit of which nothing comes, and tell for how many seconds nothing came.
+        """Stop a unit that sends nothing, and say for how many seconds nothing came.
 
         What counts are looks and not the time between two: one that is late, because this host
         stood still, is one look.

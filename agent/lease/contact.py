@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.api import TaskSpec
 from agent.lease.core.lease import (
     Bond,
-    Moment,
+    LeaseMoment,
     answered_at,
     is_bound,
     name_answer,
@@ -70,9 +70,9 @@ class Contact:
         """Return seconds since boot, suspend included."""
         return self._boottime_s()
 
-    def moment(self, task_id: str) -> Moment:
+    def moment(self, task_id: str) -> LeaseMoment:
         """Return now, for a decision about a task."""
-        return Moment(time.time(), self.now_s(), self._heard_s, self._has_lapsed(task_id))
+        return LeaseMoment(time.time(), self.now_s(), self._heard_s, self._has_lapsed(task_id))
 
     def _has_lapsed(self, task_id: str) -> bool:
         bond = self._bonds.get(task_id)
@@ -88,7 +88,7 @@ class Contact:
         """Take note of a request of the control plane that names our newest answer it got.
 
         One of an older term counts for nothing: that control plane decides no longer. A task
-        whose time ran out before this request came stays cut off, for nobody may have looked.
+        whose time ran out before this request came stays cut off: it may not have been looked at.
         """
         if epoch < self._epoch:
             return
@@ -167,8 +167,8 @@ class Contact:
         for task_id in set(self._bonds) - set(replay.tasks) - set(replay.unreadable):
             self.release(task_id)
 
-    def bind(self, record: TaskRecord, *, anew: bool = False) -> None:
-        """Have the fence watch a task if its specification asks for it; `anew`: its time may
+    def bind(self, record: TaskRecord, *, renewed: bool = False) -> None:
+        """Have the fence watch a task if its specification asks for it; `renewed`: its time may
         have run out before. Raises `HostError` where that cannot be written down.
         """
         task_id = record.task_id
@@ -176,7 +176,7 @@ class Contact:
             self.release(task_id)
             return
         bond, held = Bond.of(record.spec), self._bonds.get(task_id)
-        if held is not None and held.kill_at_s is not None and not anew:
+        if held is not None and held.kill_at_s is not None and not renewed:
             return
         if record.cut_off:
             bond = bond.lapsed(self._heard_s)

@@ -79,7 +79,7 @@ class FencingTerm:
         self._known = read_term(self._note.text)
 
     def hear(self, text: str | None, *, commands: bool) -> None:
-        """Take note of who asks, or raise `OlderStore`; `commands`: it may change something.
+        """Remember the caller, or raise `OlderStore`; `commands`: it may change something.
 
         A control plane of an earlier release says nothing, and is not judged.
         """
@@ -114,7 +114,7 @@ class FencingOwners:
         self._known: Mapping[str, int] = {o.entitlement: o.number for o in read if o is not None}
 
     def hear(self, text: str | None, *, commands: bool) -> None:
-        """Take note of who asks, or raise `Conflict`: the entitlement has another owner since.
+        """Remember the caller, or raise `Conflict`: the entitlement has another owner since.
 
         A request that changes nothing is answered for any caller. A control plane of an earlier
         release says nothing, and is not judged by that.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from agent.netplan import Answer, Ask
+    from agent.netplan import Ask, NetAnswer
     from wire.cpus import Core
 
 Property = object
@@ -121,7 +121,7 @@ class ServiceUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a socket, a timer or a path starts it."""
 
 
-class Services(Protocol):
+class ServiceControl(Protocol):
     """The services of the host, started and stopped by their names."""
 
     def load(self, unit: str) -> ServiceUnit | None:
@@ -148,11 +148,11 @@ class Subvolume(msgspec.Struct, frozen=True):
     read_only: bool
 
 
-class Quota(StrEnum):
+class QuotaMode(StrEnum):
     """How a file system counts what its subvolumes take."""
 
     SIMPLE = "simple"
-    """Whoever wrote it has it; cheap (squota, Linux 6.7 and later)."""
+    """The subvolume that wrote it has it; cheap (squota, Linux 6.7 and later)."""
     REGULAR = "regular"
     """What is shared is told from what is not; costs with each snapshot."""
     OFF = "off"
@@ -195,10 +195,10 @@ class Btrfs(Protocol):
     def own_bytes(self, path: Path) -> int | None:
         """Return what a subvolume alone takes, None where the file system does not count it."""
 
-    def quota(self, path: Path) -> Quota:
+    def quota(self, path: Path) -> QuotaMode:
         """Return how the file system counts."""
 
-    def enable_quota(self, path: Path) -> Quota:
+    def enable_quota(self, path: Path) -> QuotaMode:
         """Turn counting on, simple where the kernel can; raises `BtrfsError` where it cannot.
 
         What is on stays as it is.
@@ -208,7 +208,7 @@ class Btrfs(Protocol):
         """Let a subvolume hold so much; None: no limit. Quotas must be on."""
 
     def room(self, path: Path) -> Room | None:
-        """Return what a subvolume holds and may hold, None where nobody counts."""
+        """Return what a subvolume holds and may hold, None where quotas are off."""
 
     def sync(self, path: Path) -> None:
         """Return once everything written to this file system, and no other, is on disk."""
@@ -256,7 +256,7 @@ class Cpu(msgspec.Struct, frozen=True):
     numa_nodes: int
 
 
-class Hardware(msgspec.Struct, frozen=True):
+class HostHardware(msgspec.Struct, frozen=True):
     """What the host is made of. Sizes in bytes."""
 
     cpu: Cpu
@@ -328,10 +328,10 @@ def _nothing(_state: Path, _run: Path) -> Observed:
     return Observed()
 
 
-class Network(Protocol):
+class NetworkAccess(Protocol):
     """The host's network, which another program changes for us."""
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, ask: Ask) -> NetAnswer:
         """Have something done; return what there is afterwards. Raises `HostError`."""
 
     def has_gate(self, name: str) -> bool:
@@ -349,19 +349,19 @@ def boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
     """One host: the real one (`real.real_machine`) or one in memory (`fake.FakeMachine`)."""
 
     systemd: Systemd
     btrfs: Btrfs
     processes: Processes
-    hardware: Callable[[], Hardware]
+    hardware: Callable[[], HostHardware]
     cgroups: Cgroups
-    network: Network
+    network: NetworkAccess
     boottime_s: Callable[[], float] = boottime_s
     hugepages: Callable[[], Mapping[int, int]]
     """The huge pages that there are now, by the size of one in bytes; sizes that the kernel knows
-    and has none of, too. All that `Hardware.hugepages_bytes` counts."""
+    and has none of, too. All that `HostHardware.hugepages_bytes` counts."""
     cores: Callable[[], tuple[Core, ...]]
     """The cores that are online now, with what of them tasks may use."""
     has_program: Callable[[str], bool]

@@ -18,7 +18,7 @@ _READ_WRITE = 6
 
 
 def let_group(path: Path, gid: int) -> None:
-    """Let the owner and members of a group read and write a file, and nobody else.
+    """Let the owner and members of a group, and no other user, read and write a file.
 
     Raises `OSError` where the file system has no access lists.
     """

@@ -1,4 +1,4 @@
-"""Paths of a tree that nobody trusts: whatever its links say, nothing outside is reached.
+"""Paths of an untrusted tree: whatever its links say, nothing outside is reached.
 
 openat2(2) resolves a path as if the tree were the root directory (RESOLVE_IN_ROOT). Python has
 no name for the call; its number is the same on all processors.

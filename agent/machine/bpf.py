@@ -13,7 +13,7 @@ _NUMBER = {"x86_64": 321, "aarch64": 280}
 """Of the call (Linux, syscall_64.tbl and asm-generic/unistd.h)."""
 
 
-class Command(IntEnum):
+class BpfCommand(IntEnum):
     """What is asked for (enum bpf_cmd)."""
 
     MAP_CREATE = 0
@@ -27,7 +27,7 @@ class Command(IntEnum):
     PROG_QUERY = 16
 
 
-def call(command: Command, attributes: bytes, *_alive: object) -> tuple[int, bytes]:
+def call(command: BpfCommand, attributes: bytes, *_alive: object) -> tuple[int, bytes]:
     """Make the call; return its result, and the attributes as the kernel left them.
 
     `_alive` are the buffers that the attributes have addresses of. Raises `OSError`.
@@ -48,17 +48,17 @@ def call(command: Command, attributes: bytes, *_alive: object) -> tuple[int, byt
 def opened(path: str) -> int:
     """Return a descriptor of what is pinned at a path. Raises `OSError`."""
     name = ctypes.create_string_buffer(path.encode())
-    return call(Command.OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), name)[0]
+    return call(BpfCommand.OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), name)[0]
 
 
 def pin(fd: int, path: str) -> None:
     """Keep an object at a path until that is removed, or the host restarts. Raises `OSError`."""
     name = ctypes.create_string_buffer(path.encode())
-    call(Command.OBJ_PIN, struct.pack("=QII", ctypes.addressof(name), fd, 0), name)
+    call(BpfCommand.OBJ_PIN, struct.pack("=QII", ctypes.addressof(name), fd, 0), name)
 
 
 def described(fd: int, size: int) -> bytes:
     """Return the first bytes of what the kernel says of an object. Raises `OSError`."""
     info = ctypes.create_string_buffer(size)
-    call(Command.OBJ_INFO, struct.pack("=IIQ", fd, size, ctypes.addressof(info)), info)
+    call(BpfCommand.OBJ_INFO, struct.pack("=IIQ", fd, size, ctypes.addressof(info)), info)
     return info.raw

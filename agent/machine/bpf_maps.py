@@ -39,7 +39,7 @@ def find_value(fs: KernelFs, name: str, key: int) -> int | None:
         kind, size, _ = _shape(fd)
         if kind != ARRAY or size not in WORDS:
             return None
-        return int.from_bytes(_element(bpf.Command.MAP_LOOKUP, fd, key, bytes(size)), "little")
+        return int.from_bytes(_element(bpf.BpfCommand.MAP_LOOKUP, fd, key, bytes(size)), "little")
     except OSError:
         return None
     finally:
@@ -55,7 +55,7 @@ def set_value(fs: KernelFs, name: str, key: int, value: int) -> None:
     try:
         fd = _opened(name)
         try:
-            _element(bpf.Command.MAP_UPDATE, fd, key, value.to_bytes(_shape(fd)[1], "little"))
+            _element(bpf.BpfCommand.MAP_UPDATE, fd, key, value.to_bytes(_shape(fd)[1], "little"))
         finally:
             os.close(fd)
     except (OSError, OverflowError) as e:
@@ -73,7 +73,7 @@ def _shape(fd: int) -> tuple[int, int, int]:
     return kind, size, keys
 
 
-def _element(command: bpf.Command, fd: int, key: int, value: bytes) -> bytes:
+def _element(command: bpf.BpfCommand, fd: int, key: int, value: bytes) -> bytes:
     keyed = ctypes.create_string_buffer(struct.pack("=I", key), 4)
     data = ctypes.create_string_buffer(value, len(value))
     attributes = struct.pack("=IIQQQ", fd, 0, ctypes.addressof(keyed), ctypes.addressof(data), 0)

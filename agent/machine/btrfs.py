@@ -16,7 +16,7 @@ from pathlib import Path
 
 import btrfsutil
 
-from agent.machine import Quota, Room, Subvolume, qgroups
+from agent.machine import QuotaMode, Room, Subvolume, qgroups
 from wire.errors import BtrfsError, Conflict, NotBtrfs
 
 SUBVOLUME_INODE = 256
@@ -111,12 +111,12 @@ class HostBtrfs:
         except (OSError, ValueError):
             return None
 
-    def quota(self, path: Path) -> Quota:
+    def quota(self, path: Path) -> QuotaMode:
         """Return how the file system counts."""
         with _translated(f"cannot read the quotas at {path}"):
             return qgroups.mode(path)
 
-    def enable_quota(self, path: Path) -> Quota:
+    def enable_quota(self, path: Path) -> QuotaMode:
         """Turn counting on; what is on stays as it is."""
         with _translated(f"cannot turn quotas on at {path}"):
             return qgroups.enable(path)
@@ -127,7 +127,7 @@ class HostBtrfs:
             qgroups.limit(path, btrfsutil.subvolume_info(path).id, max_bytes)
 
     def room(self, path: Path) -> Room | None:
-        """Return what a subvolume holds and may hold, None where nobody counts."""
+        """Return what a subvolume holds and may hold, None where quotas are off."""
         with _translated(f"cannot read the quota of {path}"):
             return qgroups.room(path, btrfsutil.subvolume_info(path).id)
 

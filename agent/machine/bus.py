@@ -1,7 +1,7 @@
-"""The system bus, by libsystemd (sd-bus(3)): whoever waits for an answer holds up nobody.
+"""The system bus, by libsystemd (sd-bus(3)): waiting for an answer stops no other thread.
 
 pystemd speaks to the same library and keeps the interpreter's lock while it waits, so that one
-slow answer of PID 1 stops a whole program. Here that lock is let go of for as long as the library
+slow answer of PID 1 stops a whole program. Here that lock is released for as long as the library
 waits, and only then: what is done at once would let other threads in after each call
 (docs/adr/0116). The values of a message are put into it by one call, which says how they are nested
 (sd_bus_message_append(3)): a unit of a task has four hundred pieces.
@@ -178,12 +178,12 @@ class Message:
 
     def process_reply(self, with_headers: bool) -> None:
         """Read it into `body`: its value, or a list of several, or None."""
-        assert not with_headers, "nobody here has a use for them"
-        values = _Reader(self.pointer).values()
+        assert not with_headers, "no caller here uses them"
+        values = _BusReader(self.pointer).values()
         self.body = values if len(values) > 1 else values[0] if values else None
 
 
-class _Reader:
+class _BusReader:
     """Takes a message apart."""
 
     def __init__(self, message: c_void_p) -> None:

@@ -24,7 +24,7 @@ NAMESPACES = 0x10000000 | 0x00020000 | 0x04000000 | 0x08000000 | 0x40000000 | 0x
 """CLONE_NEW{USER,NS,UTS,IPC,NET,CGROUP} (include/uapi/linux/sched.h); that of processes, which
 only children enter, is `_PIDS`."""
 _DROP = 24
-"""PR_CAPBSET_DROP (prctl(2)): never to be had again, whatever is run."""
+"""PR_CAPBSET_DROP (prctl(2)): never regained, whatever is run."""
 GRACE_S = 1.0
 """From a request to end to the end of all; systemd waits for twice as long."""
 NOT_FOUND, NOT_ENTERED = 127, 126

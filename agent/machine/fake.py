@@ -24,11 +24,11 @@ from msgspec.structs import replace
 from agent.machine import (
     Completed,
     Cpu,
-    Hardware,
-    Machine,
+    HostAccess,
+    HostHardware,
     Observed,
     Property,
-    Quota,
+    QuotaMode,
     Room,
     Subvolume,
     Usage,
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 GIB = 1 << 30
-HARDWARE = Hardware(
+HARDWARE = HostHardware(
     cpu=Cpu(model="Fake CPU", online=2, sockets=1, numa_nodes=1),
     memory_bytes=2 * GIB,
     kernel="6.12.0-fake",
@@ -64,7 +64,7 @@ HARDWARE = Hardware(
 
 
 @dataclass(slots=True)
-class _Record:
+class _FakeUnit:
     uuid: str
     parent_uuid: str = ""
     received_uuid: str = ""
@@ -90,16 +90,16 @@ class FakeBtrfs:
         self.root = root
         self.size_bytes = 8 * GIB
         self.available_bytes = 6 * GIB
-        self.counts = Quota.OFF
-        self.can_count = Quota.SIMPLE
+        self.counts = QuotaMode.OFF
+        self.can_count = QuotaMode.SIMPLE
         """What turning quotas on gives; `OFF`: the kernel refuses."""
-        self._records: dict[int, _Record] = {}
+        self._records: dict[int, _FakeUnit] = {}
         self._numbers = itertools.count(1)
 
     def create(self, path: Path) -> None:
         """Make an empty, writable subvolume."""
         self._make(path, f"cannot create subvolume {path}")
-        self._register(path, _Record(self._uuid()))
+        self._register(path, _FakeUnit(self._uuid()))
 
     def snapshot(self, source: Path, target: Path, *, read_only: bool = False) -> None:
         """Copy `source` to `target`; what is nested in it stays behind as empty folders."""
@@ -113,7 +113,7 @@ class FakeBtrfs:
         shutil.copytree(
             source, target, symlinks=True, dirs_exist_ok=True, ignore=nested, copy_function=_copy
         )
-        self._register(target, _Record(self._uuid(), origin.uuid, read_only=read_only))
+        self._register(target, _FakeUnit(self._uuid(), origin.uuid, read_only=read_only))
 
     def delete(self, path: Path) -> None:
         """Remove a subvolume and those nested in it."""
@@ -161,15 +161,15 @@ class FakeBtrfs:
         self._get(path, f"cannot measure {path}")
         return sum(p.lstat().st_size for p in path.rglob("*") if p.is_file())
 
-    def quota(self, path: Path) -> Quota:
+    def quota(self, path: Path) -> QuotaMode:
         """Return what the attribute says."""
         del path
         return self.counts
 
-    def enable_quota(self, path: Path) -> Quota:
+    def enable_quota(self, path: Path) -> QuotaMode:
         """Turn counting on, if it can be."""
-        if self.counts is Quota.OFF:
-            if self.can_count is Quota.OFF:
+        if self.counts is QuotaMode.OFF:
+            if self.can_count is QuotaMode.OFF:
                 raise BtrfsError(f"cannot turn quotas on at {path}: {os.strerror(errno.ENOTTY)}")
             self.counts = self.can_count
         return self.counts
@@ -178,14 +178,14 @@ class FakeBtrfs:
         """Remember the limit; nothing holds a program to it."""
         attempt = f"cannot limit subvolume {path} to {max_bytes} bytes"
         record = self._get(path, attempt)
-        if self.counts is Quota.OFF:
+        if self.counts is QuotaMode.OFF:
             raise BtrfsError(f"{attempt}: {os.strerror(errno.ENOTCONN)}")
         record.max_bytes = max_bytes
 
     def room(self, path: Path) -> Room | None:
         """Return the size of its files, and the limit."""
         record = self._get(path, f"cannot read the quota of {path}")
-        if self.counts is Quota.OFF:
+        if self.counts is QuotaMode.OFF:
             return None
         return Room(self.own_bytes(path) or 0, record.max_bytes)
 
@@ -202,12 +202,12 @@ class FakeBtrfs:
     def _uuid(self) -> str:
         return f"{next(self._numbers):032x}"
 
-    def _find(self, path: Path) -> _Record | None:
+    def _find(self, path: Path) -> _FakeUnit | None:
         with suppress(FileNotFoundError, NotADirectoryError):
             return self._records.get(os.lstat(path).st_ino)
         return None
 
-    def _get(self, path: Path, attempt: str) -> _Record:
+    def _get(self, path: Path, attempt: str) -> _FakeUnit:
         found = self._find(path)
         if found is None:
             reason = "it is not a subvolume" if path.exists() else os.strerror(errno.ENOENT)
@@ -228,7 +228,7 @@ class FakeBtrfs:
         except OSError as e:
             raise BtrfsError(f"{attempt}: {e.strerror}") from e
 
-    def _register(self, path: Path, record: _Record) -> None:
+    def _register(self, path: Path, record: _FakeUnit) -> None:
         self._records[os.lstat(path).st_ino] = record
 
 
@@ -336,7 +336,7 @@ class FakeCgroups:
         return {name: there[name] for name in names if name in there}
 
     def children(self, group: str) -> list[str]:
-        """Return the cgroups below one of which files were set."""
+        """Return the cgroups below one whose files were set."""
         below = {path.rpartition("/")[2] for path in self.files if path.startswith(f"{group}/")}
         found = {name for name in below if f"{group}/{name}" in self.files}
         return sorted(found | set(self.slices() if group == "/workload.slice" else ()))
@@ -356,7 +356,7 @@ class FakeMachine:
     """A machine whose file system is `root`."""
 
     root: Path
-    hardware: Hardware = HARDWARE
+    hardware: HostHardware = HARDWARE
     clock: Callable[[], float] = time.time
     boottime_s: Callable[[], float] = boottime_s
     systemd: FakeSystemd = field(init=False)
@@ -417,9 +417,9 @@ class FakeMachine:
         )
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> HostAccess:
         """Return it as the agent takes it."""
-        return Machine(
+        return HostAccess(
             systemd=self.systemd,
             btrfs=self.btrfs,
             processes=self.processes,

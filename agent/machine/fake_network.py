@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.netplan import Answer, Ask, Gates, TaskNet, gate_of
+from agent.netplan import Ask, Gates, NetAnswer, TaskNet, gate_of
 from wire.errors import HostError
 
 
@@ -26,7 +26,7 @@ class FakeNetwork:
         self.held: dict[str, list[int]] = {}
         """Cgroup → the ports that it is held to."""
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, ask: Ask) -> NetAnswer:
         """Do what is asked."""
         if self.broken:
             raise HostError(self.broken)
@@ -39,15 +39,15 @@ class FakeNetwork:
             self.allowed = list(ask.allowed)
         if ask.ensure is not None:
             self.networks[ask.ensure.task_id] = ask.ensure
-        return Answer(networks=sorted(self.networks.values(), key=lambda net: net.task_id))
+        return NetAnswer(networks=sorted(self.networks.values(), key=lambda net: net.task_id))
 
-    def _gated(self, gates: Gates) -> Answer:
+    def _gated(self, gates: Gates) -> NetAnswer:
         if gates.alone:
             self.ports.clear()
         self.ports |= {gate_of(p): p for p in [*gates.wanted, *gates.hold.values()]}
         there = {c: p for c, p in gates.hold.items() if self.cgroups is None or c in self.cgroups}
         self.held |= there
-        return Answer(held=sorted(there))
+        return NetAnswer(held=sorted(there))
 
     def has_gate(self, name: str) -> bool:
         """Return whether a program for ports is there."""

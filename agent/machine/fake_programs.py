@@ -64,7 +64,7 @@ def python(argv: list[str], properties: Mapping[str, Property]) -> Callable[[], 
 
 
 def shell(argv: list[str], _properties: Mapping[str, Property]) -> Ended | None:
-    """End what takes mounts away, of which there are none; other scripts run until stopped."""
+    """End what takes mounts away: there are none; other scripts run until stopped."""
     return Ended() if any("umount" in word for word in argv) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from agent.machine import Cpu, Hardware
+from agent.machine import Cpu, HostHardware
 from agent.machine.kernelfs import KernelFs
 from wire.cpus import Core, numbers
 from wire.errors import KernelFileError
@@ -20,12 +20,12 @@ _MODEL_KEYS = ("model name", "Processor", "cpu model")
 """Lines of /proc/cpuinfo that name the processor: x86, old Arm, MIPS; arm64 has none."""
 
 
-def read_hardware(fs: KernelFs) -> Hardware:
+def read_hardware(fs: KernelFs) -> HostHardware:
     """Return the processor, memory and interfaces of the host.
 
     Raises `KernelFileError` where the kernel lacks a file that every Linux has.
     """
-    return Hardware(
+    return HostHardware(
         cpu=_cpu(fs),
         memory_bytes=_memory_bytes(fs),
         kernel=_proc(fs, "/proc/sys/kernel/osrelease"),

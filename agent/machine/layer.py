@@ -51,7 +51,7 @@ _REFUSALS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedLayer:
     """What a layer held."""
 
     entries: int
@@ -96,7 +96,7 @@ def apply(
     tree: str,
     *,
     owners: bool = True,
-) -> Applied:
+) -> AppliedLayer:
     """Apply the layer in `blob` below `folder` to the folder `tree`.
 
     Without `owners` everything belongs to the caller: for tests without root. Raises
@@ -120,7 +120,7 @@ def apply(
             hashing.finish()
     if hashing.digest != diff_id:
         raise Unprocessable(f"what is in it has digest {hashing.digest}, not {diff_id}")
-    return Applied(applier.entries, applier.file_bytes, hashing.digest)
+    return AppliedLayer(applier.entries, applier.file_bytes, hashing.digest)
 
 
 @contextmanager
@@ -326,7 +326,7 @@ class _Applier:
                 os.mkdir(name, 0o700, dir_fd=parent)
             fd = os.open(name, _FOLDER, dir_fd=parent)
             try:
-                self._folder_at(fd, member, anew=not kept)
+                self._folder_at(fd, member, fresh=not kept)
             finally:
                 os.close(fd)
         elif member.issym():
@@ -376,8 +376,8 @@ class _Applier:
         finally:
             os.close(folder)
 
-    def _folder_at(self, fd: int, member: tarfile.TarInfo, *, anew: bool = True) -> None:
-        if not anew:
+    def _folder_at(self, fd: int, member: tarfile.TarInfo, *, fresh: bool = True) -> None:
+        if not fresh:
             for attribute in os.listxattr(fd):
                 if _may_have(attribute):
                     os.removexattr(fd, attribute)

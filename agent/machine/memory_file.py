@@ -31,7 +31,7 @@ class MemoryFile:
             keep_descriptor(name, self._fd)
 
     def close(self) -> None:
-        """Let go of it here; systemd has it still."""
+        """Close it here; systemd has it still."""
         os.close(self._fd)
 
     def read(self) -> bytes:

@@ -21,7 +21,7 @@ from wire.errors import HostError
 
 INSIDE = "eth0"
 _NODAD = 2
-"""IFA_F_NODAD: nobody else can have the address, so nobody need be asked."""
+"""IFA_F_NODAD: no other host can have the address, so none need be asked."""
 _HOST_LINK_LOCAL = "fe80::1"
 _SYSCTLS = Path("/proc/sys/net")
 _LATENCY = "50ms"

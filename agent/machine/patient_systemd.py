@@ -13,7 +13,7 @@ from wire.errors import SystemdError
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Until it is tried again to listen on a bus that could not be had."""
+"""Until it is tried again to listen on a bus that did not answer."""
 
 
 class PatientSystemd(HostSystemd):

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from agent.machine import bpf
-from agent.machine.bpf import Command
+from agent.machine.bpf import BpfCommand
 from agent.netplan import BOUND, GATES, gate_of
 from wire.errors import HostError
 
@@ -110,7 +110,7 @@ def _loaded(kind: str, ports: Collection[int]) -> int:
         *(0, 0, 0),  # no log of the verifier
         *(0, 0, b"twine_ports", 0, _ATTACH_TYPE[kind]),
     )
-    return bpf.call(Command.PROG_LOAD, attributes, code, license_)[0]
+    return bpf.call(BpfCommand.PROG_LOAD, attributes, code, license_)[0]
 
 
 def hold(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bool:
@@ -138,7 +138,7 @@ def _attach(cgroup: int, kind: str, pinned: Path) -> None:
         (own,) = struct.unpack_from("=4xI", bpf.described(fd, 8))  # type, id
         if own not in attached(cgroup, kind):
             attributes = struct.pack("=4I", cgroup, fd, _ATTACH_TYPE[kind], _ALLOW_MULTI)
-            bpf.call(Command.PROG_ATTACH, attributes)
+            bpf.call(BpfCommand.PROG_ATTACH, attributes)
     finally:
         os.close(fd)
 
@@ -149,5 +149,5 @@ def attached(cgroup: int, kind: str) -> list[int]:
     asked = struct.pack(
         "=4IQII", cgroup, _ATTACH_TYPE[kind], 0, 0, ctypes.addressof(numbers), _MOST, 0
     )
-    _, answer = bpf.call(Command.PROG_QUERY, asked, numbers)
+    _, answer = bpf.call(BpfCommand.PROG_QUERY, asked, numbers)
     return list(numbers)[: struct.unpack_from("=24xI", answer)[0]]

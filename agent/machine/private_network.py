@@ -10,14 +10,14 @@ import struct
 import msgspec
 
 from agent.machine import port_gates
-from agent.netplan import Answer, Ask
+from agent.netplan import Ask, NetAnswer
 from wire.errors import HostError
 
 SOCKET = "/run/twine/network.sock"
 PATIENCE_S = 180.0
 """It may have to be started first, on a host that is busy: a minute was seen, emulated."""
 _ELSEWHERE = ("192.0.2.1", 9)
-"""An address of nobody's (RFC 5737): the route to it tells the host's own. Nothing is sent."""
+"""An address of no host (RFC 5737): the route to it tells the host's own. Nothing is sent."""
 _SIOCGIFADDR = 0x8915
 _LINKS = "/sys/class/net"
 _NOT_OURS = ("lo", "tw")
@@ -31,7 +31,7 @@ class HostNetwork:
         """Take the socket of the program that is asked."""
         self._path = path
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, ask: Ask) -> NetAnswer:
         """Have something done; return what there is afterwards. Raises `HostError`."""
         try:
             with socket.socket(socket.AF_UNIX) as s:
@@ -40,7 +40,7 @@ class HostNetwork:
                 s.sendall(msgspec.json.encode(ask) + b"\n")
                 with s.makefile("rb") as lines:
                     line = lines.readline()
-            answer = msgspec.json.decode(line, type=Answer)
+            answer = msgspec.json.decode(line, type=NetAnswer)
         except (OSError, msgspec.MsgspecError) as e:
             why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
             raise HostError(

@@ -64,7 +64,7 @@ class ProgramLines:
         import subprocess
 
         self._argv, self._closed = argv, False
-        # A pipe that nobody reads may fill, and a file needs a disk that takes one.
+        # A pipe without a reader may fill, and a file needs a disk that takes one.
         self._errors = os.fdopen(os.memfd_create("errors", os.MFD_CLOEXEC), "w+b")
         try:
             self._child = subprocess.Popen(

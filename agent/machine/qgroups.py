@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent.machine import Quota, Room
+from agent.machine import QuotaMode, Room
 
 _FS_INFO = 0x8400941F
 """BTRFS_IOC_FS_INFO; the file system's UUID is at byte 16."""
@@ -31,23 +31,23 @@ _NO_LIMIT = 2**64 - 1
 _LEVEL = 1 << 48
 
 
-def mode(path: Path) -> Quota:
+def mode(path: Path) -> QuotaMode:
     """Return how the file system of a path counts."""
     folder = _folder(path)
     found = _word(folder / "mode")
     if found == "squota":
-        return Quota.SIMPLE
+        return QuotaMode.SIMPLE
     if found == "qgroup" or (not found and _word(folder / "enabled") == "1"):
-        return Quota.REGULAR  # kernels before 6.7 have no file `mode`
-    return Quota.OFF
+        return QuotaMode.REGULAR  # kernels before 6.7 have no file `mode`
+    return QuotaMode.OFF
 
 
-def enable(path: Path) -> Quota:
+def enable(path: Path) -> QuotaMode:
     """Turn quotas on, simple ones where the kernel has them; those that are on stay as they are.
 
     Raises `OSError`.
     """
-    if (found := mode(path)) is not Quota.OFF:
+    if (found := mode(path)) is not QuotaMode.OFF:
         return found
     with _opened(path) as fd:
         try:
@@ -64,7 +64,7 @@ def limit(path: Path, subvolume: int, max_bytes: int | None) -> None:
 
     Asked for from the folder above: a change asked for inside of a full subvolume is refused.
     """
-    simple = mode(path) is Quota.SIMPLE
+    simple = mode(path) is QuotaMode.SIMPLE
     group = _LEVEL | subvolume if simple else subvolume
     with _opened(path.parent) as fd:
         if simple:
@@ -78,7 +78,7 @@ def limit(path: Path, subvolume: int, max_bytes: int | None) -> None:
 
 
 def room(path: Path, subvolume: int) -> Room | None:
-    """Return what a subvolume holds and may hold, None where nobody counts."""
+    """Return what a subvolume holds and may hold, None where quotas are off."""
     for name in (f"1_{subvolume}", f"0_{subvolume}"):
         group = _folder(path) / name
         used = _word(group / "referenced")
@@ -91,7 +91,7 @@ def room(path: Path, subvolume: int) -> Room | None:
 
 
 def own_bytes(path: Path, subvolume: int) -> int | None:
-    """Return what a subvolume shares with no other, None where nobody counts."""
+    """Return what a subvolume shares with no other, None where quotas are off."""
     text = _word(_folder(path) / f"0_{subvolume}" / "exclusive")
     return int(text) if text else None
 

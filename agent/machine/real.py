@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.machine.btrfs import HostBtrfs
 from agent.machine.census import observe
 from agent.machine.cgroups import HostCgroups
@@ -13,9 +13,9 @@ from agent.machine.private_network import HostNetwork
 from agent.machine.process import HostProcesses, has_program
 
 
-def real_machine() -> Machine:
+def real_machine() -> HostAccess:
     """Return the host this process runs on."""
-    return Machine(
+    return HostAccess(
         systemd=PatientSystemd(),
         btrfs=HostBtrfs(),
         processes=HostProcesses(),

@@ -84,7 +84,7 @@ class HostSystemd:
         self._opener = opener
         self._bus: Bus | None = None
         self._lock = threading.Lock()
-        self._watch: _Watch | None = None
+        self._watch: _UnitWatch | None = None
 
     def start_transient(self, unit: str, properties: Mapping[str, Property]) -> None:
         """Queue the start of a transient unit; `find` and the listeners tell what came of it.
@@ -166,7 +166,7 @@ class HostSystemd:
         with self._lock:
             if self._watch is None:
                 try:
-                    self._watch = _Watch(self._opener)
+                    self._watch = _UnitWatch(self._opener)
                 except DBusBaseError as e:
                     raise SystemdError(f"cannot listen to systemd: {_reason(e)}") from e
             return self._watch.add(listener)
@@ -287,7 +287,7 @@ class HostSystemd:
             self._bus = None
 
 
-class _Watch:
+class _UnitWatch:
     """Listens for units that change, on a connection and in a thread of its own."""
 
     def __init__(self, opener: Opener) -> None:
@@ -296,7 +296,7 @@ class _Watch:
         self._numbers = itertools.count()
         self._busy: set[str] = set()
         self._due: dict[str, float] = {}
-        """Units whose job is over, of which no change was said yet → when that is told anyway."""
+        """Units whose job is over, without a change signal yet → when that is told anyway."""
         self._wake_read, self._wake_write = os.pipe()
         try:
             bus = self._subscribed()

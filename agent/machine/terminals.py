@@ -55,7 +55,7 @@ class Streams:
         return streams
 
     def opened(self) -> None:
-        """The command has its ends, or never will: let go of those we held for it."""
+        """The command has its ends, or never will: close those we held for it."""
         for fd in self._held:
             os.close(fd)
         self._held = []
@@ -74,7 +74,7 @@ class Streams:
             except BlockingIOError:
                 await _ready(fd, write=False)
             except OSError:
-                return b""  # EIO: nobody holds the terminal any more
+                return b""  # EIO: no process holds the terminal any more
 
     async def write(self, data: bytes) -> None:
         """Hand input to the command; to one that reads no more it is lost."""
@@ -95,7 +95,7 @@ class Streams:
             self._input = None
 
     def close(self) -> None:
-        """Let go of everything; a terminal hangs up."""
+        """Close everything; a terminal hangs up."""
         self.opened()
         ends = {*self.outputs.values(), *([self._input] if self._input is not None else [])}
         for fd in ends:

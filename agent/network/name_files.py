@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent.api import TaskSpec
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.machine.beneath import put_file
 from agent.network.core.resolver_files import HostNames, Resolver, files_of, resolver_of
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from wire.errors import HostError
 
 log = logging.getLogger(__name__)
@@ -21,13 +21,13 @@ _UPSTREAM = "/run/systemd/resolve/resolv.conf"
 """Where systemd-resolved lists the servers behind its stub (systemd-resolved.service(8))."""
 
 
-class NameFiles(Stage):
+class NameFiles(TaskStage):
     """Written before each start: nothing runs in the root then."""
 
     def __init__(
         self,
         root_of: Callable[[str], Path],
-        machine: Machine,
+        machine: HostAccess,
         lanes: Lanes,
         region: Resolver,
         name: str,

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec.structs import replace
 
 from agent.api import NetworkMode, TaskSpec
-from agent.machine import Network
-from agent.netplan import Answer, Ask, Site, TaskNet
+from agent.machine import NetworkAccess
+from agent.netplan import Ask, NetAnswer, Site, TaskNet
 from agent.network.core.addresses import plan
 from agent.network.port_gates import PortGates
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from wire.errors import HostError
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,10 @@ def is_private(spec: TaskSpec) -> bool:
     return spec.network.mode is NetworkMode.PRIVATE
 
 
-class Networks(Stage):
+class Networks(TaskStage):
     """Makes and removes networks, one after the other."""
 
-    def __init__(self, network: Network, lanes: Lanes, site: Callable[[str], Site]) -> None:
+    def __init__(self, network: NetworkAccess, lanes: Lanes, site: Callable[[str], Site]) -> None:
         """Touch nothing yet. `site` makes the host's share of the plan from its address."""
         self._network, self._lanes, self._site = network, lanes, site
         self._wanted: dict[str, TaskNet] = {}
@@ -54,7 +54,7 @@ class Networks(Stage):
     def expect(self, specs: Mapping[str, TaskSpec], spared: Iterable[str]) -> None:
         """Say which tasks there are, before any of them starts.
 
-        What belongs to `spared` tasks, of which no record can be read, stays as it is.
+        What belongs to `spared` tasks, whose records cannot be read, stays as it is.
         """
         self._expected, self._spared = dict(specs), set(spared)
         self.gates.expect(specs, self._spared)
@@ -71,7 +71,7 @@ class Networks(Stage):
             await asyncio.sleep(RETRY_S)
 
     async def _take_over(self) -> None:
-        """Before anything else is changed: nobody may lose a permission because others start."""
+        """Before anything else is changed: no task may lose a permission because others start."""
         if self.in_force.is_set():
             return
         site = await self._our_site()
@@ -138,7 +138,7 @@ class Networks(Stage):
         found = await self._lanes.run(_LANE, self._network.address)
         return self._site(found)
 
-    async def _ask(self, ask: Ask) -> Answer:
+    async def _ask(self, ask: Ask) -> NetAnswer:
         answer = await self._lanes.run(_LANE, self._network.ask, ask)
         self._known = {net.task_id: net for net in answer.networks if net.address4}
         if ask.allowed is not None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from agent.api import TaskSpec, TaskState
-from agent.machine import Network
+from agent.machine import NetworkAccess
 from agent.netplan import Ask, Gates
 from agent.network.core.network import gate_for, ports_of
 from agent.runtime.core.records import TaskRecord
@@ -30,7 +30,7 @@ RETRY_S = 10.0
 class PortGates:
     """Keeps the programs for the ports of this host's tasks, and the tasks to theirs."""
 
-    def __init__(self, network: Network, lanes: Lanes) -> None:
+    def __init__(self, network: NetworkAccess, lanes: Lanes) -> None:
         """Touch nothing yet."""
         self._network, self._lanes = network, lanes
         self._specs: dict[str, TaskSpec] = {}
@@ -41,9 +41,9 @@ class PortGates:
         self._wake = asyncio.Event()
 
     def expect(self, specs: Mapping[str, TaskSpec], spared: Iterable[str]) -> None:
-        """Say which tasks there are, before any of them starts; those that run are held anew.
+        """Say which tasks there are, before any of them starts; those that run are held again.
 
-        What `spared` tasks have, of which no record can be read, nobody knows: nothing goes then.
+        What `spared` tasks have is not known: no record of theirs can be read. Nothing goes then.
         """
         self._spared = bool(list(spared))
         self._specs = {t: spec for t, spec in specs.items() if _is_held(spec)}
@@ -55,7 +55,7 @@ class PortGates:
         """See to it that what a task's unit names is there. Raises `HostError`."""
         self._specs[task_id] = spec
         name = gate_for(spec)
-        if self._network.has_gate(name):  # a file system in memory: it keeps nobody waiting
+        if self._network.has_gate(name):  # a file system in memory: it answers at once
             return
         await self._ask({})
         if not self._network.has_gate(name):

@@ -27,7 +27,7 @@ from agent.resources.core.exclusive_cpus import (
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.core.slices import TASKS_SLICE, is_shared_slice, slice_for
 from agent.runtime.offload import Lanes
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
 from wire.cpus import Core, listed, numbers
 from wire.errors import HostError
@@ -35,7 +35,7 @@ from wire.errors import HostError
 _EFFECTIVE = "cpuset.cpus.effective"
 
 
-class ExclusiveCpus(Stage):
+class ExclusiveCpus(TaskStage):
     """Which CPUs are whose, by task."""
 
     def __init__(
@@ -138,7 +138,7 @@ class ExclusiveCpus(Stage):
     async def _hold(self, task_id: str, spec: TaskSpec) -> list[int]:
         """Return the task's own CPUs once no other task can run there; see `confirm`.
 
-        Raises `HostError` where they cannot be had now, or others are still on them.
+        Raises `HostError` where they are not free now, or others are still on them.
         """
         name = slice_for(spec)
         settled = not self._ever or (name in self._set and self._room)

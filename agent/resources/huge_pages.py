@@ -22,7 +22,7 @@ from agent.runtime.core.slices import (
     slice_for,
 )
 from agent.runtime.offload import Lanes
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
 from wire.errors import HostError
 
@@ -30,7 +30,7 @@ _UNIT = "twine-pages.service"
 _LONGEST_S = 60.0
 
 
-class HugePages(Stage):
+class HugePages(TaskStage):
     """The pages of this machine, by task."""
 
     def __init__(
@@ -130,7 +130,7 @@ class HugePages(Stage):
                     await self._write(command(group, values))
 
     async def ended(self, task_id: str) -> None:  # noqa: ARG002
-        """Let all tasks have pages again once nobody asks for some."""
+        """Let all tasks have pages again once no task asks for some."""
         if not self._quiet and not self._is_asked():
             async with self._lock:
                 await self._lift()

@@ -17,7 +17,7 @@ from agent.resources.core.memory_protection import KEPT_FILES, files, is_kept, k
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.core.slices import TASKS_SLICE
 from agent.runtime.offload import Lanes
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
 from wire.errors import HostError, TwineError
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Kept = dict[str, dict[str, int]]
 
 
-class MemoryProtection(Stage):
+class MemoryProtection(TaskStage):
     """What the slices of this machine keep, by slice."""
 
     def __init__(self, units: Units, cgroups: Cgroups, lanes: Lanes) -> None:

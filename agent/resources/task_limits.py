@@ -16,12 +16,12 @@ from agent.resources.huge_pages import HugePages
 from agent.runtime.core.records import TaskRecord, unit_of
 from agent.runtime.core.slices import cgroup_of
 from agent.runtime.offload import Lanes
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
 from wire.errors import HostError
 
 
-class TaskLimits(Stage):
+class TaskLimits(TaskStage):
     """Applies limits through systemd, and reads in the kernel's files whether they hold."""
 
     def __init__(

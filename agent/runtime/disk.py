@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import pause
 from agent.runtime.reserve import Reserve
@@ -28,7 +28,7 @@ _LOOKS_TO_FILL = 60
 class StateDisk:
     """The file system of the agent's state folder."""
 
-    def __init__(self, state: Path, events: EventLog, reserve: Reserve, lanes: Lanes) -> None:
+    def __init__(self, state: Path, events: HostEvents, reserve: Reserve, lanes: Lanes) -> None:
         """Tell `events` what becomes of it; hold the reserve while there is room for it."""
         self._state = state
         self._reserve = reserve

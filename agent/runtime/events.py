@@ -1,4 +1,4 @@
-"""What happened on this machine, in order, for whoever wants to follow it."""
+"""What happened on this machine, in order, for readers that follow it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT = 4096
 """Events kept in memory; a reader that fell further behind lists all tasks again."""
 
 
-class EventLog:
+class HostEvents:
     """A bounded stream with rising sequence numbers.
 
     Numbers start at the milliseconds since 1970, so those of a restarted agent are above all
@@ -33,7 +33,7 @@ class EventLog:
         return self._latest
 
     def close(self) -> None:
-        """Let nobody wait any longer: the agent is about to end."""
+        """Wake all readers that wait: the agent is about to end."""
         self._closed = True
         self._grew.set()
 

@@ -141,7 +141,7 @@ class Journal:
             os.close(fd)
 
     def set_aside(self, task_id: str) -> None:
-        """Keep a copy of a record that cannot be read, for whoever wants to know why."""
+        """Keep a copy of a record that cannot be read, for a person to find out why."""
         path = self._folder / f"{task_id}.json"
         aside = path.with_suffix(f".unreadable-{time.time_ns()}")
         try:

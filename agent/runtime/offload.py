@@ -1,8 +1,8 @@
 """Carries blocking calls off the event loop, one lane (thread) per mutating interface.
 
 Calls of one lane run in the order they were made, so the interfaces need no locks. A start of a
-task makes six, most of which are over sooner than what the standard library's executors do for one:
-they have a second future each, for threads that wait, of which there are none here (docs/adr/0120).
+task makes six, and most are over sooner than what the standard library's executors do for one:
+they have a second future each, for threads that wait, and there are none here (docs/adr/0120).
 """
 
 from __future__ import annotations

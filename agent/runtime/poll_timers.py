@@ -1,7 +1,7 @@
 """Pauses between the looks of an agent at its host: those that can end together, do.
 
 A wake-up of an idle agent costs more than what most looks do (docs/adr/0114). So a pause of ten
-seconds ends when the clock of the event loop shows a multiple of ten, whoever asks for it.
+seconds ends when the clock of the event loop shows a multiple of ten, for all callers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 _BEGUN = 0.999
 """From this share of a round on the next one counts as begun: a timer is exact to a few
-nanoseconds only, and nobody is to be called twice for the same round."""
+nanoseconds only, and no caller is to be woken twice for the same round."""
 
 
 def next_round(now_s: float, every_s: float) -> float:

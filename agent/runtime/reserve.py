@@ -15,7 +15,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 DATA_BYTES = 4 << 20
-"""A thousand records, each of which takes one block of 4 KiB."""
+"""A thousand records; each takes one block of 4 KiB."""
 
 
 class Reserve:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.runtime.core.records import TaskRecord
 
 
-class Stage:
+class TaskStage:
     """One thing of the host that tasks need. This base class gives nothing.
 
     A task's loop goes through all stages in their order (tasks/stages.py). Every method is

@@ -68,7 +68,7 @@ class Units:
                 self._known.pop(unit, None)
 
     async def watch(self, pattern: str) -> None:
-        """Wake for ever whoever follows a unit of a glob that changed without a signal.
+        """Wake, for ever, the followers of a unit of a glob that changed without a signal.
 
         All are seen at one glance, so it costs one call, however many tasks there are.
         """

@@ -13,10 +13,10 @@ from agent.api.signing import SIGN_HINT, distrust
 from agent.api.volumes import contradiction as odd_volumes
 from agent.images.core.oci import as_run
 from agent.images.roots import INITS
-from agent.machine import Hardware
+from agent.machine import HostHardware
 from agent.resources.core.limits import absent, cannot_be_kept, impossible
 from agent.runtime.core.records import has_own_init
-from agent.tasks.context import Capacity
+from agent.tasks.context import HostCapacity
 from agent.tasks.core.admission import too_big
 from agent.volumes.core.volumes import too_large
 from wire.errors import Unprocessable
@@ -24,13 +24,13 @@ from wire.errors import Unprocessable
 _LESS = "stop a task, or ask for less"
 
 
-class Admission:
-    """What is left of this host for one more task. `look` first: `check` asks nobody."""
+class TaskAdmission:
+    """What is left of this host for one more task. `look` first: `check` reads nothing."""
 
     def __init__(
         self,
-        capacity: Capacity,
-        hardware: Hardware,
+        capacity: HostCapacity,
+        hardware: HostHardware,
         reserve_bytes: int,
         others: Callable[[str], dict[str, TaskSpec]],
         is_over: Callable[[str], bool],
@@ -70,7 +70,7 @@ class Admission:
     def no_room(self, task_id: str, spec: TaskSpec) -> str:
         """Return why a task does not fit beside those that are not over, empty where it does.
 
-        That is all that one that is over holds no longer: a restart asks for it anew. Volumes and
+        That is all that one that is over holds no longer: a restart asks for it again. Volumes and
         CPUs of its own are its until it is removed (`is_over`), so they are not looked at here.
         """
         here = {o: other for o, other in self._others(task_id).items() if not self._is_over(o)}

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.identity.clone_check import CloneCheck
-from agent.images.roots import Roots
+from agent.images.roots import TaskRoots
 from agent.lease.contact import Contact
 from agent.machine import Cgroups
 from agent.resources.exclusive_cpus import ExclusiveCpus
 from agent.resources.huge_pages import HugePages
 from agent.resources.memory_protection import MemoryProtection
 from agent.runtime.core.records import TaskRecord
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.journal import Journal
 from agent.runtime.offload import Lanes
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
 from agent.tasks.inside import Inside
 from agent.tasks.oomd import Oomd
@@ -34,10 +34,10 @@ class TaskContext:
     boot_id: str
     units: Units
     journal: Journal
-    events: EventLog
+    events: HostEvents
     lanes: Lanes
-    roots: Roots
-    stages: tuple[Stage, ...]
+    roots: TaskRoots
+    stages: tuple[TaskStage, ...]
     """What tasks get from their host, in the order in which it is made before a start."""
     unit: UnitOfTask
     inside: Inside
@@ -52,10 +52,10 @@ class TaskContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class HostCapacity:
     """What a host has for tasks, as their admission asks for it."""
 
-    roots: Roots
+    roots: TaskRoots
     cpus: ExclusiveCpus
     pages: HugePages
     memory: MemoryProtection

@@ -24,7 +24,7 @@ from agent.machine.terminals import Streams
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.units import Units
 from agent.tasks.core.exits import STEPS
-from agent.tasks.core.inside import Command, inside_unit, took_too_much
+from agent.tasks.core.inside import InsideCommand, inside_unit, took_too_much
 from agent.tasks.inside import Inside
 from wire.duplex import Duplex, Frame
 from wire.errors import Busy, InvalidInput, SystemdError, TwineError
@@ -47,7 +47,7 @@ process may hold its output. What it wrote is told, however slowly it is taken.
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SessionWish:
     """What is to be run, and how."""
 
     argv: list[str]
@@ -56,7 +56,7 @@ class Wish:
     term: str = "xterm"
 
 
-def wish_of(call: Call) -> Wish:
+def wish_of(call: Call) -> SessionWish:
     """Return what a request asks for."""
     text = call.query.get("command", "")
     argv = decode_json(text.encode(), HookCommand, "parameter command, a list of texts,")
@@ -67,7 +67,7 @@ def wish_of(call: Call) -> Wish:
     if not re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term):
         raise InvalidInput(f"parameter term is no name of a terminal: {term[:80]!r}")
     assert isinstance(window, Window)
-    return Wish(argv, call.flag("tty"), window, term)
+    return SessionWish(argv, call.flag("tty"), window, term)
 
 
 class Sessions:
@@ -80,7 +80,7 @@ class Sessions:
         self._of: Counter[str] = Counter()
 
     async def tidy(self) -> None:
-        """Remove what sessions of an earlier agent left: nobody is connected to them."""
+        """Remove what sessions of an earlier agent left: no caller is connected to them."""
         for state in await self._units.all(inside_unit("*", "exec-*")):
             await self._units.stop(state.unit)
         if self._folder.exists():
@@ -100,7 +100,7 @@ class Sessions:
         finally:
             self._of[task_id] -= 1
 
-    async def talk(self, task: TaskRecord, wish: Wish, duplex: Duplex) -> None:
+    async def talk(self, task: TaskRecord, wish: SessionWish, duplex: Duplex) -> None:
         """Run a command to its end, or to that of the connection."""
         try:
             with self._counted(task.task_id):
@@ -109,12 +109,12 @@ class Sessions:
             end = ExecEnd(problem=e.problem())
         await duplex.send(msgspec.json.encode(end).decode())
 
-    async def _session(self, task: TaskRecord, wish: Wish, duplex: Duplex) -> ExecEnd:
+    async def _session(self, task: TaskRecord, wish: SessionWish, duplex: Duplex) -> ExecEnd:
         name = f"exec-{secrets.token_hex(4)}"
         unit = inside_unit(task.task_id, name)
         streams = Streams.terminal() if wish.tty else Streams.pipes(self._folder / name)
         streams.resize(wish.window.rows, wish.window.columns)
-        command = Command(
+        command = InsideCommand(
             tuple(wish.argv),
             LONGEST_S,
             terminal=streams.path,
@@ -167,7 +167,7 @@ class _Session:
     async def _told(
         self, telling: Sequence[asyncio.Future[None]], over: set[asyncio.Future[None]]
     ) -> None:
-        """Return once all is told that the command wrote, or nobody listens any more."""
+        """Return once all is told that the command wrote, or the caller has gone."""
         left = set(telling)
         while left and not any(future.done() for future in over):
             said = self._said

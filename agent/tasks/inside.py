@@ -11,7 +11,7 @@ from agent.runtime.core.slices import cgroup_of
 from agent.runtime.units import Units
 from agent.tasks.core.exits import START_TIMEOUT_S, describe
 from agent.tasks.core.inside import (
-    Command,
+    InsideCommand,
     inside_properties,
     inside_unit,
     step_properties,
@@ -23,7 +23,7 @@ from agent.tasks.unit import UnitOfTask
 from wire.errors import StepFailed, SystemdError, TwineError
 
 _GRACE_S = 30.0
-"""systemd ends the command after its time; so long after that nobody answered at all."""
+"""systemd ends the command after its time; so long after that the host did not answer at all."""
 _UNSTAGED_S = 300.0
 """Mounts go in moments; a host that is so busy is waited for."""
 
@@ -75,7 +75,7 @@ class Inside:
             whole, unit = self._whole(task), step_unit(task.task_id)
             await self._units.run(unit, unstaging(whole, task.task_id), timeout_s=_UNSTAGED_S)
 
-    async def run(self, task: TaskRecord, purpose: str, command: Command) -> str:
+    async def run(self, task: TaskRecord, purpose: str, command: InsideCommand) -> str:
         """Run a command inside a running task; return what is wrong, empty if it ended well."""
         unit = inside_unit(task.task_id, purpose)
         properties = self.properties(task, unit, command)
@@ -87,7 +87,7 @@ class Inside:
             return took_too_much(task.spec.limits.memory_max_bytes)
         return _problem(end, command.timeout_s)
 
-    def properties(self, task: TaskRecord, unit: str, command: Command) -> dict[str, object]:
+    def properties(self, task: TaskRecord, unit: str, command: InsideCommand) -> dict[str, object]:
         """Return the unit of a command inside a task."""
         cgroup = cgroup_of(task.task_id, task.spec)
         return inside_properties(self._whole(task), task.task_id, cgroup, unit, command)
@@ -97,7 +97,7 @@ class Inside:
         hook = task.spec.life.pre_stop
         if hook is None:
             return ""
-        command = Command(tuple(hook.command), hook.timeout_s)
+        command = InsideCommand(tuple(hook.command), hook.timeout_s)
         with contextlib.suppress(TwineError):
             return await self.run(task, "pre-stop", command)
         return "it could not be run"

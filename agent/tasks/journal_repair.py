@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 from agent.runtime.core.records import TASK_UNITS, TaskRecord, task_of
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.journal import Journal, Replay
 from agent.runtime.offload import Lanes
 from agent.runtime.units import Units
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 async def rebuild(
-    replay: Replay, units: Units, journal: Journal, lanes: Lanes, events: EventLog
+    replay: Replay, units: Units, journal: Journal, lanes: Lanes, events: HostEvents
 ) -> Replay:
     """Return what the journal holds with the records that could be rebuilt, now on disk, too.
 

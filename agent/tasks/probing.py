@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 
 from agent.api import Health, Probe, TaskState
 from agent.runtime.core.records import TaskRecord, is_up
-from agent.tasks.core.health import Verdict
+from agent.tasks.core.health import ProbeVerdict
 from agent.tasks.prober import LOOPBACK, Prober
 
 log = logging.getLogger(__name__)
 
 Run = Callable[[str, list[str], float], Awaitable[str]]
 """Runs a command of a probe (its name) inside the task, for so many seconds."""
-Take = Callable[[Verdict], Awaitable[None]]
+Take = Callable[[ProbeVerdict], Awaitable[None]]
 """Keeps what a probe found out."""
 
 
@@ -51,7 +51,7 @@ class Probing:
         self, name: str, probe: Probe, task: TaskRecord, starting_s: float, run: Run
     ) -> None:
         async def heard(health: Health, reason: str) -> None:
-            await self._take(Verdict(task.invocation_id, name, health, reason))
+            await self._take(ProbeVerdict(task.invocation_id, name, health, reason))
 
         async def inside(command: list[str], timeout_s: float) -> str:
             problem = await run(name, command, timeout_s)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from agent.runtime.core.records import TASK_UNITS, task_of
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.units import Units
 
 EXPIRES_S = 900.0
@@ -21,7 +21,7 @@ _LOOK_S = 5.0
 class HostShutdown:
     """Whether this host is about to go down, and what still runs."""
 
-    def __init__(self, units: Units, events: EventLog, boottime_s: Callable[[], float]) -> None:
+    def __init__(self, units: Units, events: HostEvents, boottime_s: Callable[[], float]) -> None:
         """Begin as a host that stays."""
         self._units, self._events, self._boottime_s = units, events, boottime_s
         self._until_s = 0.0

@@ -1,4 +1,4 @@
-"""Starts of tasks, a few at a time: who asks first starts first."""
+"""Starts of tasks, a few at a time, in the order in which they asked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 def _nothing() -> None:
-    """Do nothing: nobody wants to know."""
+    """Do nothing: the default callback."""
 
 
 class Starts:

@@ -21,14 +21,14 @@ from agent.runtime.core.records import (
     words_on_cpus,
 )
 from agent.runtime.crashpoints import passed
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from agent.tasks.context import TaskContext
-from agent.tasks.core.health import Verdict, after_verdict
-from agent.tasks.core.inside import Command
+from agent.tasks.core.health import ProbeVerdict, after_verdict
+from agent.tasks.core.inside import InsideCommand
 from agent.tasks.core.lifecycle import (
     Action,
     Decision,
-    Seen,
+    SeenTask,
     SeenUnit,
     after_failure,
     decide,
@@ -48,11 +48,11 @@ STEADY_S = 600.0
 RESYNC_S = 30.0
 """How often a loop looks although nothing woke it; signals normally do."""
 RETRY_S = 1.0
-"""Pause after something failed that nobody can be told about."""
+"""Pause after a failure that cannot be reported."""
 _CHOSEN = ("own_cpus", "addresses")
 """Fields of a record that stages fill in."""
 PLACE_S = 120.0
-"""How long a start keeps its place at most: one that hangs holds up nobody for long."""
+"""How long a start keeps its place at most: one that hangs does not hold up others for long."""
 CONFLICT_S = 0.2
 """Pause after a start that found the unit's name taken: systemd is still about to let it go."""
 
@@ -88,7 +88,7 @@ class TaskLoop:
         self._over = False
         self._on_disk = must_last(record)
         self._fresh = fresh
-        self._known: Seen | None = None
+        self._known: SeenTask | None = None
         self._hooked = ""
         self._group = asyncio.TaskGroup()
         self._probing = Probing(host.prober, self._group, self._judge)
@@ -106,8 +106,8 @@ class TaskLoop:
             record = make(before)
             if record is before:
                 return record
-            anew = before.cut_off and not record.cut_off
-            self._host.contact.bind(record, anew=anew)
+            renewed = before.cut_off and not record.cut_off
+            self._host.contact.bind(record, renewed=renewed)
             self.record = record
             try:
                 await self._save(record)
@@ -167,27 +167,27 @@ class TaskLoop:
         await self._act(decision, seen)
         return True
 
-    async def _look(self) -> Seen:
+    async def _look(self) -> SeenTask:
         known, self._known = self._known, None
         if known is not None:
             return known
         host, task = self._host, self.record
         if self._fresh:
             self._fresh = False
-            return Seen(None, root=False, leftover=True, boot_id=host.boot_id)
+            return SeenTask(None, root=False, leftover=True, boot_id=host.boot_id)
         unit = await host.units.find(self._unit)
         if unit is not None and unit.active == "inactive" and not unit.control_group:
             unit = None  # over and done with; systemd only has not forgotten it yet
         if unit is not None and unit.active == "active":
-            return Seen(seen_unit(unit), root=True, leftover=True, boot_id=host.boot_id)
+            return SeenTask(seen_unit(unit), root=True, leftover=True, boot_id=host.boot_id)
         root, leftover = await host.lanes.run(
             "btrfs", host.roots.look, task.task_id, task.spec.image
         )
         seen = await host.oomd.seen(unit, task.ended_invocation) if unit is not None else None
-        return Seen(seen, root=root, leftover=leftover, boot_id=host.boot_id)
+        return SeenTask(seen, root=root, leftover=leftover, boot_id=host.boot_id)
 
     async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:
-        """Remember a decision; False where an owner was faster and it must be made anew.
+        """Remember a decision; False where an owner was faster and it must be made again.
 
         On disk goes what cannot be seen again on the host.
         """
@@ -231,7 +231,7 @@ class TaskLoop:
         self._told = status
         self._host.told(task)
 
-    async def _act(self, decision: Decision, seen: Seen) -> None:
+    async def _act(self, decision: Decision, seen: SeenTask) -> None:
         task = decision.task
         try:
             await self._do(decision, seen)
@@ -252,13 +252,15 @@ class TaskLoop:
             else:
                 await asyncio.sleep(RETRY_S)
 
-    async def _do(self, decision: Decision, seen: Seen) -> None:
+    async def _do(self, decision: Decision, seen: SeenTask) -> None:
         host, task = self._host, decision.task
         match decision.action:
             case Action.PREPARE:
                 await host.lanes.run("btrfs", host.roots.prepare, task.task_id, task.spec.image)
                 if self.record == task:
-                    self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
+                    self._known = SeenTask(
+                        seen.unit, root=True, leftover=True, boot_id=seen.boot_id
+                    )
             case Action.START:
                 for stage in host.stages:
                     stage.check(task)
@@ -301,7 +303,7 @@ class TaskLoop:
             await self._until_up(task)
 
     def _is_to_start(self, task: TaskRecord) -> bool:
-        """Return whether nobody wanted it otherwise since, and its host may still run it."""
+        """Return whether its order is still the same, and its host may still run it."""
         host, now = self._host, self.record
         if now.spec is not task.spec or now.wanted is not task.wanted or host.leaving.now():
             return False
@@ -317,7 +319,7 @@ class TaskLoop:
             unit = await self._host.units.find(self._unit)
             if unit is not None and unit.active == "active":
                 known = seen_unit(unit)
-                self._known = Seen(known, root=True, leftover=True, boot_id=self._host.boot_id)
+                self._known = SeenTask(known, root=True, leftover=True, boot_id=self._host.boot_id)
                 return
             if unit is None or unit.active != "activating":
                 break
@@ -348,7 +350,7 @@ class TaskLoop:
             await self._keep(self.record, kept)
 
     async def _through(
-        self, task: TaskRecord, step: Callable[[Stage, TaskRecord], Awaitable[TaskRecord]]
+        self, task: TaskRecord, step: Callable[[TaskStage, TaskRecord], Awaitable[TaskRecord]]
     ) -> TaskRecord:
         """Take a task through all stages; what the host chose for it is kept at once."""
         for stage in self._host.stages:
@@ -399,10 +401,10 @@ class TaskLoop:
 
     async def _probe(self, name: str, command: list[str], timeout_s: float) -> str:
         """Run a command of a probe inside the task."""
-        asked = Command(tuple(command), timeout_s, quiet=True)
+        asked = InsideCommand(tuple(command), timeout_s, quiet=True)
         return await self._host.inside.run(self.record, name, asked)
 
-    async def _judge(self, verdict: Verdict) -> None:
+    async def _judge(self, verdict: ProbeVerdict) -> None:
         """Take what a probe found; it is kept on disk so that it survives a restart.
 
         It waits for no look at the host, so a service manager that hangs hides no verdict.

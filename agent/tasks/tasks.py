@@ -10,7 +10,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from agent.api import COUNT_MAX, Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
-from agent.machine import Hardware
+from agent.machine import HostHardware
 from agent.network.core.network import gate_for
 from agent.resources.core.limits import lifts_nothing, resized
 from agent.runtime.core.records import (
@@ -25,8 +25,8 @@ from agent.runtime.core.records import (
 )
 from agent.runtime.crashpoints import passed
 from agent.runtime.journal import Replay
-from agent.tasks.admission import Admission
-from agent.tasks.context import Capacity, TaskContext
+from agent.tasks.admission import TaskAdmission
+from agent.tasks.context import HostCapacity, TaskContext
 from agent.tasks.core.admission import (
     accept,
     contradiction,
@@ -49,14 +49,14 @@ STOP_ASKED = "stop was asked for"
 _UNKNOWN_IMAGE = Digest("sha256:" + "0" * 64)
 
 
-class Tasks:
+class HostTasks:
     """The tasks, each with its loop; loops run in the daemon's task group."""
 
     def __init__(
         self,
         host: TaskContext,
-        capacity: Capacity,
-        hardware: Hardware,
+        capacity: HostCapacity,
+        hardware: HostHardware,
         group: asyncio.TaskGroup,
         *,
         reserve_bytes: int,
@@ -67,7 +67,9 @@ class Tasks:
         self._host = host
         self._capacity = capacity
         self._group = group
-        self._admission = Admission(capacity, hardware, reserve_bytes, self._others, self._is_over)
+        self._admission = TaskAdmission(
+            capacity, hardware, reserve_bytes, self._others, self._is_over
+        )
         self._loops: dict[str, TaskLoop] = {}
         self._tombstones: dict[str, Tombstone] = {}
         self._spared: dict[str, str] = {}
@@ -195,7 +197,7 @@ class Tasks:
         task_id, host = record.task_id, self._host
         self._coming[task_id] = record.spec
         try:
-            host.contact.bind(record, anew=True)
+            host.contact.bind(record, renewed=True)
             if task_id in self._spared:
                 await host.lanes.run("journal", host.journal.set_aside, task_id)
             await host.lanes.run("journal", host.journal.save, record)
@@ -442,7 +444,7 @@ class Tasks:
 
 
 def _condemned(task_id: str, generation: int | None = None, epoch: int | None = None) -> TaskRecord:
-    """Return the record of a task of which only the id is known, to have it removed."""
+    """Return the record of a task whose id alone is known, to have it removed."""
     spec = TaskSpec(
         generation=generation or 1, epoch=epoch or 0, image=_UNKNOWN_IMAGE, command=["unknown"]
     )

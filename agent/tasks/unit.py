@@ -10,11 +10,11 @@ from agent.images.core.image_user import login
 from agent.images.core.oci import as_run, image_properties
 from agent.images.core.standard_output import is_piped, piped
 from agent.images.core.writable_root import in_run, opened
-from agent.images.roots import Roots
+from agent.images.roots import TaskRoots
 from agent.machine import UnitState
 from agent.resources.core.exclusive_cpus import own_properties
 from agent.runtime.core.records import TaskRecord, has_own_init
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from agent.tasks.core.lifecycle import SeenUnit
 from agent.tasks.core.own_init import enclosed
 from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
@@ -36,7 +36,7 @@ def seen_unit(unit: UnitState) -> SeenUnit:
     )
 
 
-class SystemContainer(Stage):
+class SystemContainer(TaskStage):
     """Makes the unit of a task with an init of its own the one that starts its container."""
 
     def __init__(self, state_dir: str, run_dir: str) -> None:
@@ -54,7 +54,7 @@ class SystemContainer(Stage):
 class UnitOfTask:
     """Makes the unit of a task: its own properties, then those of each stage, in their order."""
 
-    def __init__(self, roots: Roots, stages: Sequence[Stage]) -> None:
+    def __init__(self, roots: TaskRoots, stages: Sequence[TaskStage]) -> None:
         """Ask `roots` what the image wants, and `stages` what they add."""
         self._roots, self._stages = roots, stages
 
@@ -66,7 +66,7 @@ class UnitOfTask:
         return unit
 
 
-def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
+def task_unit(roots: TaskRoots, task: TaskRecord) -> dict[str, object]:
     """Return the properties of a task's unit that no stage adds."""
     config, root = roots.config(task.spec.image), str(roots.path(task.task_id))
     user = None if config is None or has_own_init(task.spec) else config.runs_as

@@ -8,13 +8,13 @@ from agent.api import TaskSpec
 from agent.api.volumes import VolumeInfo, VolumeInfos
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
-from agent.runtime.stage import Stage
+from agent.runtime.stage import TaskStage
 from agent.volumes.volumes import Volumes, with_volumes
 
 _LANE = "btrfs"
 
 
-class VolumeService(Stage):
+class VolumeService(TaskStage):
     """Lists, keeps and removes volumes of this host, and brings tasks to theirs."""
 
     def __init__(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent.api import TaskSpec
 from agent.api.volumes import VolumeInfo, VolumeInfos, VolumeKind
-from agent.machine import Btrfs, Quota
+from agent.machine import Btrfs, QuotaMode
 from agent.runtime.crashpoints import passed
 from agent.volumes.core.volumes import (
     FOLDERS,
@@ -39,12 +39,12 @@ class Volumes:
             (state / folder).mkdir(parents=True, exist_ok=True)
 
     def admit(self, task_id: str, spec: TaskSpec) -> None:
-        """See to it that limits can hold; raises `Unprocessable` where nobody counts."""
+        """Check that limits can hold; raises `Unprocessable` where quotas are off."""
         limited = [n for n, v in spec.volumes.items() if v.max_bytes and v.kind != "tmpfs"]
         if not limited:
             return
         try:
-            if self._btrfs.enable_quota(self.state) is not Quota.OFF:
+            if self._btrfs.enable_quota(self.state) is not QuotaMode.OFF:
                 return
             why = "they are still off"
         except BtrfsError as e:

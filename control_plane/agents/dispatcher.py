@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from agent.api import ImagePull, ProfileSpec, TaskSpec
 from control_plane.agents.core.commands import Command, Start, Stop
 from control_plane.agents.core.seen import is_empty
-from control_plane.agents.core.stop_queue import Place, StopQueue
+from control_plane.agents.core.stop_queue import QueuePlace, StopQueue
 from control_plane.agents.observations import PROFILE
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi
@@ -89,7 +89,7 @@ class Dispatcher:
         region.broker.listen(self._machine_changed, loaded=ignore)
         self._observations.listen(self._seen_anew, lambda _machine, _which: None)
         self.profile_text: Callable[[str], str] = lambda _: ""
-        """Return the text of a profile that hosts do not have; whoever knows them says so."""
+        """Return the text of a profile that hosts do not have; the caller hands it in."""
 
     def follow(self, wanted: Wanted) -> None:
         """Take the source of what is wanted: the scheduler."""
@@ -115,7 +115,7 @@ class Dispatcher:
             case Start(machine=machine, task=task):
                 self._ask(machine, task)
             case Stop(machine=machine, task=task, urgent=urgent):
-                self._ask_stop(Place(machine, task), urgent=urgent)
+                self._ask_stop(QueuePlace(machine, task), urgent=urgent)
 
     def prestage(self, machine: str, digest: str, keys: Sequence[str] = ()) -> None:
         """Bring an image to a machine ahead of its use, if one of these keys signed it."""
@@ -159,7 +159,7 @@ class Dispatcher:
         self._queue(line)
         self._fill()
 
-    def _ask_stop(self, place: Place, *, urgent: bool) -> None:
+    def _ask_stop(self, place: QueuePlace, *, urgent: bool) -> None:
         """Let a stop wait for the rate limit, then for its turn."""
         line = self._lines.get(place.machine)
         if line is not None:
@@ -261,7 +261,7 @@ class Dispatcher:
         self._observations.refused(machine, what, f"{machine}: {reason}", doubtful=unknown)
 
     def _again(self, line: _Line, what: str) -> None:
-        """End a pause; its length is remembered until it succeeds or nobody wants it."""
+        """End a pause; its length is remembered until it succeeds or is no longer wanted."""
         if self._group is None or self._lines.get(line.machine) is not line:
             return
         wanted = self._wanted(line.machine, what)
@@ -270,7 +270,7 @@ class Dispatcher:
             loop.call_later(_PAUSE_MAX_S, self._forgive, line, what, line.pauses.get(what))
             self._observations.changed(line.machine)  # wakes callers that wait
         elif isinstance(wanted, Stop):
-            self._ask_stop(Place(line.machine, what), urgent=wanted.urgent)
+            self._ask_stop(QueuePlace(line.machine, what), urgent=wanted.urgent)
         else:
             self._ask(line.machine, what)
 
@@ -319,7 +319,7 @@ class Dispatcher:
                     await self._stop(wanted)
                 elif wanted is not None:
                     line.in_flight.discard(what)
-                    self._ask_stop(Place(machine, what), urgent=wanted.urgent)
+                    self._ask_stop(QueuePlace(machine, what), urgent=wanted.urgent)
 
     async def _start(self, line: _Line, task: str, spec: TaskSpec) -> None:
         machine, keys = line.machine, spec.image_trust.keys
@@ -400,9 +400,9 @@ class Dispatcher:
         self._tidy(line)
 
     def _seen_anew(self, machine: str) -> None:
-        """Give up pulls that were asked for in an earlier boot: nobody answers those calls.
+        """Give up pulls that were asked for in an earlier boot: those calls get no answer.
 
-        The end of a host that lost its power is told to nobody, and pulls may take long.
+        The end of a host that lost its power is not reported, and pulls may take long.
         """
         line = self._lines.get(machine)
         if line is None or not line.calls:

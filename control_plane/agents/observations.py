@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.agents.core.seen import SeenMachine
-from control_plane.agents.ports import Machines
+from control_plane.agents.ports import KnownMachines
 from control_plane.agents.protocol import EventStream
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.broker.core.unavailability import departure, excused, overdue, planned, returning
@@ -35,7 +35,7 @@ OneChanged = Callable[[str, str], None]
 class Observation:
     """One machine, as its agent describes it. Times are the loop's.
 
-    There is one for each machine of the region, so one of which nothing is known is small.
+    There is one for each machine of the region, so one without information is small.
     """
 
     asked_since: float | None = None
@@ -86,13 +86,13 @@ class Observation:
 
 
 UNSEEN = Observation()
-"""Of every machine of which nothing is known; to be read, never to be changed."""
+"""Of every machine that is not known; to be read, never to be changed."""
 
 
 class Observations:
     """The observations of all machines, and who wants to know when one changes."""
 
-    def __init__(self, broker: Machines, runtime: Runtime) -> None:
+    def __init__(self, broker: KnownMachines, runtime: Runtime) -> None:
         """Start blind."""
         self._runtime = runtime
         self._broker = broker
@@ -186,7 +186,7 @@ class Observations:
         self.changed(machine)
 
     def asked(self, machine: str) -> None:
-        """Take in that a machine is asked: from the first time on its silence counts."""
+        """Record that a machine is asked: from the first time on its silence counts."""
         observation = self.observation(machine)
         if observation.asked_since is None:
             observation.asked_since = self._runtime.now()
@@ -199,7 +199,7 @@ class Observations:
         )
 
     def silent(self, machine: str, *, alive: bool = False) -> None:
-        """Take in that the agent did not answer: what is known may be out of date.
+        """Record that the agent did not answer: what is known may be out of date.
 
         `alive`: its host did, by refusing the connection or by taking it, or the agent said
         something that is of no use.
@@ -240,7 +240,7 @@ class Observations:
         self.changed(machine)
 
     def stop_confirmed(self, machine: str, task: str, generation: int, *, gone: bool) -> None:
-        """Take in that the agent accepted a stop, or (`gone`) that it knows no such task."""
+        """Record that the agent accepted a stop, or (`gone`) that it knows no such task."""
         self.heard(machine)
         observation = self.observation(machine)
         observation.stopped[task] = max(generation, observation.stopped.get(task, 0))
@@ -259,12 +259,12 @@ class Observations:
             self.changed(machine)
 
     def image_came(self, machine: str, digest: str) -> None:
-        """Take in that a machine has an image."""
+        """Record that a machine has an image."""
         self.observation(machine).images |= {digest}
         self._one_changed(machine, digest)
 
     def refused(self, machine: str, task: str, reason: str, *, doubtful: bool) -> None:
-        """Take in that a command failed; with `doubtful`, nobody knows with what effect.
+        """Record that a command failed; with `doubtful`, its effect is not known.
 
         It was about a task, an image or `PROFILE`.
         """
@@ -284,7 +284,7 @@ class Observations:
             self.changed(machine)
 
     def changed(self, machine: str) -> None:
-        """Wake whoever decides something about the machine."""
+        """Wake the services that decide something about the machine."""
         for listener in self._listeners:
             listener(machine)
 

@@ -23,7 +23,7 @@ GetEvents = Callable[[int, float], Awaitable[api.Events]]
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class PollPatience:
     """How long an agent may take to answer, in seconds."""
 
     wait_s: float
@@ -36,7 +36,7 @@ class PolledEvents:
     """Implements `EventStream` with one long poll after the other."""
 
     def __init__(
-        self, ask: GetEvents, knock: Knock, runtime: Runtime, after: int, patience: Patience
+        self, ask: GetEvents, knock: Knock, runtime: Runtime, after: int, patience: PollPatience
     ) -> None:
         """Ask nothing yet."""
         self.heard_at = float("-inf")
@@ -85,7 +85,7 @@ class PolledAgent(AgentClient):
     """Implements `AgentApi` for a machine of the real world."""
 
     def __init__(
-        self, endpoint: str, tls: ssl.SSLContext | None, runtime: Runtime, patience: Patience
+        self, endpoint: str, tls: ssl.SSLContext | None, runtime: Runtime, patience: PollPatience
     ) -> None:
         """Open nothing yet."""
         super().__init__(endpoint, tls)

@@ -1,6 +1,6 @@
 """What those above the machines need of the brokers: nothing of how they do it.
 
-`roles.py` hands the brokers in. Whoever answers in their place, in this process or another, has
+`roles.py` hands the brokers in. What answers in their place, in this process or another, has
 these methods.
 """
 
@@ -45,7 +45,7 @@ class DatacenterBroker(Protocol):
         """Return the records of its machines."""
 
 
-class Machines(Protocol):
+class KnownMachines(Protocol):
     """Which machine is whose: the resource brokers."""
 
     @property
@@ -76,7 +76,7 @@ class Machines(Protocol):
         """Give a machine back to the free pool, unless anything changed since `revision`."""
 
     async def find_out(self, machine: str) -> None:
-        """Read a machine again if nobody knows whether its last write was made."""
+        """Read a machine again if it is not known whether its last write was made."""
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
         """Hold all these machines, or none and raise `Conflict`."""
@@ -85,7 +85,7 @@ class Machines(Protocol):
         """Assign what a transaction holds; again changes nothing."""
 
     async def abort(self, transaction: str) -> None:
-        """Let go of what a transaction holds; again changes nothing."""
+        """Release what a transaction holds; again changes nothing."""
 
     def in_doubt(self) -> Mapping[str, list[str]]:
         """Return each transaction that holds machines, and which."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from control_plane.agents.observations import Observations
-from control_plane.agents.ports import Machines
+from control_plane.agents.ports import KnownMachines
 from control_plane.api.settings import SchedulerSettings
-from control_plane.runtime.limits import Limits
+from control_plane.runtime.limits import FrontEndLimits
 from control_plane.runtime.runtime import Runtime
 
 
@@ -16,11 +16,11 @@ from control_plane.runtime.runtime import Runtime
 class Region:
     """One region, as one process serves it."""
 
-    broker: Machines
+    broker: KnownMachines
     observations: Observations
     settings: SchedulerSettings
     runtime: Runtime
-    limits: Limits = field(default_factory=Limits)
+    limits: FrontEndLimits = field(default_factory=FrontEndLimits)
     is_second: Callable[[str, str], bool] = lambda _machine, _boot_id: False
     """Whether the host of this boot only has the identity of this machine (docs/adr/0107)."""
     owns: Callable[[str], bool] = lambda _pool: True

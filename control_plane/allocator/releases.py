@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from control_plane.agents.ports import Machines
+from control_plane.agents.ports import KnownMachines
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from wire.errors import Busy, Conflict, NotFound, TwineError
@@ -25,7 +25,7 @@ class Releases:
     """Which machines are being given back; an actor that only the allocator has."""
 
     def __init__(
-        self, broker: Machines, index: RegionIndex, refresh: Callable[[Iterable[str]], None]
+        self, broker: KnownMachines, index: RegionIndex, refresh: Callable[[Iterable[str]], None]
     ) -> None:
         """Give nothing back yet; `refresh(machines)` has the index look at them anew."""
         self._broker, self._index, self._refresh = broker, index, refresh

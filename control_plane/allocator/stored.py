@@ -18,7 +18,7 @@ from control_plane.errors import UnknownOutcome
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import pages
 from control_plane.store import Delete, Operation, Put, Store
-from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.records import (
     ALLOCATIONS,
     DECISIONS,
@@ -111,7 +111,7 @@ class StoredAllocations:
         done, self.done = self.done, []
         operations += [Delete(decision_key(old)) for old in done]
         before = self._revisions.get(job, 0)
-        attempt = Attempt(self._slots, {key: before}, operations)
+        attempt = WriteAttempt(self._slots, {key: before}, operations)
         try:
             revision = await attempt.make()
         except BaseException as e:
@@ -135,7 +135,7 @@ class StoredAllocations:
         else:
             self.near[job] = near
 
-    async def _outcome(self, attempt: Attempt, key: str) -> int:
+    async def _outcome(self, attempt: WriteAttempt, key: str) -> int:
         """Return the revision of a write whose answer was lost; 0: it never will be made.
 
         Nothing can go on before that is known, so the store is asked until it answers.

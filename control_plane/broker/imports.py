@@ -30,7 +30,7 @@ from control_plane.errors import UnknownOutcome
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import PAGE, PART
 from control_plane.store import Delete, Put, Store
-from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.protocol import LAST
 from control_plane.store.records import IMPORT_DECISIONS, IMPORTS, decode, encode
 from wire.errors import Busy, Conflict, FieldError, TwineError
@@ -68,7 +68,7 @@ class Imports:
         """Know of no import yet; rows and decisions are in the region's main store."""
         self._store, self._runtime, self._homes = store, runtime, homes
         self._slots = Slots(store, IMPORTS.rstrip("/"), writer)
-        self._open: dict[str, Attempt | None] = {}
+        self._open: dict[str, WriteAttempt | None] = {}
         """Import that may have rows → its deciding write, None if an earlier process made it."""
         self._made = 0
         self._left = asyncio.Event()
@@ -158,7 +158,7 @@ class Imports:
         name = f"{self._store.epoch()}-{self._made}"
         key = IMPORT_DECISIONS + name
         decision = ImportDecision(simulated=simulated, time=self._runtime.date())
-        attempt = Attempt(self._slots, {key: 0}, [Put(key, encode(decision))])
+        attempt = WriteAttempt(self._slots, {key: 0}, [Put(key, encode(decision))])
         self._open[name] = attempt
         try:
             await self._stage(name, machines)
@@ -255,7 +255,7 @@ def _rows(machines: Sequence[InventoryMachine]) -> Iterator[ImportRow]:
             yield ImportRow(machines=part)
 
 
-async def _decide(attempt: Attempt, count: int) -> None:
+async def _decide(attempt: WriteAttempt, count: int) -> None:
     """Make the deciding write, or raise that it was not made, or that nobody knows."""
     try:
         await attempt.make()

@@ -23,18 +23,18 @@ from wire.errors import NotFound
 _WAIT_MAX_S = 60.0
 
 
-class Records(Protocol):
+class DiscoveryRecords(Protocol):
     """The records of all machines."""
 
     def find(self, name: str) -> MachineRecord | None:
         """Return the record of a machine, if there is one."""
 
 
-class Machines(Protocol):
+class DiscoveryMachines(Protocol):
     """Whose machines they are: the brokers."""
 
     @property
-    def table(self) -> Records:
+    def table(self) -> DiscoveryRecords:
         """Return the records of all machines."""
 
     def listen(
@@ -49,7 +49,7 @@ class Discovery:
     def __init__(
         self,
         jobs: Readable[JobRecord],
-        broker: Machines,
+        broker: DiscoveryMachines,
         jobs_on: Callable[[str], Collection[str]],
         shards: ShardMaps,
     ) -> None:
@@ -162,7 +162,7 @@ class Discovery:
     def _machine_changed(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
-        """Take in that a machine answers at another address, or is no machine any more."""
+        """Record that a machine answers at another address, or is no machine any more."""
         if before is None or after is None or before.address != after.address:
             for job in sorted(self._jobs_on(name)):
                 if job in self._revisions:

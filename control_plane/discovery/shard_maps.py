@@ -104,7 +104,7 @@ class ShardMaps:
         return ShardMapView(job=job, revision=revision, shards=dict(sorted(shards.items())))
 
     def tasks_of(self, job: str, shard: str) -> list[int] | None:
-        """Return the tasks that serve a shard, in order; None of one that nobody spoke of."""
+        """Return the tasks that serve a shard, in order; None for one that was never named."""
         record = self._jobs.get(job)
         part = self._table.find(_names(job)[part_of(shard)])
         if part is None or part.created_at != record.created_at:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from control_plane.api.limits import LimitName, LimitView, LimitViews
-from control_plane.runtime.limits import Limits, TokenBucket
+from control_plane.runtime.limits import FrontEndLimits, TokenBucket
 from wire.errors import Busy
 from wire.peers import principal
 from wire.server import Call
@@ -22,7 +22,7 @@ _PEOPLE_MAX = 1000
 class LimitHandlers:
     """A handler for each row of `api.limit_routes`."""
 
-    def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
+    def __init__(self, limits: FrontEndLimits, now: Callable[[], float]) -> None:
         """Take what the handlers call; `now` is the clock that is never set."""
         self._limits, self._now = limits, now
         self._deletes = limits.of(LimitName.DELETES, DELETES_PER_S, DELETES_BURST)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from wire.admission import ConnectionAdmission, IsVoid, open_admission
 from wire.errors import ConfigError
-from wire.limits import LOCAL, Limits, raise_descriptor_limit
+from wire.limits import LOCAL, ConnectionLimits, raise_descriptor_limit
 from wire.server import http_log
 
 BACKLOG = 4096
@@ -33,14 +33,14 @@ async def serving(
     tcp: socket.socket,
     tls: ssl.SSLContext,
     local: socket.socket | None,
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
     is_void: IsVoid | None = None,
 ) -> AsyncIterator[list[ConnectionAdmission]]:
     """Serve an application on a TCP socket with TLS and on a unix socket, until left.
 
     The unix socket has a door of its own: strangers on the network keep no operator out.
     """
-    limits = limits or Limits().within(raise_descriptor_limit())
+    limits = limits or ConnectionLimits().within(raise_descriptor_limit())
     runner = web.AppRunner(app, handle_signals=False, logger=_http_log, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:

@@ -32,7 +32,7 @@ from control_plane.health.core.trust import (
 )
 from control_plane.health.core.verdict import Brakes, Held, verdict
 from control_plane.health.follower import Follower
-from control_plane.health.marker import Marker, Marks
+from control_plane.health.marker import HealthMarks, Marker
 from control_plane.health.watch import Watch, is_leaving
 from control_plane.runtime.runtime import TICK_S
 from control_plane.runtime.table import ignore
@@ -49,8 +49,8 @@ _TURN = 64
 class HealthChecker:
     """Keeps the broker's unavailability events true."""
 
-    def __init__(self, region: Region, pool: AgentPool, marks: Marks) -> None:
-        """Ask nobody yet; `marks` writes down what is concluded."""
+    def __init__(self, region: Region, pool: AgentPool, marks: HealthMarks) -> None:
+        """Ask no agent yet; `marks` writes down what is concluded."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._follows = region.follows
@@ -127,7 +127,7 @@ class HealthChecker:
         return watch.held.reason
 
     def held_back(self) -> list[HeldBack]:
-        """Return all machines of which nothing is concluded yet, by name, and why."""
+        """Return all machines without a verdict yet, by name, and why."""
         now, found = self._runtime.now(), []
         for name in sorted(self._held):
             watch = self._held[name]
@@ -171,7 +171,7 @@ class HealthChecker:
     # -- what happens
 
     def _anew(self, why: str) -> None:
-        """Start all silences anew: what was silent may have been ourselves."""
+        """Start all silences again: what was silent may have been ourselves."""
         self._anew_at = self._runtime.now()
         log.warning("silence of all machines is counted from now on", extra={"reason": why})
 

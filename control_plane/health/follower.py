@@ -25,7 +25,7 @@ from wire.errors import Conflict, NotFound, OlderStore, Refused, TwineError, Unr
 
 log = logging.getLogger(__name__)
 _TRIES = 2
-"""Of one call before the conversation begins anew."""
+"""Of one call before the conversation begins again."""
 T = TypeVar("T")
 
 
@@ -37,7 +37,7 @@ class Follower:
     """Keeps the observations of all machines fresh."""
 
     def __init__(self, region: Region, pool: AgentPool) -> None:
-        """Ask nobody yet."""
+        """Ask no agent yet."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._is_second, self._follows = region.is_second, region.follows

@@ -13,20 +13,20 @@ log = logging.getLogger(__name__)
 Still = Callable[[str], bool]
 
 
-class Marks(Protocol):
+class HealthMarks(Protocol):
     """Who writes down what is concluded: the broker."""
 
     async def down(self, reasons: Mapping[str, str], still: Still) -> None:
-        """Record failures of machines of which `still` holds when it is written."""
+        """Record failures of machines for which `still` holds when it is written."""
 
     async def up(self, names: Sequence[str], still: Still) -> None:
-        """Record the end of failures of machines of which `still` holds when it is written."""
+        """Record the end of failures of machines for which `still` holds when it is written."""
 
 
 class Marker:
-    """One writer beside the verdicts: a store that is slow holds up nobody's verdict."""
+    """One writer beside the verdicts: a store that is slow holds up no verdict."""
 
-    def __init__(self, marks: Marks, trouble: Callable[[str], None]) -> None:
+    def __init__(self, marks: HealthMarks, trouble: Callable[[str], None]) -> None:
         """Write nothing yet; `trouble(why)` is called when the store does not take a mark."""
         self._marks, self._trouble = marks, trouble
         self._down: dict[str, str] = {}

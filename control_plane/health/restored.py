@@ -43,7 +43,7 @@ class RestoredHosts:
         return f"the store is older than what {count} were told ({name}: {self._refusing[name]})"
 
     def refused(self, machine: str, why: str) -> None:
-        """Take in that a host refuses us."""
+        """Record that a host refuses us."""
         if machine not in self._refusing:
             log.error("the store is older than a host", extra={"machine": machine, "reason": why})
         self._refusing[machine] = why
@@ -51,7 +51,7 @@ class RestoredHosts:
         self.look()
 
     def answered(self, machine: str) -> None:
-        """Take in that a host takes us for what we are."""
+        """Record that a host accepts us."""
         self._refusing.pop(machine, None)
         self._answered.add(machine)
 

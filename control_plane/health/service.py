@@ -26,7 +26,7 @@ class HealthService:
         self._checker, self._scopes = checker, scopes
 
     def held_back(self) -> list[HeldBack]:
-        """Return all machines of which nothing is concluded yet, and why."""
+        """Return all machines without a verdict yet, and why."""
         return self._checker.held_back()
 
     def count(self) -> int:

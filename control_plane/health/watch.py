@@ -81,7 +81,7 @@ class Watch:
     def planned(self, record: MachineRecord, now: float, wall: float) -> None:
         """Take in how long the machine was told to be away.
 
-        What is left is counted once, on the clock that nobody sets.
+        What is left is counted once, on the clock that is never set.
         """
         event = open_event(record, EventKind.PLANNED)
         if event is None:

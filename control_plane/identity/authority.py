@@ -50,7 +50,7 @@ LEAF_LIFE_S = 45 * 86_400.0
 """Of hosts: a control plane may be away for a month and no host joins again (docs/adr/0037)."""
 OWN_LIFE_S = 86_400.0
 TASK_LIFE_S = 86_400.0
-"""Of tasks: whom they talk to asks nobody whether a certificate was revoked (docs/adr/0105)."""
+"""Of tasks: their peers check no revocation list (docs/adr/0105)."""
 LEAF_LIFE_MIN_S = 300.0
 WARN_S = 7 * 86_400.0
 """Hosts renew each day: one with a week left has failed to for a month."""
@@ -63,7 +63,7 @@ _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CertificateSubject:
     """Whom a certificate is for."""
 
     role: str
@@ -122,7 +122,7 @@ class Leaf:
     not_after: float
 
 
-class Authority:
+class CertificateAuthority:
     """Issues certificates; the only holder of the root key."""
 
     def __init__(
@@ -153,7 +153,7 @@ class Authority:
     def issue(
         self,
         public_key: ec.EllipticCurvePublicKey,
-        subject: Subject | TaskSubject,
+        subject: CertificateSubject | TaskSubject,
         life_s: float | None = None,
     ) -> Leaf:
         """Return a certificate that says: the holder of this key is this subject."""
@@ -184,7 +184,9 @@ class Authority:
         log.info("certificate issued", extra={"subject": common_name, "serial": leaf.serial_number})
         return Leaf(pem + root.pem, leaf.not_valid_after_utc.timestamp())
 
-    def credential(self, subject: Subject, url: str, life_s: float | None = None) -> Credential:
+    def credential(
+        self, subject: CertificateSubject, url: str, life_s: float | None = None
+    ) -> Credential:
         """Return a new key and its certificate, for ourselves or for a user."""
         key = ec.generate_private_key(ec.SECP256R1())
         leaf = self.issue(key.public_key(), subject, life_s)
@@ -199,11 +201,11 @@ class Authority:
             cluster=self.cluster,
         )
 
-    def identity_of(self, subject: Subject | TaskSubject) -> str:
+    def identity_of(self, subject: CertificateSubject | TaskSubject) -> str:
         """Return the one name in a certificate that says who somebody is."""
         return f"spiffe://{self.cluster}/{subject.path}"
 
-    def _names(self, subject: Subject | TaskSubject) -> list[x509.GeneralName]:
+    def _names(self, subject: CertificateSubject | TaskSubject) -> list[x509.GeneralName]:
         uri = self.identity_of(subject)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
         for host in dict.fromkeys(subject.hosts):
@@ -221,7 +223,7 @@ def open_authority(
     leaf_life_s: float = LEAF_LIFE_S,
     task_leaf_life_s: float = TASK_LIFE_S,
     clock: Clock = time.time,
-) -> Authority:
+) -> CertificateAuthority:
     """Return the authority of this file, made first where there is none.
 
     Losing the file means that every host joins again; a damaged one is never replaced.
@@ -246,7 +248,7 @@ def open_authority(
             hint="set `cluster` to the name it was created with, or use another state folder",
         )
     lives = {"leaf_life_s": leaf_life_s, "task_leaf_life_s": task_leaf_life_s}
-    return Authority(roots, cluster, **lives, clock=clock)
+    return CertificateAuthority(roots, cluster, **lives, clock=clock)
 
 
 def _why_not(error: Exception) -> str:
@@ -299,10 +301,12 @@ def public_key_of(csr_pem: str) -> ec.EllipticCurvePublicKey:
 class OwnIdentity:
     """The control plane's leaf: serves the front end and calls the agents."""
 
-    def __init__(self, authority: Authority, hosts: Sequence[str], clock: Clock = time.time):
+    def __init__(
+        self, authority: CertificateAuthority, hosts: Sequence[str], clock: Clock = time.time
+    ):
         """Issue the first certificate, valid at these addresses and names."""
         self._authority = authority
-        self._subject = Subject("component", "control-plane", tuple(hosts))
+        self._subject = CertificateSubject("component", "control-plane", tuple(hosts))
         self._clock = clock
         self._contexts = tls.Followers()
         self._life_s = min(OWN_LIFE_S, authority.leaf_life_s)

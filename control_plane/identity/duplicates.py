@@ -15,7 +15,7 @@ import msgspec
 from agent.api.presence import Presence, PresenceAnswer, Verdict
 from control_plane.api.duplicates import Duplicate, Duplicates
 from control_plane.identity.core.duplicates import (
-    Finding,
+    CloneFinding,
     Round,
     found,
     is_second,
@@ -56,7 +56,7 @@ class DuplicateHosts:
         """Read nothing yet."""
         self._store, self._runtime = store, runtime
         self.known: dict[str, Duplicate] = {}
-        """By machine: the second host that was found last."""
+        """By machine: the clone that was found last."""
         self._doubted: dict[str, str] = {}
         self._boots: dict[str, list[str]] = {}
         self._looking: set[str] = set()
@@ -107,9 +107,9 @@ class DuplicateHosts:
             self._looking.discard(machine)
 
     async def forget(self, machine: str) -> None:
-        """Have a machine's hosts looked at anew: one of them is gone, or has joined again.
+        """Check a machine's hosts again: one of them is gone, or has joined again.
 
-        Raises `NotFound` where there is no second host.
+        Raises `NotFound` where there is no clone.
         """
         if machine not in self.known:
             raise NotFound(
@@ -134,20 +134,22 @@ class DuplicateHosts:
 
     async def _conclude(self, machine: str, one: Round, address: str) -> PresenceAnswer:
         finding = found(one)
-        if finding is Finding.DOUBT:
+        if finding is CloneFinding.DOUBT:
             self._doubted[machine] = one.caller.mark
             return PresenceAnswer(verdict=Verdict.AGAIN)
         if one.doubted == one.caller.mark:
             self._doubted.pop(machine, None)
-        if finding is Finding.NOTHING and stays_second(self.known.get(machine), one.caller.boot_id):
+        if finding is CloneFinding.NOTHING and stays_second(
+            self.known.get(machine), one.caller.boot_id
+        ):
             return self._second(machine)
-        if finding is Finding.ALONE and one.caller.boot_id not in one.boots:
+        if finding is CloneFinding.ALONE and one.caller.boot_id not in one.boots:
             self._boots[machine] = [*one.boots, one.caller.boot_id][-_BOOTS:]
-        if finding is Finding.CALLER_SECOND:
+        if finding is CloneFinding.CALLER_SECOND:
             assert one.there is not None
             await self._found(machine, one.caller.boot_id, address, one.there.boot_id)
             return self._second(machine)
-        if finding is Finding.CALLER_FIRST:
+        if finding is CloneFinding.CALLER_FIRST:
             assert one.there is not None
             await self._found(machine, one.there.boot_id, "at its address", one.caller.boot_id)
             await self.disconnect(machine)

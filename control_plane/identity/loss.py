@@ -1,4 +1,4 @@
-"""The authority's file is gone or of no use: nobody makes another one unasked (docs/adr/0108).
+"""The authority's file is gone or of no use: no other one is made unasked (docs/adr/0108).
 
 Hosts trust the root that is lost. A new one made in silence would lock them all out, and would do
 so as well where the file is only not mounted yet.

@@ -23,7 +23,12 @@ import msgspec
 from agent.api import ID_PATTERN, Certificate, JoinRequest, RenewRequest
 from agent.api.task_identity import TaskCertificate
 from control_plane.api.machines import MachineRecord, MachineView, Token, TokenRequest
-from control_plane.identity.authority import Authority, Subject, TaskSubject, public_key_of
+from control_plane.identity.authority import (
+    CertificateAuthority,
+    CertificateSubject,
+    TaskSubject,
+    public_key_of,
+)
 from control_plane.identity.duplicates import DuplicateHosts
 from control_plane.identity.rotation import Rotation
 from control_plane.runtime.runtime import Runtime
@@ -51,7 +56,7 @@ _DNS_NAME = re.compile(
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
-class Inventory(Protocol):
+class JoinInventory(Protocol):
     """What joining asks of the resource broker."""
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
@@ -64,7 +69,7 @@ class Inventory(Protocol):
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A join token as it is stored: whoever reads it cannot join with it."""
+    """A join token as it is stored: a reader of the store cannot join with it."""
 
     schema: int = 1
     secret_sha256: str
@@ -79,8 +84,8 @@ class Registrar:
     def __init__(
         self,
         store: Store,
-        authority: Authority,
-        inventory: Inventory,
+        authority: CertificateAuthority,
+        inventory: JoinInventory,
         url: str,
         runtime: Runtime,
         own: Collection[str] = (),
@@ -97,7 +102,7 @@ class Registrar:
         self.rotation = Rotation(store, authority, runtime)
         self.duplicates = DuplicateHosts(store, runtime)
         self._runtime = runtime
-        self._failures = Failures(runtime)
+        self._failures = JoinFailures(runtime)
         self._tidied_at = float("-inf")
 
     @property
@@ -144,7 +149,7 @@ class Registrar:
             extra = {"machine": request.machine, "address": address, "reason": str(e)}
             log.warning("a host may not join", extra=extra)
             raise
-        leaf = self._authority.issue(public_key, Subject("host", request.machine, hosts))
+        leaf = self._authority.issue(public_key, CertificateSubject("host", request.machine, hosts))
         await self._inventory.joined(request)
         await self.rotation.heard(request.machine, [self._authority.ca_hash])
         await self.duplicates.joined(request.machine)
@@ -166,7 +171,7 @@ class Registrar:
                 f"machine {machine} is not part of the region any more",
                 hint="to take it back, join it with a new token",
             ) from e
-        subject = Subject("host", machine, (host_of(view.record.address),))
+        subject = CertificateSubject("host", machine, (host_of(view.record.address),))
         leaf = self._authority.issue(public_key, subject)
         await self.rotation.heard(machine, request.trusts)
         return self._certificate(machine, leaf.pem, leaf.not_after)
@@ -237,7 +242,7 @@ class Registrar:
             await self._store.txn({}, old[first : first + ROWS_MAX])
 
 
-class Failures:
+class JoinFailures:
     """Slows down who guesses: so many failures per address and minute, then a pause."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -287,8 +292,8 @@ def host_of(address: str) -> str:
 def check_named(host: str, source: str, own: Collection[str]) -> None:
     """Raise `Forbidden` where a certificate must not name a host (BUG-HT27).
 
-    Nobody is at loopback, link-local or multicast addresses for others, and the names of the
-    control plane are its own. Who asks from there may have them: an agent beside it.
+    No host is at loopback, link-local or multicast addresses for others, and the names of the
+    control plane are its own. A caller from there may have them: an agent beside it.
     """
     try:
         at, came_from = ipaddress.ip_address(host), ipaddress.ip_address(source or "::1")
@@ -322,7 +327,7 @@ def _check_token_request(request: TokenRequest) -> None:
 
 
 def _token(entry: Entry) -> TokenRecord | None:
-    """Return a stored token; None for one that is damaged, which nobody can join with."""
+    """Return a stored token; None for one that is damaged, which no host can join with."""
     try:
         return msgspec.json.decode(entry.value, type=TokenRecord)
     except msgspec.DecodeError:

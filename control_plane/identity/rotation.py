@@ -17,7 +17,7 @@ import msgspec
 
 from control_plane.api.authority import AuthorityView, HostTrust, RootState, RootView, Step
 from control_plane.api.people import IssuedCredential
-from control_plane.identity.authority import Authority
+from control_plane.identity.authority import CertificateAuthority
 from control_plane.identity.core.roots import after, hinders, is_behind, made, text_of
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
@@ -46,7 +46,7 @@ async def _nobody(_machine: str) -> None:
 class Rotation:
     """The only one who changes the roots. `load` comes before everything else."""
 
-    def __init__(self, store: Store, authority: Authority, runtime: Runtime) -> None:
+    def __init__(self, store: Store, authority: CertificateAuthority, runtime: Runtime) -> None:
         """Read nothing yet."""
         self._store, self._authority, self._runtime = store, authority, runtime
         self._trust: dict[str, HostTrust] = {}

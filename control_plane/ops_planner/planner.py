@@ -40,7 +40,7 @@ from control_plane.ops_planner.core.waves import (
     stage,
 )
 from control_plane.ops_planner.ports import Announcements
-from control_plane.ops_planner.preview import Previewer, Sources
+from control_plane.ops_planner.preview import Previewer, PreviewSources
 from control_plane.ops_planner.shown import plan_view
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import Table
@@ -84,7 +84,7 @@ class OpsPlanner:
         region.broker.listen(self._machine_changed)
         runtime = region.runtime
         self._previewer = Previewer(
-            Sources(
+            PreviewSources(
                 region.broker,
                 region.observations,
                 jobs,
@@ -180,7 +180,7 @@ class OpsPlanner:
         return self.show(name)
 
     async def report(self, name: str, machines: Collection[str]) -> PlanView:
-        """Take in that the work on some machines of a plan is over."""
+        """Record that the work on some machines of a plan is over."""
         plan = self._plans.get(name)
         known = {
             machine

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 
 from control_plane.agents.observations import Observations
-from control_plane.agents.ports import Machines
+from control_plane.agents.ports import KnownMachines
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.machine_pools import Pool
@@ -21,7 +21,7 @@ from control_plane.api.maintenance import Ends, MaintenanceWish, Preview
 from control_plane.broker.core.capacity import micro
 from control_plane.broker.core.unavailability import planned as announced
 from control_plane.ops_planner.core.impact import JobNow, by_stake, overlaps, spared, warnings
-from control_plane.ops_planner.core.waves import Planned, divide, how_it_ends, is_one_by_one
+from control_plane.ops_planner.core.waves import PlannedWave, divide, how_it_ends, is_one_by_one
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.reconcile import available
 from control_plane.scheduler.counters import Counters
@@ -33,15 +33,15 @@ _NOTHING_THERE = 1001
 _TURN = 500
 """Machines that are looked at before others get their turn."""
 _TOGETHER_MAX = 2000
-"""Tasks that are planned as if all moved together: that takes a moment in which nobody else runs.
+"""Tasks that are planned as if all moved together: for that moment no other actor runs.
 Of more, each job is judged as if it moved alone, and the preview says so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class PreviewSources:
     """What a preview reads."""
 
-    brokers: Machines
+    brokers: KnownMachines
     observations: Observations
     jobs: JobTable
     allocator: Places
@@ -58,7 +58,7 @@ class Sources:
 class Previewer:
     """Judges plans."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: PreviewSources) -> None:
         """Look at nothing yet."""
         self._at = sources
 
@@ -72,7 +72,7 @@ class Previewer:
             if record is not None:
                 at = record.location
                 place = (at.datacenter, at.msb, at.row, at.rack)
-                planned_machines.append(Planned(name, place, self._priority(record)))
+                planned_machines.append(PlannedWave(name, place, self._priority(record)))
         return divide(planned_machines, wish)
 
     async def preview(

@@ -41,7 +41,7 @@ MANY = 200
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who asks or decides, as the front end knows them."""
+    """The caller who asks or decides, as the front end knows them."""
 
     name: str
     is_operator: bool = False
@@ -51,7 +51,7 @@ class Person:
 
 
 RULES = Person("", is_operator=True)
-"""Nobody: what the rules grant by themselves."""
+"""No caller: what the rules grant by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Portal:
         self.supply = SupplyIndex()
         self._runtime = runtime
         self.jobs_of: Callable[[str], Sequence[str]] = lambda _: ()
-        """Return the jobs of an entitlement; whoever knows them says so."""
+        """Return the jobs of an entitlement; the scheduler hands them in."""
         self._applying: Counter[str] = Counter()
         """Entitlements to which jobs are being applied, with how many …"""
         self._going: dict[str, None] = {}

@@ -23,7 +23,7 @@ from control_plane.api.capacity_report import CapacityReport, PowerBudget
 from control_plane.api.machines import MachineRecord
 from control_plane.portal.core.grants import Shortage, Supply, rru_of, unkept
 from control_plane.portal.core.pools import pool_of, pool_quota
-from control_plane.portal.core.report import Report, Used
+from control_plane.portal.core.report import PortalReport, Used
 from control_plane.portal.portal import MANY, Person, Portal, Use
 from control_plane.runtime.runtime import Runtime
 from wire.errors import NotFound
@@ -32,7 +32,7 @@ _CHUNK = 500
 """Machines that a report reads before others have their turn: a few milliseconds."""
 
 
-class MachineTable(Protocol):
+class PortalMachines(Protocol):
     """The broker's records."""
 
     def __iter__(self) -> Iterator[str]:
@@ -48,7 +48,7 @@ class MachineTable(Protocol):
 class Sources:
     """What is asked of the broker and the allocator."""
 
-    machines: MachineTable
+    machines: PortalMachines
     held: Callable[[str], list[MachineRecord]]
     """Returns the machines of a pool."""
     jobs_of: Callable[[str], list[str]]
@@ -147,7 +147,7 @@ class CapacityService:
 
         Others have their turn while the machines are read, so a line may be older than another.
         """
-        report = Report(self._runtime.date())
+        report = PortalReport(self._runtime.date())
         for i, name in enumerate(list(self._sources.machines)):
             if i % _CHUNK == 0:
                 await asyncio.sleep(0)
@@ -186,7 +186,7 @@ class CapacityService:
 
 
 def _summed_up(
-    report: Report, records: list[EntitlementRecord], supply: Supply
+    report: PortalReport, records: list[EntitlementRecord], supply: Supply
 ) -> tuple[CapacityReport, dict[str, Shortage]]:
     specs = {record.name: record.spec for record in records}
     return report.finish(records), unkept(specs, supply) if supply else {}

@@ -1,4 +1,4 @@
-"""How many machines of which class the region has, counted as the broker's records change."""
+"""How many machines of each class the region has, counted as the broker's records change."""
 
 from __future__ import annotations
 

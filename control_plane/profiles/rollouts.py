@@ -36,8 +36,8 @@ from control_plane.api.profiles import (
 )
 from control_plane.broker.core.unavailability import open_event
 from control_plane.profiles.core.gradual import (
-    Host,
     Steps,
+    SwitchingHost,
     is_under_way,
     is_unproved,
     proved,
@@ -312,7 +312,7 @@ class ProfileRollouts:
             fields["state"] = after.state.value
             log.info("profile goes on", extra=fields)
 
-    async def _unstick(self, hosts: Sequence[Host]) -> None:
+    async def _unstick(self, hosts: Sequence[SwitchingHost]) -> None:
         """Empty one machine that waits for a boot, and let tasks back where that is over."""
         for host in hosts:
             if host.leaving and host.proof is Proof.VERIFIED:
@@ -366,7 +366,7 @@ class ProfileRollouts:
                     ),
                 )
 
-    def _host(self, record: MachineRecord) -> Host:
+    def _host(self, record: MachineRecord) -> SwitchingHost:
         name, observation = record.machine, self._observations.observation(record.machine)
         up = record.state is MachineState.UP and observation.answering
         seen = observation.profile
@@ -386,7 +386,7 @@ class ProfileRollouts:
             status.health is not Health.UNHEALTHY and status.state not in _SICK
             for status in observation.tasks.values()
         )
-        return Host(
+        return SwitchingHost(
             name=name,
             wanted=record.profile_wanted,
             proof=proof,

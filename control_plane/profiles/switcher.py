@@ -51,7 +51,7 @@ class Switcher:
             self._settings.profile_switches_burst,
         )
         self._asked_for: dict[str, tuple[str, int]] = {}
-        """Machine → the profile that it was asked for last: only another one counts anew."""
+        """Machine → the profile that it was asked for last: only another one counts again."""
         self._raised_at: dict[str, float] = {}
         self._asked_empty: dict[str, int] = {}
         """Machine → the generation of its profile that was asked for with no task in the way."""

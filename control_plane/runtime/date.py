@@ -1,4 +1,4 @@
-"""The date that decisions go by: the wall clock, of which a step is believed only after a while.
+"""The date that decisions go by: the wall clock, whose steps are believed only after a while.
 
 Deadlines that people gave are dates, and a wall clock may step by hours at any moment: nothing
 that was announced for tomorrow begins because of that (BUG-CP9). So the date goes on with the
@@ -13,7 +13,7 @@ STEP_S = 2.0
 """A difference below this is no step: clocks that are set right go by milliseconds, and both are
 not read in the same moment."""
 BELIEVED_AFTER_S = 3600.0
-"""For so long a step must last. Until then whoever watches the host can undo it; from then on
+"""For so long a step must last. Until then an operator can undo it; from then on
 the dates that people name are taken for those of the new clock."""
 _SAME_S = 60.0
 """A doubted step that changes by more is another one."""

@@ -28,7 +28,7 @@ from control_plane.api.stored_jobs import (
 )
 from control_plane.runtime.table import Breathe, Table, ignore_turns, pages
 from control_plane.store import Delete, Entry, KeyChange, Operation, Put, Store
-from control_plane.store.outcomes import Attempt
+from control_plane.store.outcomes import WriteAttempt
 from control_plane.store.quarantine import job_in, quarantined
 from control_plane.store.records import JOBS, TASKS, decode, encode, schema_of, task_chunk_key
 
@@ -97,7 +97,7 @@ class JobTable(Table[JobRecord]):
         operations: list[Operation] = [Put(entry.key, encode(intent_of(record)))]
         operations += [Put(task_chunk_key(name, n), encode(c)) for n, c in chunks.items()]
         compare = {entry.key: entry.revision} | {task_chunk_key(name, n): 0 for n in chunks}
-        revision = await Attempt(self._slots, compare, operations).sure()
+        revision = await WriteAttempt(self._slots, compare, operations).sure()
         self._note(name, revision, dict.fromkeys(chunks, revision))
         log.info("job split", extra={"job": name, "chunks": len(chunks)})
         return record

@@ -108,7 +108,7 @@ class Limit:
         )
 
 
-class Limits:
+class FrontEndLimits:
     """All limits of this process; each is made by the component that it limits."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Limits:
         self._limits: dict[LimitName, Limit] = {}
 
     def of(self, name: LimitName, per_s: float, burst: int) -> Limit:
-        """Return a limit, made with these numbers by whoever asks first."""
+        """Return a limit, made with these numbers at its first use."""
         known = self._limits.get(name)
         if known is None:
             known = self._limits[name] = Limit(name, per_s, burst)

@@ -9,7 +9,7 @@ from collections import deque
 class Locks:
     """Who holds which name, and who waits for it, in the order in which they came.
 
-    Most are held by nobody else, so taking one is an entry of a dictionary and no more.
+    Most are free, so taking one is an entry of a dictionary and no more.
     """
 
     __slots__ = ("_held",)
@@ -34,7 +34,7 @@ class Locks:
             raise
 
     def give(self, name: str) -> None:
-        """Hand a name over to who waits for it first; drop it if nobody does."""
+        """Hand a name over to the first waiter; drop it if there is none."""
         waiting = self._held[name]
         while waiting:
             turn = waiting.popleft()

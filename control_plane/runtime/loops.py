@@ -1,6 +1,6 @@
-"""The loops of a process, by name: one that fails is seen, and ends the process or begins anew.
+"""The loops of a process, by name: one that fails is seen, and ends the process or begins again.
 
-None ends silently: readiness names it, and whoever runs the process is told why.
+None ends silently: readiness names it, and the process says why.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Loops:
             self._tasks[name] = self._runtime.spawn(name, self._again_and_again(name, work))
 
     async def wait_failed(self) -> None:
-        """Return never, or raise what broke a loop that cannot begin anew."""
+        """Return never, or raise what broke a loop that cannot begin again."""
         await asyncio.shield(self._failure)
 
     def trouble(self) -> str:
@@ -71,12 +71,12 @@ class Loops:
         if self._tasks:
             await asyncio.wait(self._tasks.values())
         if self._failure.done():
-            self._failure.exception()  # whoever cares asked with wait_failed
+            self._failure.exception()  # callers wait with wait_failed
         else:
             self._failure.cancel()
 
     def _work_failed(self, name: str, error: BaseException) -> None:
-        """Take in that spawned work failed, whoever had it spawned: it ends the process."""
+        """Record that spawned work failed: it ends the process."""
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
         self.down[name] = _reason(error)

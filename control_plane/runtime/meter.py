@@ -15,7 +15,7 @@ class Meter:
     By the clock that needs no system call: each step is counted, and one costs as much as
     the step where the kernel is behind a sandbox. On a busy host others' time is in it.
 
-    A step is what an actor does between two awaits: nobody else runs meanwhile.
+    A step is what an actor does between two awaits: no other actor runs meanwhile.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Meter:
             self.longest_s[name] = seconds
 
     def metered(self, name: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Return the same work, each step of which is counted (1 µs a step)."""
+        """Return the same work with each step counted (1 µs a step)."""
         return _Metered(self, name, work)
 
 

@@ -1,4 +1,4 @@
-"""What may be asked of records, whoever writes them: this process, or another that it follows."""
+"""What may be asked of records, whether this process writes them or another that it follows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Readable(Generic[T]):
         self.latest = 0
         """Rises with each change; `watch` goes on from it."""
         self.set_aside: frozenset[str] = frozenset()
-        """Names of which a stored record is damaged: they are not here, and not free either."""
+        """Names whose stored record is damaged: they are not here, and not free either."""
         self._word = word
         self._read: Callable[[str, Entry], T] = read or (
             lambda _, entry: decode(entry.value, kind, entry.key)

@@ -45,7 +45,7 @@ class Runtime:
         seed: int | None = None,
         boot: Clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
-        """Take the clocks, and the seed of `random`; None: one that nobody knows.
+        """Take the clocks, and the seed of `random`; None: one that cannot be guessed.
 
         `boot` also counts while the host is suspended.
         """
@@ -58,7 +58,7 @@ class Runtime:
         self._batch = 1
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._passed_over: deque[asyncio.Future[None]] = deque()
-        """Those that were let go on and found no time left in the turn."""
+        """Those that were resumed and found no time left in the turn."""
         self._seen: tuple[float, float, float] | None = None
         """now, boot and wall as they were seen last."""
         self._on_pause: list[Callable[[float], None]] = []
@@ -97,7 +97,7 @@ class Runtime:
     async def checkpoint(self) -> None:
         """Let others run if this turn of the loop has computed for `TURN_S`.
 
-        The turn is that of the whole process: whoever computes in it takes from the same. Of
+        The turn is that of the whole process: each computation in it takes from the same. Of
         those that had to wait as many go on in a turn as fitted into the last ones.
         """
         loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class Runtime:
     def _turn_over(self) -> None:
         """Let the first of those that wait compute in the next turn, and look after them.
 
-        Whoever finds that those before it took all of the turn waits again, still in front.
+        An actor that finds the turn used up by those before it waits again, still in front.
         """
         now, began = time.perf_counter(), self._turn_began
         if began is not None:
@@ -179,7 +179,7 @@ class Runtime:
         return _listen(self._on_pause, told)
 
     def paused(self, seconds: float) -> None:
-        """Take in that this process stood still until now."""
+        """Record that this process stood still until now."""
         log.warning("this process stood still", extra={"seconds": round(seconds, 1)})
         for told in tuple(self._on_pause):
             told(seconds)

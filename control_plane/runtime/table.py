@@ -21,7 +21,7 @@ from control_plane.runtime.readable import (
     tell_each,
 )
 from control_plane.store import Delete, Entry, KeyChange, Operation, Put, Store
-from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.records import encode
 from wire.errors import Busy, Conflict, TwineError
 
@@ -32,7 +32,7 @@ Breathe = Callable[[], Awaitable[None]]
 
 
 async def ignore_turns() -> None:
-    """Let nobody run meanwhile: for tables of few records."""
+    """Let no other actor run meanwhile: for tables of few records."""
 
 
 class Table(Readable[T]):
@@ -65,7 +65,7 @@ class Table(Readable[T]):
         self._slots = Slots(store, prefix.rstrip("/"), writer)
         self.is_followed = False
         """Whether changes of other processes come by `follow`; so come this one's own, later."""
-        self._doubtful: dict[str, Attempt] = {}
+        self._doubtful: dict[str, WriteAttempt] = {}
         """Names → the write of them that ended in a way that does not say whether it was made."""
         self._gone: dict[str, int] = {}
         """Names that are deleted → the revision of that, until the watch is past it."""
@@ -131,7 +131,7 @@ class Table(Readable[T]):
     def lock(self, *names: str) -> _Locked:
         """Hold the locks of these records, from reading to `commit`.
 
-        They are taken in one order by everybody, so nobody waits in a circle.
+        They are taken in one order by all actors, so there is no deadlock.
         """
         return _Locked(self, names if len(names) == 1 else sorted(set(names)))
 
@@ -172,7 +172,7 @@ class Table(Readable[T]):
             operations += written
             expected |= compared
         expected |= compare or {}
-        attempt = Attempt(self._slots, expected, [*operations, *also])
+        attempt = WriteAttempt(self._slots, expected, [*operations, *also])
         try:
             revision = await attempt.make()
             await self._breathe()  # many transactions may end in one turn
@@ -190,11 +190,11 @@ class Table(Readable[T]):
                 self._gone[name] = revision
             self._put(name, record, revision)
 
-    async def _found_out(self, names: Collection[str], attempt: Attempt) -> int:
+    async def _found_out(self, names: Collection[str], attempt: WriteAttempt) -> int:
         """Return the revision of a write that was made after all, or raise that it was not.
 
-        Raises `UnknownOutcome` if the store cannot say; then whoever locks one of these records
-        next asks first.
+        Raises `UnknownOutcome` if the store cannot say; then the next actor that
+        locks one of these records asks first.
         """
         self._doubtful.update(dict.fromkeys(names, attempt))
         try:

@@ -1,6 +1,6 @@
 """Work that is kept by key: few tasks for any number of keys, and one timer for all of them.
 
-A key is something that is looked at again and again: a job, a machine. One that nobody woke
+A key is something that is looked at again and again: a job, a machine. One that was not woken
 and whose time has not come costs an entry of a heap at most.
 """
 
@@ -21,7 +21,7 @@ Work = Callable[[str], Awaitable[float | None]]
 """One round for a key; returns the seconds until its next one, None: when it is woken."""
 _RETRY_MAX_S = 60.0
 _STALE = 64
-"""Entries of the heap that may be out of date before it is made anew."""
+"""Entries of the heap that may be out of date before it is rebuilt."""
 
 
 @dataclass(frozen=True, slots=True)

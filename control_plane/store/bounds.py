@@ -2,7 +2,7 @@
 
 A distributed engine copies each transaction to every member and refuses large ones: etcd takes
 128 operations and 1.5 MiB in a request unless it is told otherwise. SQLite would take more, and
-whoever got used to that could not move.
+users who got used to that could not move.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS_MAX = 100
 class Bounds:
     """Looks at each transaction before it is made.
 
-    Strict, it raises `ValueError`: a test finds whoever writes too much. Else it counts, by the
+    Strict, it raises `ValueError`: a test finds code that writes too much. Else it counts, by the
     first part of the key, and logs each offender once; the transaction is made.
     """
 

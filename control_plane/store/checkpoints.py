@@ -2,7 +2,7 @@
 
 SQLite alone does it within a commit, every 4 MB: that commit then takes 15 ms instead of 2.
 Here a thread of its own moves most of it while the writer goes on; then the writer moves
-the little that came since, after which SQLite begins its log anew. Losing a checkpoint
+the little that came since, after which SQLite begins its log again. Losing a checkpoint
 loses nothing: what is in the log is as durable as what is in the file.
 """
 

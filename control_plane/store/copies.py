@@ -1,6 +1,6 @@
 """Copies of a store's file: made while it is in use, proved, and put back under higher numbers.
 
-A copy says of itself that it is one (`copied_at`), so that nobody opens it by mistake. A store that
+A copy says of itself that it is one (`copied_at`), so it is not opened by mistake. A store that
 is put back goes on above every epoch and every revision that may have been given out since the copy
 was made: agents and watchers take it for newer than all they know (docs/adr/0111). etcd calls that
 `--bump-revision --mark-compacted`.
@@ -58,7 +58,7 @@ def above(copy: Facts, lost: Facts | None) -> Numbers:
 def make_copy(source: Path, target: Path, at: float) -> Facts:
     """Copy a store's file to one that does not exist, in one snapshot; return what was read back.
 
-    Whoever writes to the store meanwhile goes on. Raises `ConfigError`, and leaves no file, unless
+    Writers of the store go on meanwhile. Raises `ConfigError`, and leaves no file, unless
     the copy is on disk and whole.
     """
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -115,8 +115,8 @@ def prepare(copy: Path, target: Path, numbers: Numbers) -> None:
 def put_in_place(made: Path, folder: Path, aside: Path) -> None:
     """Let a prepared file be the store of a folder; what is there is kept in `aside`.
 
-    Whoever dies in between leaves the old file without its last writes, or none: hosts refuse
-    both (docs/adr/0111), and the same command again goes on.
+    A process that dies in between leaves the old file without its last writes, or none: hosts
+    refuse both (docs/adr/0111), and the same command again goes on.
     """
     with _named(folder / FILE):
         with closing(_opened(made)) as db:

@@ -1,7 +1,7 @@
 """A store that fails as a distant or a bad one does: for simulations and tests.
 
-The worst of it is the write that nobody hears of any more: it was made, or was not, or arrives
-after whoever sent it has gone on.
+The worst of it is the write without an answer: it was made, or was not, or arrives
+after its sender has gone on.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class FaultyStore:
         for _, compare, operations in due:
             try:
                 await self.inner.txn(compare, operations)
-            except Conflict:  # it came too late, and nobody is there to be told
+            except Conflict:  # it came too late, and its sender no longer waits
                 continue
         if self.broken:
             raise Busy(f"the store cannot be used: {self.broken}")

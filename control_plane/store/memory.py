@@ -1,7 +1,7 @@
 """The store as a dictionary: what the fast tests and simulations run on.
 
 Opening it again on the same object is a restart: what was written is there, the epoch is
-one higher, and watches begin anew.
+one higher, and watches begin again.
 """
 
 from __future__ import annotations

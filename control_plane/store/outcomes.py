@@ -1,8 +1,8 @@
 """Writes whose outcome can be asked for when their answer was lost.
 
 "Nothing of it is to be seen" does not say that a write failed: it may still be on its way, and
-be made after somebody has concluded the opposite. So whoever wants to know first makes it
-impossible: each attempt compares a key that it also writes, and whoever asks writes that key too.
+be made after somebody has concluded the opposite. So a process that wants to know first makes it
+impossible: each attempt compares a key that it also writes, and that process writes that key too.
 Then either the attempt is found to have been first, or it will be refused whenever it arrives.
 That takes `get` and `txn` and nothing else, on any engine.
 """
@@ -49,7 +49,7 @@ class Slots:
         return key, revision
 
     def mark(self) -> bytes:
-        """Return the value of a slot by which the next attempt is known, whoever else writes."""
+        """Return the value of a slot by which the next attempt is known among all writers."""
         self._attempts += 1
         return f"{self._life} {self._attempts}".encode()
 
@@ -58,7 +58,7 @@ class Slots:
         self._free.append((key, revision))
 
 
-class Attempt:
+class WriteAttempt:
     """One transaction, made at most once, and what became of it.
 
     A transaction that only replaces the value of one key needs no slot: that its value is there

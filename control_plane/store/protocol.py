@@ -123,7 +123,7 @@ class Store(Protocol):
         At most `limit` of them (None: all), and all at one revision. To read what is too
         large for one list: ask for page after page, each after the last key of the one
         before, until a page is short; then watch from the revision of the *first* page. What
-        changed between two pages comes again in the watch, and whoever keeps the newest
+        changed between two pages comes again in the watch, and a reader that keeps the newest
         revision of each key has it right.
         """
         ...

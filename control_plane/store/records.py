@@ -102,7 +102,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class DamagedRecord(ConfigError):
-    """A stored record that nobody can use; others may be as good as ever."""
+    """A stored record that cannot be used; others may be as good as ever."""
 
 
 class _Schema(msgspec.Struct):
@@ -156,8 +156,9 @@ def _lean(kind: type) -> Any:
 
 
 _LEAN: dict[type, Any] = {kind: _lean(kind) for kind in (MachineRecord,)}
-"""Kinds of which there are so many that a restart feels the size of each, and that have no
-default that is made anew. A default is part of their schema: a new one needs a new number."""
+"""Kinds with so many records that a restart feels the size of each, and whose
+defaults are no objects made on each read. Defaults are part of their schema: new ones need a new
+number."""
 _PACKED = (AllocationRecord,)
 """Kinds that grow with a job: half a megabyte at 15,000 tasks, packed a quarter of that."""
 _PACK_FROM = 64 << 10

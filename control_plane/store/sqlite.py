@@ -115,7 +115,7 @@ class SqliteStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Commit what was accepted, then let go of the folder."""
+        """Commit what was accepted, then unlock the folder."""
         assert self._writer
         assert self._readers
         assert self._reader
@@ -220,7 +220,7 @@ class SqliteStore:
             refuse(str(self._path), MigrationNote(0, MigrationState.INCOMING, at))
 
     def _keep_copy(self, writer: sqlite3.Connection) -> None:
-        """Copy the file before its tables are changed, for whoever must go back."""
+        """Copy the file before its tables are changed, for a way back."""
         kept, made = self._path / "twine.db.before-upgrade", self._path / "twine.db.copy"
         made.unlink(missing_ok=True)
         with closing(sqlite3.connect(made)) as copy:

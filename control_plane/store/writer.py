@@ -128,7 +128,7 @@ class Writer:
         self._look = self._loop.call_later(SLOW_S / _LOOKS, self._look_at_disk)
 
     def _look_at_disk(self) -> None:
-        """Tell all that wait, once the oldest has waited too long, that nobody knows."""
+        """Tell all that wait, once the oldest has waited too long, that the outcome is unknown."""
         self._look = None
         if not self._in_flight:
             return
@@ -154,7 +154,7 @@ class Writer:
                 write.done.set_result(write.revision)
 
     def _died(self, error: BaseException, group: list[_Write]) -> None:
-        """Back on the loop: nothing will be written any more, and nobody may wait for it."""
+        """Back on the loop: nothing will be written any more, so no caller may wait for it."""
         if isinstance(error, Superseded):
             self._failure = error
         else:
@@ -179,7 +179,7 @@ class Writer:
     def _run(self) -> None:
         try:
             self._write_all()
-        except BaseException as e:  # what it is does not matter: nobody else would see it
+        except BaseException as e:  # what it is does not matter: no other code would see it
             begun = [] if isinstance(e, Superseded) else self._group
             self._loop.call_soon_threadsafe(self._died, e, begun)
         finally:
@@ -227,7 +227,7 @@ class Writer:
             connection.execute("COMMIT")
         except Superseded:
             raise
-        except Exception as e:  # the thread must live; whoever wrote is told
+        except Exception as e:  # the thread must live; the writer is told
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             for write in group:

@@ -24,7 +24,7 @@ _VENDOR = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 _BEFORE = "# default before: "
 
 
-class _File(msgspec.Struct, frozen=True):
+class _LoaderFile(msgspec.Struct, frozen=True):
     text: str
     version: str
     line: str
@@ -123,7 +123,7 @@ def _entries(host: Host, folder: str) -> list[str]:
     return [n for n in host.fs.names(folder) if n.endswith(".conf") and n != NAME]
 
 
-def _own(host: Host, version: str = "") -> _File | None:
+def _own(host: Host, version: str = "") -> _LoaderFile | None:
     """Return the host's entry of a version; for "" of the running kernel, else its newest."""
     folder = _folder(host)
     if folder is None:
@@ -134,7 +134,7 @@ def _own(host: Host, version: str = "") -> _File | None:
     return next(iter(exact if version else exact or found), None)
 
 
-def _parse(text: str) -> _File | None:
+def _parse(text: str) -> _LoaderFile | None:
     fields = re.findall(r"^(\S+)[ \t]+(.*?)[ \t]*$", text, re.MULTILINE)
     values = {key: value for key, value in fields if key != "#"}
     if "linux" not in values:
@@ -142,10 +142,10 @@ def _parse(text: str) -> _File | None:
     options = " ".join(value for key, value in fields if key == "options")
     tokens, inits = tokens_of(options)
     version = values.get("version") or values["linux"].rpartition("/")[2].partition("-")[2]
-    return _File(text, version, " ".join(tokens + inits))
+    return _LoaderFile(text, version, " ".join(tokens + inits))
 
 
-def _text(own: _File, entry: Entry, before: str) -> str:
+def _text(own: _LoaderFile, entry: Entry, before: str) -> str:
     kept = [x for x in own.text.splitlines() if not re.match(r"(title|options|sort-key|#)\b|#", x)]
     head = ["# Written by sidekick: do not edit.", f"{_BEFORE}{before}", "title The host's profile"]
     return "\n".join([*head, *kept, f"options {entry.line}"]) + "\n"

@@ -20,7 +20,7 @@ from msgspec import Meta
 from sidekick.cpulists import CPUS, joined, numbers, parted, text
 from sidekick.facts import nic_names
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 
 IRQS, TASKS, TOLD = "affinity.irqs", "affinity.tasks", "affinity.told"
@@ -57,7 +57,7 @@ class AffinitySetting(Setting):
     kind: ClassVar[str] = "affinity"
     section: ClassVar[type[Affinity]] = Affinity
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the three values, of the processors of this host."""
         found: Affinity | None = profile.section(self.kind)
         if found is None or found.nic_irq_threads is None:
@@ -73,7 +73,7 @@ class AffinitySetting(Setting):
         }
         source = profile.source_of("affinity.nic_irq_threads")
         return [
-            Wanted(setting=name + few, value=value, required=found.required, source=source)
+            WantedSetting(setting=name + few, value=value, required=found.required, source=source)
             for name, value in values.items()
         ]
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 from sidekick.cpulists import chosen
 from sidekick.facts import disk_names
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host
 from sidekick.settings.leading import LeadingSetting
 from sidekick.settings.modules import installed_modules
@@ -59,7 +59,7 @@ class BlockSetting(LeadingSetting):
                 both[disks] = {**parent[disks], **child[disks]}
         return both
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the values for the disks that this host has."""
         found: Block | None = profile.section(self.kind)
         wanted = []
@@ -74,7 +74,9 @@ class BlockSetting(LeadingSetting):
                     if key == "scheduler" and not _offers(host, name, str(value)):
                         name += f":{value}"
                     wanted.append(
-                        Wanted(setting=name, value=str(value), required=required, source=source)
+                        WantedSetting(
+                            setting=name, value=str(value), required=required, source=source
+                        )
                     )
         return wanted
 

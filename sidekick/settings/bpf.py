@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 from wire.errors import FieldError
 
@@ -67,7 +67,7 @@ class BpfSetting(Setting):
             if not _PLACE.fullmatch(place)
         ]
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each key that is given."""
         found: Bpf | None = profile.section(self.kind)
         if found is None:
@@ -75,7 +75,7 @@ class BpfSetting(Setting):
         given = {key: getattr(found, key) for key in FILES}
         given |= {f"{MAPS}{place}": value for place, value in found.maps.items()}
         return [
-            Wanted(
+            WantedSetting(
                 setting=f"bpf.{key}",
                 value=str(int(value)),
                 required=found.required,

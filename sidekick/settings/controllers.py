@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from sidekick.profile import Profile
-from sidekick.report import Disruption, Wanted
+from sidekick.report import Disruption, WantedSetting
 from sidekick.setting import Host, Setting
 
 NAME = "controllers.disabled"
@@ -26,7 +26,7 @@ NONE = "none"
 _HEAD = "[Slice]\nDisableControllers="
 
 
-class Controllers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CgroupControllers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The [controllers] table."""
 
     disable: list[Literal["cpu", "cpuset", "io"]] = []
@@ -39,15 +39,15 @@ class ControllersSetting(Setting):
     """The controllers that are off: `cpu io`, or `none`."""
 
     kind: ClassVar[str] = "controllers"
-    section: ClassVar[type[Controllers]] = Controllers
+    section: ClassVar[type[CgroupControllers]] = CgroupControllers
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return the list."""
-        found: Controllers | None = profile.section(self.kind)
+        found: CgroupControllers | None = profile.section(self.kind)
         if found is None:
             return []
         return [
-            Wanted(
+            WantedSetting(
                 setting=NAME,
                 value=" ".join(sorted(set(found.disable))) or NONE,
                 required=found.required,

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from sidekick.cpulists import CPUS, numbers, text
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 
 NAME = "cstates.disabled"
@@ -36,7 +36,7 @@ class CStatesSetting(Setting):
     kind: ClassVar[str] = "cstates"
     section: ClassVar[type[CStates]] = CStates
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the states of this host that take too long."""
         found: CStates | None = profile.section(self.kind)
         if found is None or found.max_latency_us is None:
@@ -46,7 +46,7 @@ class CStatesSetting(Setting):
             if int(host.fs.find(_path(cpu, state, "latency")) or 0) > found.max_latency_us:
                 slow.setdefault(state, []).append(cpu)
         return [
-            Wanted(
+            WantedSetting(
                 setting=NAME,
                 value=_text(slow),
                 required=found.required,

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from sidekick.bootline import HUGEPAGES, group_in
 from sidekick.profile import Profile
-from sidekick.report import Change, Disruption, Outcome, SettingReport, Wanted
+from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport, WantedSetting
 from sidekick.setting import (
     RUNNING,
     STAGED,
@@ -114,7 +114,7 @@ class HugepagesSetting(Setting):
             ]
         return errors
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the number of pages of each size and node."""
         section: Hugepages | None = profile.section(self.kind)
         if section is None:
@@ -129,7 +129,7 @@ class HugepagesSetting(Setting):
             "memory_bytes": str(memory),
         }
         return [
-            Wanted(
+            WantedSetting(
                 setting=name,
                 value=str(count),
                 required=section.required,
@@ -139,7 +139,7 @@ class HugepagesSetting(Setting):
             for name, count in pages.items()
         ]
 
-    def boot(self, wanted: Sequence[Wanted], own: str) -> list[Contribution]:
+    def boot(self, wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:
         """Return the pairs of size and count that make the next boot reserve these pages.
 
         What the host's own line reserves of other sizes stays: a count alone would be of the
@@ -187,8 +187,8 @@ class HugepagesSetting(Setting):
         return super().observe(host, [*names, AVAILABLE] if names else [])
 
     def plan(
-        self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
-    ) -> list[Change]:
+        self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
+    ) -> list[SettingChange]:
         """Return what shrinks before what grows, so that memory is free when it is wanted.
 
         More than is available cannot be taken while tasks run: it would be theirs.
@@ -208,7 +208,7 @@ class HugepagesSetting(Setting):
             replace(c, needs=needs, options=shares[c.setting]) for c in growing
         ]
 
-    def apply(self, host: Host, change: Change) -> Applied:
+    def apply(self, host: Host, change: SettingChange) -> Applied:
         """Ask for the pages until they are there or the budget is used up."""
         path, goal, page = path_of(change.setting), int(change.after), _page_bytes(change.setting)
         began, pause_s, tries = host.monotonic(), 0.25, 1
@@ -221,33 +221,33 @@ class HugepagesSetting(Setting):
             tries += 1
         if actual == goal:
             detail = f"after {tries} tries with compaction" if tries > 1 else ""
-            return Applied(Outcome.APPLIED, str(actual), detail)
+            return Applied(ApplyOutcome.APPLIED, str(actual), detail)
         if actual > goal:
             return Applied(
-                Outcome.FAILED, str(actual), f"{actual - goal} pages too many are still in use"
+                ApplyOutcome.FAILED, str(actual), f"{actual - goal} pages too many are still in use"
             )
         short = f"{actual} of {goal} pages after {tries} tries with compaction{refused}"
         return _short(host, change, actual, short)
 
-    def verify(self, wanted: Wanted, observed: Observed) -> SettingReport:
+    def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
         """Say whether the node has its pages, or will have them after the staged boot."""
         report = super().verify(wanted, observed)
-        if report.outcome is not Outcome.DRIFTED or report.actual == "-":
+        if report.outcome is not ApplyOutcome.DRIFTED or report.actual == "-":
             return report
         if int(report.actual) < int(wanted.value):
             if _is_staged(wanted, observed):
                 detail = "reserved by the staged command line"
-                return replace(report, outcome=Outcome.PENDING_REBOOT, detail=detail)
+                return replace(report, outcome=ApplyOutcome.PENDING_REBOOT, detail=detail)
             if wanted.options.get("if_short") == "keep":
                 detail = f"{report.actual} of {wanted.value} pages; the profile takes that"
-                return replace(report, outcome=Outcome.PARTIAL, detail=detail)
+                return replace(report, outcome=ApplyOutcome.PARTIAL, detail=detail)
         return report
 
     def lacking(self, setting: str) -> str:
         """Return that there is no such pool."""
         return f"this host has no {path_of(setting)}"
 
-    def undo(self, host: Host, change: Change) -> None:
+    def undo(self, host: Host, change: SettingChange) -> None:
         """Bring the number of pages back."""
         path, goal, page = path_of(change.setting), int(change.before), _page_bytes(change.setting)
         if host.fs.read(path) == change.before:
@@ -320,7 +320,7 @@ def _total(text: str) -> int:
     return sum(int(count) for count in counts if count.isdigit())
 
 
-def _counts(wanted: Iterable[Wanted], size: str) -> str:
+def _counts(wanted: Iterable[WantedSetting], size: str) -> str:
     """Return the pages of one size as the command line has them, "" for none."""
     pages = {
         node: int(w.value) for w in wanted for _, s, node in [w.setting.split(".")] if s == size
@@ -363,11 +363,11 @@ def _page_bytes(setting: str) -> int:
     return SIZES[setting.split(".")[1]]
 
 
-def _bytes(change: Change) -> int:
+def _bytes(change: SettingChange) -> int:
     return (int(change.after) - int(change.before)) * _page_bytes(change.setting)
 
 
-def _budget_s(change: Change) -> float:
+def _budget_s(change: SettingChange) -> float:
     return float(change.options.get("budget_s", BUDGET_S))
 
 
@@ -404,23 +404,23 @@ def _make_room(host: Host) -> None:
             host.fs.write(f"/proc/sys/vm/{action}", value)
 
 
-def _short(host: Host, change: Change, actual: int, short: str) -> Applied:
+def _short(host: Host, change: SettingChange, actual: int, short: str) -> Applied:
     """Return what a lasting shortfall means, by the profile's policy."""
     policy = change.options.get("if_short", "undo")
     if policy == "keep":
-        return Applied(Outcome.PARTIAL, str(actual), f"{short}; the profile takes that")
+        return Applied(ApplyOutcome.PARTIAL, str(actual), f"{short}; the profile takes that")
     if policy == "undo":
-        return Applied(Outcome.FAILED, str(actual), short)
+        return Applied(ApplyOutcome.FAILED, str(actual), short)
     _, size, node = change.setting.split(".")
     line = host.fs.find("/proc/cmdline") or ""
     booted = Pairs.of(group_in(line, HUGEPAGES)).reserved(SIZES[size], node, len(nodes_of(host)))
     if booted >= int(change.after):
         detail = f"{short}, although the kernel was told at boot to reserve {booted}"
-        return Applied(Outcome.FAILED, str(actual), detail)
-    return Applied(Outcome.PENDING_REBOOT, str(actual), f"{short}; left to the next boot")
+        return Applied(ApplyOutcome.FAILED, str(actual), detail)
+    return Applied(ApplyOutcome.PENDING_REBOOT, str(actual), f"{short}; left to the next boot")
 
 
-def _is_staged(wanted: Wanted, observed: Observed) -> bool:
+def _is_staged(wanted: WantedSetting, observed: Observed) -> bool:
     """Return whether the staged line reserves pages that this boot's line does not."""
     size = SIZES[wanted.setting.split(".")[1]]
     lines = [group_in(observed.get(name) or "", HUGEPAGES) for name in (STAGED, RUNNING)]

@@ -23,7 +23,7 @@ from sidekick.bootline import (
     key_of,
 )
 from sidekick.profile import Profile
-from sidekick.report import Change, Outcome, SettingReport, Wanted
+from sidekick.report import ApplyOutcome, SettingChange, SettingReport, WantedSetting
 from sidekick.setting import RUNNING, STAGED, Contribution, Host, Observed, Setting
 from wire.errors import FieldError
 
@@ -118,17 +118,17 @@ class KernelSetting(Setting):
             errors.append(FieldError(field=RELEASE, reason=reason))
         return errors
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return the arguments as one value, and the version."""
         section: Kernel = profile.section(self.kind) or Kernel()
         found = []
         if section.cmdline:
             owners = [f"{a} of {profile.source_of(f'kernel.{a}')}" for a in section.cmdline]
             line = " ".join(section.cmdline)
-            found.append(Wanted(setting=CMDLINE, value=line, source=", ".join(owners)))
+            found.append(WantedSetting(setting=CMDLINE, value=line, source=", ".join(owners)))
         if section.version is not None:
             found.append(
-                Wanted(
+                WantedSetting(
                     setting=f"{RELEASE}.{section.version}",
                     value=section.version,
                     required=section.required,
@@ -137,7 +137,7 @@ class KernelSetting(Setting):
             )
         return found
 
-    def boot(self, wanted: Sequence[Wanted], own: str) -> list[Contribution]:  # noqa: ARG002
+    def boot(self, wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:  # noqa: ARG002
         """Return each argument, and the version."""
         found = [
             Contribution(
@@ -180,26 +180,26 @@ class KernelSetting(Setting):
 
     def plan(
         self,
-        wanted: Sequence[Wanted],  # noqa: ARG002
+        wanted: Sequence[WantedSetting],  # noqa: ARG002
         observed: Observed,  # noqa: ARG002
         originals: Observed,  # noqa: ARG002
-    ) -> list[Change]:
+    ) -> list[SettingChange]:
         """Nothing can be written: the boot line is staged by its owner."""
         return []
 
-    def verify(self, wanted: Wanted, observed: Observed) -> SettingReport:
+    def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
         """Compare with what this boot was started with, and with what the next one will be."""
         if wanted.setting.startswith(RELEASE):
             return self._verify_release(wanted, observed)
         running, staged = observed.get(RUNNING) or "", observed.get(STAGED) or ""
         arguments = wanted.value.split()
         wrong = [a for a in arguments if not in_force(running, group_of(a), (a,))]
-        outcome, detail = Outcome.APPLIED, ""
+        outcome, detail = ApplyOutcome.APPLIED, ""
         if wrong and all(in_force(staged, group_of(a), (a,)) for a in wrong):
-            outcome = Outcome.PENDING_REBOOT
+            outcome = ApplyOutcome.PENDING_REBOOT
             detail = "after the next boot: " + ", ".join(wrong)
         elif wrong:
-            outcome, detail = Outcome.DRIFTED, "neither in force nor staged"
+            outcome, detail = ApplyOutcome.DRIFTED, "neither in force nor staged"
         actual = [" ".join(group_in(running, group_of(a))) or f"no {key_of(a)}" for a in arguments]
         return SettingReport(
             setting=CMDLINE,
@@ -209,11 +209,11 @@ class KernelSetting(Setting):
             detail=detail,
         )
 
-    def _verify_release(self, wanted: Wanted, observed: Observed) -> SettingReport:
+    def _verify_release(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
         report = super().verify(wanted, observed)
-        if report.outcome is Outcome.DRIFTED and observed.get(STAGED):
+        if report.outcome is ApplyOutcome.DRIFTED and observed.get(STAGED):
             detail = "after the next boot"
-            return replace(report, outcome=Outcome.PENDING_REBOOT, detail=detail)
+            return replace(report, outcome=ApplyOutcome.PENDING_REBOOT, detail=detail)
         return report
 
 

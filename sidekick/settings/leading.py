@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from sidekick.report import Change, Wanted
+from sidekick.report import SettingChange, WantedSetting
 from sidekick.setting import Host, Observed, Setting
 from wire.errors import KernelFileError
 
@@ -27,8 +27,8 @@ class LeadingSetting(Setting):
         return 0 if self.partners(setting) else 1
 
     def plan(
-        self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
-    ) -> list[Change]:
+        self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
+    ) -> list[SettingChange]:
         """Return the writes. What follows a leader that is not as it originally was is left as
         the leader makes it.
         """
@@ -40,7 +40,7 @@ class LeadingSetting(Setting):
         }
         kept = {name: value for name, value in originals.items() if name not in led}
         back = (
-            Wanted(setting=name, value=value, source="back to the original")
+            WantedSetting(setting=name, value=value, source="back to the original")
             for name, value in kept.items()
             if value is not None
         )
@@ -55,7 +55,7 @@ class LeadingSetting(Setting):
         found = (self._noted(c, observed, leaders.get(c.setting, "")) for c in changes.values())
         return sorted(found, key=lambda change: self.rank(change.setting))
 
-    def undo(self, host: Host, change: Change) -> None:
+    def undo(self, host: Host, change: SettingChange) -> None:
         """Bring back what was before a change, and what followed it.
 
         What follows a leader of the same run could not be brought back before that: it comes
@@ -73,7 +73,7 @@ class LeadingSetting(Setting):
                         f"cannot bring {partner} back to {value!r}: it reads {actual!r}"
                     )
 
-    def _noted(self, change: Change, observed: Observed, leader: str) -> Change:
+    def _noted(self, change: SettingChange, observed: Observed, leader: str) -> SettingChange:
         if leader:
             return replace(change, options={LED_BY: leader})
         before = {p: observed.get(p) for p in self.partners(change.setting)}

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 from wire.errors import FieldError
 
@@ -62,11 +62,11 @@ class ModulesSetting(Setting):
             if name in REFUSED
         ]
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each module."""
         found: Modules | None = profile.section(self.kind)
         return [
-            Wanted(
+            WantedSetting(
                 setting=f"modules.{name}",
                 value=LOADED,
                 required=found.required if found else False,

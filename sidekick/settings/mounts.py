@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 from wire.errors import FieldError, KernelFileError
 
@@ -58,11 +58,11 @@ class MountsSetting(Setting):
             if not _POINT.fullmatch(point) or ".." in point.split("/")
         ]
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each option that is given."""
         found: dict[str, MountOptions] = profile.section(self.kind) or {}
         return [
-            Wanted(
+            WantedSetting(
                 setting=f"mounts.{key}:{point}",
                 value=str(value),
                 required=options.required,

@@ -17,7 +17,7 @@ from agent.machine import ethtool
 from agent.machine.ethtool import Group, find_words, set_words
 from sidekick.facts import nic_names
 from sidekick.profile import Profile
-from sidekick.report import Disruption, Wanted
+from sidekick.report import Disruption, WantedSetting
 from sidekick.setting import Host
 from sidekick.settings.leading import LeadingSetting
 
@@ -97,14 +97,14 @@ class NicSetting(LeadingSetting):
     kind: ClassVar[str] = "nic"
     section: ClassVar[type[Nic]] = Nic
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the values for the interfaces of this host."""
         found: Nic | None = profile.section(self.kind)
         if found is None:
             return []
         given = msgspec.structs.asdict(found)
         return [
-            Wanted(
+            WantedSetting(
                 setting=name,
                 value=value,
                 required=found.required,

@@ -14,7 +14,7 @@ import msgspec
 
 from sidekick.cpulists import CPUS, joined, parted
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 from wire.errors import FieldError
 
@@ -28,7 +28,7 @@ FILES = {
 }
 
 
-class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PowerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The [power] table."""
 
     # Words are checked by `check` and not by their type: msgspec 0.22 frees a type `W | list[W]`
@@ -45,11 +45,11 @@ class PowerSetting(Setting):
     """One value for all frequency policies, or one for each where they differ."""
 
     kind: ClassVar[str] = "power"
-    section: ClassVar[type[Power]] = Power
+    section: ClassVar[type[PowerFiles]] = PowerFiles
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the words that are none."""
-        found: Power | None = profile.section(self.kind)
+        found: PowerFiles | None = profile.section(self.kind)
         errors = []
         for key in FILES if found else ():
             given = getattr(found, key)
@@ -60,12 +60,12 @@ class PowerSetting(Setting):
                 errors.append(FieldError(field=f"power.{key}", reason=reason))
         return errors
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the first of the values that this host offers.
 
         Where it offers none the name says which one it lacks, so that reading it finds nothing.
         """
-        found: Power | None = profile.section(self.kind)
+        found: PowerFiles | None = profile.section(self.kind)
         wanted = []
         for key in FILES if found else ():
             choices = getattr(found, key)
@@ -75,7 +75,7 @@ class PowerSetting(Setting):
             offered = _offered(host, key)
             value = next((n for n in names if n in offered), None)
             wanted.append(
-                Wanted(
+                WantedSetting(
                     setting=f"power.{key}" if value or not offered else f"power.{key}:{names[0]}",
                     value=value or names[0],
                     required=found.required if found else False,

@@ -17,7 +17,7 @@ import msgspec
 from agent.machine.msr import find_msr, write_msr
 from sidekick.cpulists import CPUS, joined, numbers, parted
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 
 Switch = Literal["on", "off"]
@@ -61,12 +61,12 @@ class PrefetchSetting(Setting):
     kind: ClassVar[str] = "prefetch"
     section: ClassVar[type[Prefetch]] = Prefetch
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each prefetcher that is spoken of."""
         found: Prefetch | None = profile.section(self.kind)
         given = msgspec.structs.asdict(found) if found else {}
         return [
-            Wanted(
+            WantedSetting(
                 setting=f"prefetch.{key}",
                 value=value,
                 required=given["required"],

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.profile import Profile
-from sidekick.report import Disruption, Wanted
+from sidekick.report import Disruption, WantedSetting
 from sidekick.setting import Host, Setting
 from wire.errors import FieldError, HostError
 
@@ -84,7 +84,7 @@ class ScratchSetting(Setting):
             if ".." in path.split("/")
         ]
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the one value; the device is part of its name."""
         found: Scratch | None = profile.section(self.kind)
         if found is None or found.device is None:
@@ -93,7 +93,7 @@ class ScratchSetting(Setting):
         if found.share is not None:
             kind += f":{int(_size(host, found.device) * found.share) // MIB}"
         return [
-            Wanted(
+            WantedSetting(
                 setting=f"{NAME}.{found.device}",
                 value=" ".join([kind, "at", found.mount, *sorted(set(found.options))]),
                 required=found.required,

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.machine import Services, ServiceUnit
+from agent.machine import ServiceControl, ServiceUnit
 from wire.errors import SystemdError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FOLDERS = (
 """Where systemd finds units (systemd.unit(5))."""
 
 
-def services_of(host: Host) -> Services:
+def services_of(host: Host) -> ServiceControl:
     """Return the service manager of a host."""
     if host.services is not None:
         return host.services
@@ -41,7 +41,7 @@ def services_of(host: Host) -> Services:
 
 
 @cache
-def _systemd() -> Services:
+def _systemd() -> ServiceControl:
     from agent.machine.host_services import HostServices  # loads libsystemd
 
     return HostServices()

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.profile import Profile
-from sidekick.report import Change, Disruption, Outcome, Wanted
+from sidekick.report import ApplyOutcome, Disruption, SettingChange, WantedSetting
 from sidekick.setting import Applied, Host, Observed, Setting
 from sidekick.settings.service_manager import BUS, FOLDERS, services_of
 from wire.errors import FieldError, HostError, SystemdError, Unprocessable
@@ -76,7 +76,7 @@ class ServicesSetting(Setting):
             errors.append(FieldError(field="services", reason=reason))
         return errors
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return one value for each service, by its own name.
 
         An alias is resolved first: two names of one service have one original.
@@ -84,7 +84,7 @@ class ServicesSetting(Setting):
         found: Services | None = profile.section(self.kind)
         if found is None:
             return []
-        wanted: dict[str, Wanted] = {}
+        wanted: dict[str, WantedSetting] = {}
         for value, names in ((STOPPED, found.stopped), (RUNNING, found.running)):
             for name in names:
                 unit = services_of(host).load(name)
@@ -96,7 +96,7 @@ class ServicesSetting(Setting):
                     )
                 if own in wanted and wanted[own].value != value:
                     raise Unprocessable(f"{own} cannot both run and be stopped ({source})")
-                wanted[own] = Wanted(
+                wanted[own] = WantedSetting(
                     setting=f"services.{own}", value=value, required=found.required, source=source
                 )
         return list(wanted.values())
@@ -126,8 +126,8 @@ class ServicesSetting(Setting):
             host.sleep(POLL_S)
 
     def plan(
-        self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
-    ) -> list[Change]:
+        self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
+    ) -> list[SettingChange]:
         """Return the starts and stops. What is on its way back to its original is left alone."""
         rest = {
             name: original
@@ -136,16 +136,16 @@ class ServicesSetting(Setting):
         }
         return super().plan(wanted, observed, rest)
 
-    def apply(self, host: Host, change: Change) -> Applied:
+    def apply(self, host: Host, change: SettingChange) -> Applied:
         """Start or stop one, and say whether it stayed so."""
         self.write(host, change.setting, change.after)
         reason = "" if change.after not in (RUNNING, STOPPED) else _settle(host, change)
         actual = self.read(host, change.setting) or ""
         if not reason and _both(change.after, actual):
-            return Applied(Outcome.APPLIED, actual)
-        return Applied(Outcome.FAILED, actual, reason or f"it is {actual} instead")
+            return Applied(ApplyOutcome.APPLIED, actual)
+        return Applied(ApplyOutcome.FAILED, actual, reason or f"it is {actual} instead")
 
-    def undo(self, host: Host, change: Change) -> None:
+    def undo(self, host: Host, change: SettingChange) -> None:
         """Bring back whether systemd wants it up; a start that failed is forgotten."""
         if not _both(change.before, self.read(host, change.setting)):
             self.write(host, change.setting, change.before)
@@ -165,7 +165,7 @@ def state_of(unit: ServiceUnit) -> str:
     return STOPPED if unit.active in ("inactive", "failed") else RUNNING
 
 
-def _settle(host: Host, change: Change) -> str:
+def _settle(host: Host, change: SettingChange) -> str:
     """Watch a service that was just brought to its state; return why it did not stay so.
 
     A stopped one is only watched where something may start it at once.

@@ -13,7 +13,7 @@ import msgspec
 
 from sidekick.cpulists import CPUS
 from sidekick.profile import Profile
-from sidekick.report import Disruption, Wanted
+from sidekick.report import Disruption, WantedSetting
 from sidekick.setting import Host, Setting
 
 NAME = "smt.mode"
@@ -34,13 +34,15 @@ class SmtSetting(Setting):
     kind: ClassVar[str] = "smt"
     section: ClassVar[type[Smt]] = Smt
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return the mode."""
         found: Smt | None = profile.section(self.kind)
         if found is None or found.mode is None:
             return []
         source = profile.source_of(NAME)
-        return [Wanted(setting=NAME, value=found.mode, required=found.required, source=source)]
+        return [
+            WantedSetting(setting=NAME, value=found.mode, required=found.required, source=source)
+        ]
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
         """Return that processors vanish from under tasks."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from sidekick.cpulists import numbers
 from sidekick.profile import Profile
-from sidekick.report import Change, SettingReport, Wanted
+from sidekick.report import SettingChange, SettingReport, WantedSetting
 from sidekick.setting import Host, Observed, Setting
 from wire.errors import FieldError, KernelFileError
 
@@ -182,10 +182,10 @@ class SysctlSetting(Setting):
                 errors.append(FieldError(field=PREFIX + name, reason=f"{reason} (in {source})"))
         return errors
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each name."""
         return [
-            Wanted(
+            WantedSetting(
                 setting=PREFIX + name,
                 value=text_of(wanted.value),
                 required=wanted.required,
@@ -220,8 +220,8 @@ class SysctlSetting(Setting):
         host.fs.write(path_of(setting), value or "\n")
 
     def plan(
-        self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
-    ) -> list[Change]:
+        self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
+    ) -> list[SettingChange]:
         """Return what goes back to its original, then what the profile asks for.
 
         Of two names of one limit only the one that is to be in force is written, and undone
@@ -260,7 +260,7 @@ class SysctlSetting(Setting):
                         return f"to what {folder}/{name}:{number} says"
         return ""
 
-    def undo(self, host: Host, change: Change) -> None:
+    def undo(self, host: Host, change: SettingChange) -> None:
         """Write the earlier value, through the twin where only that one can bring it back."""
         if not change.undo_setting:
             super().undo(host, change)

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from sidekick.cpulists import chosen
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 
 FOLDER = "/sys/kernel/mm/transparent_hugepage"
@@ -46,12 +46,12 @@ class TransparentHugepagesSetting(Setting):
     kind: ClassVar[str] = "thp"
     section: ClassVar[type[TransparentHugepages]] = TransparentHugepages
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each key that is given."""
         found: TransparentHugepages | None = profile.section(self.kind)
         given = msgspec.structs.asdict(found) if found else {}
         return [
-            Wanted(
+            WantedSetting(
                 setting=f"thp.{key}",
                 value=str(value),
                 required=given["required"],

@@ -16,7 +16,7 @@ import msgspec
 
 from sidekick.cpulists import CPUS, joined, parted
 from sidekick.profile import Profile
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 
 NAME = "turbo.mode"
@@ -38,13 +38,15 @@ class TurboSetting(Setting):
     kind: ClassVar[str] = "turbo"
     section: ClassVar[type[Turbo]] = Turbo
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return the mode."""
         found: Turbo | None = profile.section(self.kind)
         if found is None or found.mode is None:
             return []
         source = profile.source_of(NAME)
-        return [Wanted(setting=NAME, value=found.mode, required=found.required, source=source)]
+        return [
+            WantedSetting(setting=NAME, value=found.mode, required=found.required, source=source)
+        ]
 
     def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
         """Return the files of all makes."""

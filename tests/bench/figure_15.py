@@ -21,7 +21,7 @@ from pathlib import Path
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, SpeedLimit
 from vm_lab.region.load import LoadedJobs, LoadSample
-from vm_lab.region.scenario import Scenario, Shape, Work
+from vm_lab.region.scenario import Scenario, ScenarioWork, Shape
 from vm_lab.region.seed import SimulatedRegion
 from vm_lab.region.topology import image
 
@@ -104,7 +104,7 @@ def replayed(days: float, tasks: int, *, sudden: bool = False, seed: int = 1) ->
         minutes=days * 1440.0,
         settle_minutes=60.0,
         shape=Shape(machines=machines, msbs=4, racks=8, datacenters=2, cpus=8, memory_gib=8),
-        work=Work(
+        work=ScenarioWork(
             entitlements=1,
             jobs=1,
             tasks=(tasks, tasks),

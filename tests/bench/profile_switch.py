@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sidekick import look
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.cli import main as sidekick
 from sidekick.cli import real_host
 from sidekick.facts import read_facts
@@ -113,7 +113,7 @@ def looks(folder: Path, n: int) -> dict[str, float | None]:
     tree, state = folder / "looked", folder / "looked-state"
     fake = RecordedHost(tree, "intel")
     fake.state = StateFolder(state)
-    Run(fake.host(), fake.state, fake.target(LARGEST)).carry_out()
+    ApplyRun(fake.host(), fake.state, fake.target(LARGEST)).carry_out()
     verify = [sys.executable, "-m", "sidekick", f"--root={tree}", f"--state={state}"]
     verify += [f"--profiles={PROFILES}", "verify", "--timer"]
     run(verify)
@@ -145,7 +145,7 @@ def on_a_tree(folder: Path, n: int) -> dict[str, float | None]:
     def engine(name: str) -> None:
         host = real_host(tree)
         target = target_of(library.load(name, read_facts(host.fs)), host)
-        report = Run(host, StateFolder(folder / "state"), target).carry_out()
+        report = ApplyRun(host, StateFolder(folder / "state"), target).carry_out()
         assert report.state == "verified", report
 
     figures: dict[str, list[float]] = {
@@ -197,7 +197,7 @@ def beside_tuned(folder: Path, n: int) -> dict[str, float | None]:
     def engine(name: str) -> None:
         host = real_host(Path("/"))
         target = target_of(library.load(name, read_facts(host.fs)), host)
-        Run(host, StateFolder(Path("/var/lib/twine/sidekick")), target).carry_out()
+        ApplyRun(host, StateFolder(Path("/var/lib/twine/sidekick")), target).carry_out()
 
     ours: list[float] = []
     inside: list[float] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.machine import Quota
+from agent.machine import QuotaMode
 from wire.errors import BtrfsError, Conflict
 
 from .conftest import Volume
@@ -228,7 +228,7 @@ def test_a_limit_is_read_back_and_can_be_changed_and_lifted(volume: Volume) -> N
     btrfs.create(path)
     first = btrfs.enable_quota(volume.folder)
 
-    assert first in (Quota.SIMPLE, Quota.REGULAR)
+    assert first in (QuotaMode.SIMPLE, QuotaMode.REGULAR)
     assert btrfs.enable_quota(volume.folder) is btrfs.quota(volume.folder) is first
     for most in (8 * MIB, 16 * MIB, None):
         btrfs.limit(path, most)

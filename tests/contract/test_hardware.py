@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.machine import Hardware
+from agent.machine import HostHardware
 from agent.machine.fake import FakeMachine
 from agent.machine.hardware import read_cores, read_hardware
 from agent.machine.kernelfs import KernelFs
@@ -35,27 +35,27 @@ def test_each_cpu_that_is_online_belongs_to_one_core(cores: tuple[Core, ...]) ->
 
 
 @pytest.fixture(params=["fake", "real"])
-def hardware(request: pytest.FixtureRequest, tmp_path: Path) -> Hardware:
+def hardware(request: pytest.FixtureRequest, tmp_path: Path) -> HostHardware:
     """Any Linux machine will do for the real one: reading needs no rights."""
     if request.param == "fake":
         return FakeMachine(tmp_path).machine.hardware()
     return read_hardware(KernelFs())
 
 
-def test_a_machine_has_cpus_sockets_and_memory(hardware: Hardware) -> None:
+def test_a_machine_has_cpus_sockets_and_memory(hardware: HostHardware) -> None:
     assert 1 <= hardware.cpu.sockets <= hardware.cpu.online
     assert hardware.cpu.numa_nodes >= 1
     assert hardware.cpu.model
     assert hardware.memory_bytes > 64 << 20
 
 
-def test_a_machine_says_which_boot_this_is(hardware: Hardware) -> None:
+def test_a_machine_says_which_boot_this_is(hardware: HostHardware) -> None:
     assert re.fullmatch(r"[0-9a-f-]{36}", hardware.boot_id)
     assert re.match(r"\d+\.\d+", hardware.kernel)
     assert hardware.hostname
 
 
-def test_the_loopback_interface_is_no_nic(hardware: Hardware) -> None:
+def test_the_loopback_interface_is_no_nic(hardware: HostHardware) -> None:
     assert "lo" not in hardware.nics
 
 

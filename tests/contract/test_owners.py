@@ -16,7 +16,7 @@ from agent.lease.fencing import FencingOwners
 from vm_lab.region import agent as modelled
 from vm_lab.region.history import History
 from vm_lab.region.loop import Timeline
-from vm_lab.region.machine import Machine, Setting
+from vm_lab.region.machine import MachineSetting, SimulatedMachine
 from wire.errors import Conflict
 
 Ask = Callable[[str, int, bool], bool]
@@ -38,7 +38,9 @@ def real(folder: Path) -> Ask:
 
 def model(_: Path) -> Ask:
     timeline = Timeline()
-    machine = Machine(Setting(timeline, History(timeline)), "m1", api.Location(), "seed")
+    machine = SimulatedMachine(
+        MachineSetting(timeline, History(timeline)), "m1", api.Location(), "seed"
+    )
 
     def ask(entitlement: str, number: int, commands: bool) -> bool:
         owner = OwnerTerm(entitlement, number)

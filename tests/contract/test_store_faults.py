@@ -14,7 +14,7 @@ import pytest
 
 from control_plane.errors import UnknownOutcome
 from control_plane.store import Put, writer
-from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.sqlite import SqliteStore
 from wire.errors import Busy
 
@@ -96,12 +96,12 @@ async def test_a_disk_that_fails_while_it_syncs_leaves_the_outcome_unknown(tmp_p
         broken_connection(
             store, Once("COMMIT", disk_error(sqlite3.SQLITE_IOERR_FSYNC, "disk I/O error"))
         )
-        attempt = Attempt(slots, {"a": 0}, [Put("a", b"1")])
+        attempt = WriteAttempt(slots, {"a": 0}, [Put("a", b"1")])
         with pytest.raises(UnknownOutcome, match="its disk failed: disk I/O error"):
             await attempt.make()
         assert await attempt.outcome() == 0
         assert await store.get("a") is None
-        assert await Attempt(slots, {"a": 0}, [Put("a", b"2")]).make() > 0
+        assert await WriteAttempt(slots, {"a": 0}, [Put("a", b"2")]).make() > 0
         assert store.failure() == ""
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab.the_lab import BIN, COMMAND_S, NAME, TheLab
 from vm_lab.image.programs import build_program
-from vm_lab.sandbox import Sandbox
+from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
@@ -92,7 +92,7 @@ def members(lab: TheLab) -> list[str]:
 @contextmanager
 def in_the_lab(*words: str, **given: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program in the lab's network; it ends when its standard input does, or is ended."""
-    command = Sandbox(LabPaths(NAME)).command(words)
+    command = LabSandbox(LabPaths(NAME)).command(words)
     with subprocess.Popen(command, stdin=subprocess.PIPE, **given) as process:
         try:
             yield process

@@ -10,7 +10,7 @@ import pytest
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, SpeedLimit
 from tests.bench.figure_15 import DAY_S, TARGET, Course, replayed, svg_of
 from vm_lab.region.load import LoadedJobs
-from vm_lab.region.scenario import Scenario, Shape, Work
+from vm_lab.region.scenario import Scenario, ScenarioWork, Shape
 from vm_lab.region.seed import SimulatedRegion
 from vm_lab.region.story import read
 
@@ -75,7 +75,7 @@ def test_no_rule_is_broken_by_kills_and_cuts_while_sizes_change() -> None:
         says="Sizes change in an hour of trouble",
         settle_minutes=40.0,
         shape=Shape(machines=24, msbs=4, racks=8),
-        work=Work(entitlements=1, jobs=3, tasks=(4, 6), spare=3.0, stop_jobs=0.0),
+        work=ScenarioWork(entitlements=1, jobs=3, tasks=(4, 6), spare=3.0, stop_jobs=0.0),
     )
     policy = Autoscale(
         minimum=2,

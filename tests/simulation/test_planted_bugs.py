@@ -20,12 +20,12 @@ from control_plane.scheduler.core import decide, reconcile, release, rollout, si
 from control_plane.scheduler.core.decision import Decision, Seen
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one
-from vm_lab.region.seed import Outcome
+from vm_lab.region.seed import SeedOutcome
 
 MOST = 200
 
 
-def found(name: str, rules: set[str]) -> Outcome:
+def found(name: str, rules: set[str]) -> SeedOutcome:
     """Return the first seed of a scenario that breaks one of the rules."""
     chosen = scenario.load(name)
     for seed in range(1, MOST + 1):

@@ -14,7 +14,7 @@ import pytest
 from vm_lab.region import scenario
 from vm_lab.region.results import told
 from vm_lab.region.run import Job, run_many
-from vm_lab.region.seed import Outcome
+from vm_lab.region.seed import SeedOutcome
 
 FIRST = 300
 AT_ONCE = 50
@@ -29,7 +29,7 @@ def listed(name: str) -> set[tuple[str, int]]:
     return {(line[0], int(line[1])) for line in lines if line and line[0] != "#"}
 
 
-def hold(jobs: list[Job]) -> list[Outcome]:
+def hold(jobs: list[Job]) -> list[SeedOutcome]:
     """Run all; none may break a rule."""
     outcomes = run_many(jobs, PROCESSES)
     broken = [outcome for outcome in outcomes if not outcome.ok]

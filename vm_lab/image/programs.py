@@ -14,7 +14,7 @@ from vm_lab.image.recipe import RECIPE, run_recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class GuestProgram:
     """What is taken from which Debian packages, and the script that starts it."""
 
     packages: tuple[str, ...]
@@ -23,18 +23,18 @@ class Program:
 
 
 PROGRAMS = {
-    "redis": Program(
+    "redis": GuestProgram(
         ("redis-server", "redis-tools"),
         # one of the first two is the other by another name: it looks at how it is called
         ("/usr/bin/redis-check-rdb", "/usr/bin/redis-server", "/usr/bin/redis-cli"),
         'exec redis-server --port "$PORT" --bind "*" --dir "$DATA" --protected-mode no\n',
     ),
-    "memcached": Program(
+    "memcached": GuestProgram(
         ("memcached",),
         ("/usr/bin/memcached",),
         'exec memcached -l 0.0.0.0 -p "$PORT" -m 16 -U 0 -v\n',
     ),
-    "haproxy": Program(
+    "haproxy": GuestProgram(
         ("haproxy",),
         ("/usr/sbin/haproxy",),
         "cat > /tmp/haproxy.cfg <<END\n"
@@ -44,12 +44,12 @@ PROGRAMS = {
         ' string "haproxy of $TWINE_TASK"\n'
         "END\nexec haproxy -db -f /tmp/haproxy.cfg\n",
     ),
-    "etcd": Program(
+    "etcd": GuestProgram(
         ("etcd-server", "etcd-client"),
         ("/usr/bin/etcd", "/usr/bin/etcdctl"),
         'exec etcd --name "$TWINE_TASK" --data-dir "$DATA/member" "$@"\n',
     ),
-    "postgresql": Program(
+    "postgresql": GuestProgram(
         ("postgresql-17", "postgresql-client-17", "libnss-wrapper"),
         (
             *(f"/usr/lib/postgresql/17/bin/{name}" for name in ("initdb", "postgres", "psql")),
@@ -70,7 +70,7 @@ PROGRAMS = {
         'exec $bin/postgres -D "$DATA/pg" -p "$PORT" -c listen_addresses="*"'
         " -c unix_socket_directories= -c shared_buffers=16MB -c fsync=off\n",
     ),
-    "podman": Program(
+    "podman": GuestProgram(
         (
             *("podman", "crun", "conmon", "netavark"),
             *("golang-github-containers-common", "golang-github-containers-image"),
@@ -82,7 +82,7 @@ PROGRAMS = {
         'exec podman "$@"\n',
     ),
     # Not for a task: what a host of Debian has once systemd-oomd is installed there.
-    "systemd-oomd": Program(
+    "systemd-oomd": GuestProgram(
         ("systemd-oomd",),
         (
             *("/usr/bin/oomctl", "/usr/lib/systemd/systemd-oomd"),

@@ -1,6 +1,6 @@
 """What a modelled agent answers: the rules of the agent's API, one function for each call.
 
-Newer epoch first, then the higher generation; what was removed stays removed for whoever
+Newer epoch first, then the higher generation; what was removed stays removed for a caller that
 asks under an old one. `TwineError` is raised as the real agent would put it on the wire.
 """
 
@@ -15,34 +15,34 @@ from agent import api
 from agent.api import ProfileState, TaskState
 from agent.api.term import OwnerTerm
 from agent.lease.core.term import is_passed_on, with_owner
-from vm_lab.region.machine import RESERVE_BYTES, Copy, Machine
+from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
 from wire.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
 
 Reply = Callable[[object], None]
 """Takes the answer, or the error that is the answer."""
 
 
-def get_machine(machine: Machine) -> api.MachineFacts:
+def get_machine(machine: SimulatedMachine) -> api.MachineFacts:
     """Return what the host has."""
     return machine.facts()
 
 
-def list_images(machine: Machine) -> api.Images:
+def list_images(machine: SimulatedMachine) -> api.Images:
     """Return all images that are complete."""
     return api.Images(images=[_image(digest) for digest in sorted(machine.images)])
 
 
-def list_tasks(machine: Machine) -> api.Tasks:
+def list_tasks(machine: SimulatedMachine) -> api.Tasks:
     """Return all tasks."""
     return api.Tasks(tasks=[machine.status(copy) for copy in machine.copies.values()])
 
 
-def get_profile(machine: Machine) -> api.ProfileStatus:
+def get_profile(machine: SimulatedMachine) -> api.ProfileStatus:
     """Return the profile that the host runs."""
     return machine.profile
 
 
-def pull_image(machine: Machine, pull: api.ImagePull, reply: Reply) -> None:
+def pull_image(machine: SimulatedMachine, pull: api.ImagePull, reply: Reply) -> None:
     """Fetch an image and answer once it is there, together with all who asked meanwhile."""
     digest = pull.digest
     if digest in machine.images:
@@ -59,7 +59,7 @@ def pull_image(machine: Machine, pull: api.ImagePull, reply: Reply) -> None:
         machine.setting.timeline.after(took, _pulled, machine, digest, waiting)
 
 
-def _pulled(machine: Machine, digest: str, waiting: list[Callable[[str], None]]) -> None:
+def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str], None]]) -> None:
     if machine.pulls.get(digest) is not waiting:
         return  # the agent ended meanwhile
     del machine.pulls[digest]
@@ -75,7 +75,7 @@ def _pulled(machine: Machine, digest: str, waiting: list[Callable[[str], None]])
         answer(failure)
 
 
-def put_task(machine: Machine, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
+def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
     """Take the desired state of a task."""
     known = machine.copies.get(task_id)
     _fence(machine, task_id, spec.epoch, spec.generation, known)
@@ -100,7 +100,7 @@ def put_task(machine: Machine, task_id: str, spec: api.TaskSpec) -> api.TaskStat
     return _changed(machine, known, spec)
 
 
-def _changed(machine: Machine, copy: Copy, spec: api.TaskSpec) -> api.TaskStatus:
+def _changed(machine: SimulatedMachine, copy: Copy, spec: api.TaskSpec) -> api.TaskStatus:
     """Bring a task that is there to another specification."""
     same = copy.wanted and _key(copy.spec) == _key(spec)
     copy.spec, copy.wanted = spec, True
@@ -118,7 +118,7 @@ def _changed(machine: Machine, copy: Copy, spec: api.TaskSpec) -> api.TaskStatus
 
 
 def delete_task(
-    machine: Machine, task_id: str, generation: int | None, epoch: int | None
+    machine: SimulatedMachine, task_id: str, generation: int | None, epoch: int | None
 ) -> api.TaskStatus:
     """Stop a task and remove it."""
     copy = machine.copies.get(task_id)
@@ -141,7 +141,7 @@ def delete_task(
     return machine.status(copy)
 
 
-def put_profile(machine: Machine, spec: api.ProfileSpec) -> api.ProfileStatus:
+def put_profile(machine: SimulatedMachine, spec: api.ProfileSpec) -> api.ProfileStatus:
     """Take the profile that the host shall run."""
     current = machine.profile
     if (spec.epoch, spec.generation) < (current.epoch, current.generation):
@@ -155,7 +155,9 @@ def put_profile(machine: Machine, spec: api.ProfileSpec) -> api.ProfileStatus:
     return machine.profile
 
 
-def _fence(machine: Machine, task_id: str, epoch: int, generation: int, copy: Copy | None) -> None:
+def _fence(
+    machine: SimulatedMachine, task_id: str, epoch: int, generation: int, copy: Copy | None
+) -> None:
     """Raise `Conflict` for what is older than what is in force."""
     if copy is not None:
         current = (copy.spec.epoch, copy.spec.generation)
@@ -172,7 +174,7 @@ def _fence(machine: Machine, task_id: str, epoch: int, generation: int, copy: Co
         )
 
 
-def _admit(machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
+def _admit(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
     if spec.image not in machine.images:
         raise Unprocessable(f"task {task_id} cannot run: image {spec.image[:15]} is not here")
     others, need = machine.committed_bytes(task_id), spec.limits.memory_max_bytes
@@ -185,7 +187,7 @@ def _key(spec: api.TaskSpec) -> tuple[object, ...]:
     return (spec.image, tuple(spec.command), tuple(sorted(spec.environment.items())))
 
 
-def _hear(machine: Machine, request: AgentCall) -> None:
+def _hear(machine: SimulatedMachine, request: AgentCall) -> None:
     """Take note of who owns the machine's entitlement; `Conflict`: an earlier owner commands."""
     told = request.owner
     if told is None:
@@ -210,7 +212,7 @@ class AgentCall:
     mutates: bool = False
 
 
-def answer(machine: Machine, request: AgentCall) -> object:
+def answer(machine: SimulatedMachine, request: AgentCall) -> object:
     """Return what the agent answers, errors included."""
     try:
         _hear(machine, request)

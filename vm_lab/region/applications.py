@@ -21,13 +21,13 @@ from wire.errors import ProtocolError, Unreachable
 
 if TYPE_CHECKING:
     from vm_lab.region.checker import Checker
-    from vm_lab.region.plane import Life
+    from vm_lab.region.plane import PlaneLife
 
 KINDS = ("shards", "quorum", "stateless", "never")
 CALL_S = 0.02
 TIMEOUT_S = 5.0
 ELECTION_S = 4.0
-"""Nobody leads for so long after the leader went."""
+"""There is no leader for so long after the last one went."""
 NOTICE_S = 30.0
 """So long before a deadline must a notice have come, if nothing was wrong meanwhile."""
 REBUILD_S = 120.0
@@ -120,7 +120,7 @@ class Application:
 
 
 def _everything(request: TaskControlRequest) -> TaskControlResponse:
-    """Answer as a liar does: everything, twice, as it should not be, and what nobody asked."""
+    """Answer as a liar does: everything, twice, as it should not be, and what was not asked."""
     ids = [operation.id for operation in request.request]
     wrong = [Ack(operation=name, instead="reboot") for name in ids]
     return TaskControlResponse(ack=[*ids, *wrong, "job0-0.1", "", *ids])
@@ -140,7 +140,7 @@ class Applications:
         return ControllerRef(url="https://10.0.0.1:7450", name=kind, failure_wait_s=120.0)
 
     def caller(
-        self, life: Life
+        self, life: PlaneLife
     ) -> Callable[[ControllerRef, TaskControlRequest], Awaitable[TaskControlResponse]]:
         """Return what makes the calls of one life of the control plane."""
 
@@ -175,7 +175,7 @@ class Applications:
                     del application.said[task]
 
     def taken(self, job: str, voluntary: Mapping[str, str], left: Collection[str]) -> None:
-        """Take in that tasks which were well are not listed any more, and which still are."""
+        """Record that tasks which were well are not listed any more, and which still are."""
         application = self.of.get(job)
         if application is None:
             return

@@ -18,11 +18,11 @@ from agent.api import Health, ProfileState, TaskState
 from control_plane.api.jobs import Endpoints
 from control_plane.store.protocol import Operation, Put
 from vm_lab.region.applications import NOTICE_S
-from vm_lab.region.machine import RESERVE_BYTES, Copy, Machine, patience_of
+from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine, patience_of
 from vm_lab.region.observer import Observer
 
 if TYPE_CHECKING:
-    from vm_lab.region.clients import Wish
+    from vm_lab.region.clients import ClientWish
     from vm_lab.region.seed import SimulatedRegion
 
 MACHINES = "machines/"
@@ -67,7 +67,7 @@ def is_profile_of(name: str, base: str) -> bool:
 
 
 @dataclass(slots=True)
-class Standing:
+class CheckerStanding:
     """What the witness knows of one machine."""
 
     store: str = ""
@@ -103,7 +103,7 @@ class Checker(Observer):
     violations: list[Violation] = field(default_factory=list)
     copies: dict[str, dict[str, Copy]] = field(default_factory=dict)
     """Task → machine → its copy there, of all that are alive."""
-    standings: dict[str, Standing] = field(default_factory=dict)
+    standings: dict[str, CheckerStanding] = field(default_factory=dict)
     endpoints: dict[str, dict[str, str]] = field(default_factory=dict)
     """Job → task → machine, as clients know it."""
     failed_at: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Checker(Observer):
 
     def __post_init__(self) -> None:
         """Know all machines."""
-        self.standings = {name: Standing() for name in self.region.machines}
+        self.standings = {name: CheckerStanding() for name in self.region.machines}
 
     @property
     def now(self) -> float:
@@ -137,7 +137,7 @@ class Checker(Observer):
 
     # -- machines
 
-    def copy_changed(self, machine: Machine, copy: Copy, *, was_alive: bool) -> None:
+    def copy_changed(self, machine: SimulatedMachine, copy: Copy, *, was_alive: bool) -> None:
         """At most one copy of a `stop` task; a machine is not over what it has."""
         task = copy.task_id
         self.region.witness.happened()
@@ -198,7 +198,7 @@ class Checker(Observer):
             )
         self.region.timeline.after(30.0, self._still_double, task)
 
-    def _capacity(self, machine: Machine) -> None:
+    def _capacity(self, machine: SimulatedMachine) -> None:
         wanted = [copy.spec.limits for copy in machine.copies.values() if copy.wanted]
         memory = sum(limits.memory_max_bytes for limits in wanted)
         cores = sum(round((limits.cpu_max_cores or 0.0) * 1000) for limits in wanted)
@@ -207,7 +207,7 @@ class Checker(Observer):
         if cores > machine.cpus * 1000:
             self.violate("capacity", f"{machine.name} has promised {cores} mCPU", machine.name)
 
-    def put_accepted(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
+    def put_accepted(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
         """A task starts on a machine whose profile is that of its entitlement, and verified."""
         profile, standing = machine.profile, self.standings[machine.name]
         known_s = NEWS_S if standing.sound and self.now - standing.sound_since >= LAG_S else LAG_S
@@ -221,7 +221,7 @@ class Checker(Observer):
                 "profile", f"{task_id} starts on {machine.name}: {profile.name} {profile.state}"
             )
 
-    def _has_profile(self, machine: Machine, entitlement: str) -> bool:
+    def _has_profile(self, machine: SimulatedMachine, entitlement: str) -> bool:
         wanted, profile = self.region.clients.entitlements.get(entitlement), machine.profile
         is_right = wanted is None or is_profile_of(profile.name, wanted.host_profile)
         return is_right and profile.state is ProfileState.VERIFIED
@@ -234,7 +234,7 @@ class Checker(Observer):
         if len(owners) > 1:
             self.violate("one-owner", f"shards {owners} own {entitlement}", entitlement)
 
-    def put_sent(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
+    def put_sent(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
         """A second copy is asked for only after the first is gone, or its machine down."""
         if self._has_profile(machine, spec.entitlement):
             self._sent_ready[task_id, machine.name] = self.now
@@ -259,7 +259,7 @@ class Checker(Observer):
                     f"{task_id} {name}",
                 )
 
-    def reach_changed(self, machine: Machine) -> None:
+    def reach_changed(self, machine: SimulatedMachine) -> None:
         """Note since when a machine can or cannot be expected to answer in time."""
         path = self.region.network.paths.get(machine.name)
         answers = path is not None and self.region.network.answers(machine)
@@ -304,7 +304,7 @@ class Checker(Observer):
             standing.down_since = self.now
             self._verdict(record.machine, standing)
 
-    def _verdict(self, name: str, standing: Standing) -> None:
+    def _verdict(self, name: str, standing: CheckerStanding) -> None:
         """A machine is called down after it was silent for as long as that takes, not before."""
         after = self.region.plane.settings.down_after_s
         if standing.sound:
@@ -349,7 +349,7 @@ class Checker(Observer):
         """The process goes on whatever happens to it."""
         self.violate("life", f"the control plane ended by itself: {reason[:300]}", reason[:60])
 
-    def late(self, wish: Wish) -> None:
+    def late(self, wish: ClientWish) -> None:
         """People get an answer while nothing is wrong with the main store."""
         life = self.region.plane.life
         awake = life is not None and life.alive and not life.frozen
@@ -364,7 +364,7 @@ class Checker(Observer):
     # -- budgets
 
     def drained(self, names: Sequence[str], deadline: float) -> None:
-        """Take in that maintenance was announced."""
+        """Record that maintenance was announced."""
         for name in names:
             self.standings[name].drained = True
             self.standings[name].overdue_at = deadline
@@ -392,7 +392,7 @@ class Checker(Observer):
                 self.region.applications.overdue(name, jobs, announced_at)
 
     def undrained(self, names: Sequence[str]) -> None:
-        """Take in that maintenance was called off."""
+        """Record that maintenance was called off."""
         for name in names:
             standing = self.standings[name]
             if self.now >= standing.overdue_at:
@@ -431,7 +431,7 @@ class Checker(Observer):
             )
 
     def _consulted(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
-        """Nothing is taken down on purpose of which the job's controller did not say so."""
+        """Nothing is taken down on purpose without the word of the job's controller."""
         owned = self.region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
             return

@@ -13,7 +13,7 @@ import msgspec
 from vm_lab.region import drawing, outcomes, results, scenario, story
 from vm_lab.region.run import Job, run_many, seeds_of
 from vm_lab.region.scenario import Scenario
-from vm_lab.region.seed import Outcome, Passed, run_seed
+from vm_lab.region.seed import Passed, SeedOutcome, run_seed
 from vm_lab.region.shrink import shrink
 from wire.errors import InvalidInput, TwineError
 
@@ -105,7 +105,7 @@ def faults(write: Path | None, seeds: str, jobs: int) -> None:
 
 def _run(
     chosen: Scenario, seed: int | None, seeds: str | None, jobs: int, told: Path | None
-) -> list[Outcome]:
+) -> list[SeedOutcome]:
     numbers = _seeds(seeds) if seeds is not None else range(seed or 1, (seed or 1) + 1)
     if told is not None:
         story_of = story.read(told.read_text())
@@ -115,7 +115,7 @@ def _run(
     return run_many([Job(chosen, number) for number in numbers], jobs, _progress())
 
 
-def _shrunk(chosen: Scenario, outcome: Outcome) -> Outcome:
+def _shrunk(chosen: Scenario, outcome: SeedOutcome) -> SeedOutcome:
     click.echo(f"shortening the story of seed {outcome.seed} …", err=True)
     return shrink(chosen, outcome.seed, outcome).outcome
 
@@ -127,13 +127,13 @@ def _seeds(text: str) -> range:
         raise InvalidInput(str(e)) from e
 
 
-def _progress() -> Callable[[Outcome], None] | None:
+def _progress() -> Callable[[SeedOutcome], None] | None:
     """Return what shows how far it is, where somebody looks."""
     if not sys.stderr.isatty():
         return None
     count = 0
 
-    def done(outcome: Outcome) -> None:
+    def done(outcome: SeedOutcome) -> None:
         nonlocal count
         count += 1
         mark = "" if outcome.ok else f" seed {outcome.seed} broke a rule\n"

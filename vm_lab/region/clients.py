@@ -19,7 +19,7 @@ from vm_lab.region.history import History
 from vm_lab.region.intent_witness import GrantedIntents
 from vm_lab.region.loop import Timeline
 from vm_lab.region.observer import Observer
-from vm_lab.region.plane import Life
+from vm_lab.region.plane import PlaneLife
 from wire.errors import NotFound, TwineError
 
 AGAIN_S = 2.0
@@ -30,7 +30,7 @@ LISTEN_S = 60.0
 
 
 @dataclass(slots=True)
-class Wish:
+class ClientWish:
     """Something that somebody wants of the control plane."""
 
     about: str
@@ -86,10 +86,10 @@ class Clients:
         self.entitlements: dict[str, EntitlementSpec] = {}
         self.refused: list[str] = []
         """Wishes that were refused for good, with the reason."""
-        self.late: Callable[[Wish], None] = lambda _: None
+        self.late: Callable[[ClientWish], None] = lambda _: None
         """Called with a wish that got no answer for too long."""
-        self._life: Life | None = None
-        self._queues: dict[str, deque[Wish]] = {}
+        self._life: PlaneLife | None = None
+        self._queues: dict[str, deque[ClientWish]] = {}
         self._watched: set[str] = set()
 
     # -- wishes
@@ -107,7 +107,7 @@ class Clients:
             self._watch(spec.name)
 
         text = f"apply {spec.name} tasks={spec.tasks} image={spec.image[7:11]}"
-        wish = Wish(f"job {spec.name}", text, lambda cp: cp.apply_job(spec), granted)
+        wish = ClientWish(f"job {spec.name}", text, lambda cp: cp.apply_job(spec), granted)
         self.want(wish)
 
     def stop_job(self, name: str) -> None:
@@ -126,7 +126,7 @@ class Clients:
                 if owned.granted is None:
                     raise
 
-        self.want(Wish(f"job {name}", f"stop {name}", ask, granted))
+        self.want(ClientWish(f"job {name}", f"stop {name}", ask, granted))
 
     def join(self, request: JoinRequest) -> None:
         """Want a host to become a machine of the region."""
@@ -135,7 +135,7 @@ class Clients:
             await cp.joined(request)
 
         about = f"machine {request.machine}"
-        self.want(Wish(about, f"join {request.machine}", ask, lambda: None))
+        self.want(ClientWish(about, f"join {request.machine}", ask, lambda: None))
 
     def put_entitlement(self, name: str, spec: EntitlementSpec) -> None:
         """Want an entitlement to be so."""
@@ -146,9 +146,9 @@ class Clients:
         async def ask(cp: ControlPlane) -> None:
             await cp.put_entitlement(name, spec)
 
-        self.want(Wish(f"entitlement {name}", f"entitlement {name}", ask, granted))
+        self.want(ClientWish(f"entitlement {name}", f"entitlement {name}", ask, granted))
 
-    def want(self, wish: Wish) -> None:
+    def want(self, wish: ClientWish) -> None:
         """Take a wish; it is asked until it is granted, or refused for good."""
         queue = self._queues.setdefault(wish.about, deque())
         queue.append(wish)
@@ -173,7 +173,7 @@ class Clients:
 
     # -- a life of the control plane
 
-    def serve(self, life: Life) -> None:
+    def serve(self, life: PlaneLife) -> None:
         """Turn to a process that has just begun to serve."""
         self._life = life
         self._watched.clear()
@@ -184,7 +184,7 @@ class Clients:
             if owned.granted is not None:
                 self._watch(name)
 
-    def _ask(self, wish: Wish) -> None:
+    def _ask(self, wish: ClientWish) -> None:
         life = self._life
         if life is None or life.control_plane is None or wish.life == life.number:
             return  # it is asked as soon as somebody serves
@@ -197,7 +197,9 @@ class Clients:
         life.loop.create_task(self._attempt(wish, life, life.control_plane))
         self._timeline.after(PATIENCE_S, self._still_waiting, wish, wish.tries)
 
-    async def _attempt(self, wish: Wish, life: Life, control_plane: ControlPlane) -> None:
+    async def _attempt(
+        self, wish: ClientWish, life: PlaneLife, control_plane: ControlPlane
+    ) -> None:
         try:
             await wish.ask(control_plane)
         except TwineError as e:
@@ -209,7 +211,7 @@ class Clients:
                 wish.granted()
                 self._done(wish)
 
-    def _failed(self, wish: Wish, error: TwineError) -> None:
+    def _failed(self, wish: ClientWish, error: TwineError) -> None:
         self._history.note(f"client is refused: {wish.text}: {error.code}")
         wish.life = 0
         if error.retryable or error.code == "conflict":
@@ -218,13 +220,13 @@ class Clients:
         self.refused.append(f"{wish.text}: {error}")
         self._done(wish)
 
-    def _done(self, wish: Wish) -> None:
+    def _done(self, wish: ClientWish) -> None:
         queue = self._queues[wish.about]
         queue.popleft()
         if queue:
             self._ask(queue[0])
 
-    def _still_waiting(self, wish: Wish, tries: int) -> None:
+    def _still_waiting(self, wish: ClientWish, tries: int) -> None:
         queue = self._queues[wish.about]
         if queue and queue[0] is wish and wish.tries == tries and wish.life:
             self.late(wish)
@@ -237,7 +239,7 @@ class Clients:
             self._watched.add(job)
             life.loop.create_task(self._follow(job, life, life.control_plane))
 
-    async def _follow(self, job: str, life: Life, control_plane: ControlPlane) -> None:
+    async def _follow(self, job: str, life: PlaneLife, control_plane: ControlPlane) -> None:
         """Tell the observer about each change of a job's endpoints."""
         after = 0
         while life.alive:

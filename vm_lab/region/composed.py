@@ -16,9 +16,9 @@ from math import ceil
 from msgspec.structs import replace
 
 from vm_lab.region.kinds import ON_JOBS, ON_MACHINES
-from vm_lab.region.scenario import FaultRate, Scenario, Shape, Work
+from vm_lab.region.scenario import FaultRate, Scenario, ScenarioWork, Shape
 from vm_lab.region.story import Fault, event
-from vm_lab.region.topology import Place, places
+from vm_lab.region.topology import MachinePlace, places
 
 MEET_S = 60.0
 """The second event of a pair begins at most so long after a shorter first one began."""
@@ -60,7 +60,7 @@ def turn_of(kinds: Sequence[str], count: int) -> int:
     return ceil(len(kinds) * (len(kinds) + 1) / 2 / count)
 
 
-def _work(work: Work, chance: random.Random) -> Work:
+def _work(work: ScenarioWork, chance: random.Random) -> ScenarioWork:
     return replace(
         work,
         entitlements=chance.randint(2, 4),
@@ -73,7 +73,7 @@ def _work(work: Work, chance: random.Random) -> Work:
     )
 
 
-def _shape(shape: Shape, work: Work, chance: random.Random) -> Shape:
+def _shape(shape: Shape, work: ScenarioWork, chance: random.Random) -> Shape:
     datacenters = chance.randint(1, 3)
     msbs = datacenters * chance.randint(1, 2)
     fewest = work.entitlements * _MACHINES_EACH
@@ -111,7 +111,7 @@ def _second(
     rate: FaultRate,
     first: Fault,
     scenario: Scenario,
-    where: list[Place],
+    where: list[MachinePlace],
     chance: random.Random,
     at: float,
 ) -> Fault:

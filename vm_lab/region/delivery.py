@@ -30,7 +30,7 @@ from conveyor.push import push_wish
 from conveyor.records import DeliveryRecords
 from conveyor.runs import GateOutcome, JobProgress, PipelineRecord, PipelineRun
 from conveyor.service import DeliveryService
-from vm_lab.region.plane import Life
+from vm_lab.region.plane import PlaneLife
 from wire.errors import Busy, NotFound, TwineError, Unreachable
 
 if TYPE_CHECKING:
@@ -193,10 +193,10 @@ class DeliveredJobs:
 
     # -- the conveyor
 
-    def _begin(self, life: Life) -> None:
+    def _begin(self, life: PlaneLife) -> None:
         life.loop.create_task(self._run(life))
 
-    async def _run(self, life: Life) -> None:
+    async def _run(self, life: PlaneLife) -> None:
         runtime = SteppedRuntime(self._region.plane.wall, life.number)
         if life.number > 1:
             await self._store.__aexit__(None, None, None)
@@ -214,7 +214,7 @@ class DeliveredJobs:
             except Busy:
                 return  # the next life has the store
 
-    async def _follow(self, service: DeliveryService, life: Life) -> None:
+    async def _follow(self, service: DeliveryService, life: PlaneLife) -> None:
         """See how runs stand and what jobs want, also while no run is under way."""
         while life.alive:
             for job in self.jobs:
@@ -237,7 +237,7 @@ class DeliveredJobs:
 class _RegionPushes:
     """`PushWriter` over the control plane of one life."""
 
-    def __init__(self, jobs: DeliveredJobs, life: Life) -> None:
+    def __init__(self, jobs: DeliveredJobs, life: PlaneLife) -> None:
         self._jobs, self._life = jobs, life
 
     def _plane(self) -> ControlPlane:

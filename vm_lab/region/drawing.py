@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from html import escape
 
-from vm_lab.region.seed import Outcome
+from vm_lab.region.seed import SeedOutcome
 
 WIDTH, PLOT, ROW, LEFT, TOP = 1100, 260, 15, 150, 60
 _COLOURS = {
@@ -19,7 +19,7 @@ _COLOURS = {
 _LINES = (("wanted", "#999999", "5 4"), ("copies", "#2166ac", ""), ("listed", "#1b7837", ""))
 
 
-def as_svg(outcome: Outcome) -> str:
+def as_svg(outcome: SeedOutcome) -> str:
     """Return the picture of one seed."""
     begin = min((s.at for s in outcome.samples), default=0.0)
     end = max(outcome.virtual_s, begin + 1.0)
@@ -45,12 +45,14 @@ def as_svg(outcome: Outcome) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _most(outcome: Outcome) -> int:
+def _most(outcome: SeedOutcome) -> int:
     samples = outcome.samples
     return max((max(s.wanted, s.copies, s.listed) for s in samples), default=1) or 1
 
 
-def _axes(outcome: Outcome, x: Callable[[float], float], begin: float, end: float) -> Iterable[str]:
+def _axes(
+    outcome: SeedOutcome, x: Callable[[float], float], begin: float, end: float
+) -> Iterable[str]:
     most = _most(outcome)
     steps = min(4, most)
     for share in range(steps + 1):
@@ -82,7 +84,7 @@ def _legend() -> Iterable[str]:
         yield f'<text x="{left + 32}" y="44">{names[name]}</text>'
 
 
-def _curves(outcome: Outcome, x: Callable[[float], float]) -> Iterable[str]:
+def _curves(outcome: SeedOutcome, x: Callable[[float], float]) -> Iterable[str]:
     most = _most(outcome)
     for name, colour, dash in _LINES:
         path = []
@@ -99,7 +101,7 @@ def _curves(outcome: Outcome, x: Callable[[float], float]) -> Iterable[str]:
         )
 
 
-def _events(outcome: Outcome, x: Callable[[float], float], kinds: list[str]) -> Iterable[str]:
+def _events(outcome: SeedOutcome, x: Callable[[float], float], kinds: list[str]) -> Iterable[str]:
     top = TOP + PLOT + 40
     for row, kind in enumerate(kinds):
         y = top + row * ROW
@@ -118,7 +120,7 @@ def _events(outcome: Outcome, x: Callable[[float], float], kinds: list[str]) -> 
             )
 
 
-def _violations(outcome: Outcome, x: Callable[[float], float]) -> Iterable[str]:
+def _violations(outcome: SeedOutcome, x: Callable[[float], float]) -> Iterable[str]:
     named: set[str] = set()
     for violation in outcome.violations:
         at = x(violation.at)

@@ -11,11 +11,11 @@ from agent.api import Health, TaskState
 from control_plane.api.inventory import Drain, Undrain
 from control_plane.roles import ControlPlane
 from vm_lab.region import owners
-from vm_lab.region.clients import Wish
-from vm_lab.region.machine import Copy, Machine
+from vm_lab.region.clients import ClientWish
+from vm_lab.region.machine import Copy, SimulatedMachine
 from vm_lab.region.network import Condition
 from vm_lab.region.operators import move_entitlement, power_cap, switch, upgrade
-from vm_lab.region.stores import CrashPoint, Disk, Trouble
+from vm_lab.region.stores import CrashPoint, SimulatedDisk, Trouble
 from vm_lab.region.story import Fault
 from vm_lab.region.topology import image
 from vm_lab.region.writers import STRIKES as WRITES
@@ -32,14 +32,14 @@ def strike(region: SimulatedRegion, fault: Fault, number: int) -> None:
     _STRIKES[fault.kind](region, fault, number)
 
 
-def _machines(region: SimulatedRegion, fault: Fault) -> list[Machine]:
+def _machines(region: SimulatedRegion, fault: Fault) -> list[SimulatedMachine]:
     domain, _, name = fault.target.partition(":")
     if domain == "job":
         return _of_first_task(region, name)
     return [region.machines[p.machine] for p in region.places if p.within(fault.target)]
 
 
-def _of_first_task(region: SimulatedRegion, job: str) -> list[Machine]:
+def _of_first_task(region: SimulatedRegion, job: str) -> list[SimulatedMachine]:
     """Return the machine where the task of a job with the lowest index runs; none if none does."""
     tasks = [t for t, there in region.checker.copies.items() if t.startswith(f"{job}-") and there]
     if not tasks:
@@ -48,7 +48,9 @@ def _of_first_task(region: SimulatedRegion, job: str) -> list[Machine]:
     return [region.machines[min(region.checker.copies[first])]]
 
 
-def _for_a_while(begin: Callable[[Machine, Fault], None], end: Callable[[Machine], None]) -> Strike:
+def _for_a_while(
+    begin: Callable[[SimulatedMachine, Fault], None], end: Callable[[SimulatedMachine], None]
+) -> Strike:
     """Return what does something to machines and undoes it; overlapping ones end together."""
 
     def strikes(region: SimulatedRegion, fault: Fault, _: int) -> None:
@@ -58,7 +60,7 @@ def _for_a_while(begin: Callable[[Machine, Fault], None], end: Callable[[Machine
             begin(machine, fault)
             region.timeline.after(fault.seconds, over, region, machine, key)
 
-    def over(region: SimulatedRegion, machine: Machine, key: tuple[str, str]) -> None:
+    def over(region: SimulatedRegion, machine: SimulatedMachine, key: tuple[str, str]) -> None:
         region.acting[key] -= 1
         if not region.acting[key]:
             end(machine)
@@ -66,15 +68,15 @@ def _for_a_while(begin: Callable[[Machine, Fault], None], end: Callable[[Machine
     return strikes
 
 
-def _power_off(machine: Machine, _: Fault) -> None:
+def _power_off(machine: SimulatedMachine, _: Fault) -> None:
     machine.power_off()
 
 
-def _agent_down(machine: Machine, _: Fault) -> None:
+def _agent_down(machine: SimulatedMachine, _: Fault) -> None:
     machine.agent_is(up=False)
 
 
-def _agent_back(machine: Machine) -> None:
+def _agent_back(machine: SimulatedMachine) -> None:
     if machine.on:
         machine.agent_is(up=True)
 
@@ -86,10 +88,10 @@ def _hang(region: SimulatedRegion, fault: Fault, _: int) -> None:
         region.timeline.at(machine.hung_until, machine.reach_changed)
 
 
-def _set(**changes: object) -> Callable[[Machine, Fault], None]:
+def _set(**changes: object) -> Callable[[SimulatedMachine, Fault], None]:
     """Return what sets attributes of a machine; `"value"` stands for the fault's value."""
 
-    def begin(machine: Machine, fault: Fault) -> None:
+    def begin(machine: SimulatedMachine, fault: Fault) -> None:
         for name, value in changes.items():
             setattr(machine, name, fault.value if value == "value" else value)
         machine.reach_changed()
@@ -97,8 +99,8 @@ def _set(**changes: object) -> Callable[[Machine, Fault], None]:
     return begin
 
 
-def _unset(**changes: object) -> Callable[[Machine], None]:
-    def end(machine: Machine) -> None:
+def _unset(**changes: object) -> Callable[[SimulatedMachine], None]:
+    def end(machine: SimulatedMachine) -> None:
         for name, value in changes.items():
             setattr(machine, name, value)
         machine.reach_changed()
@@ -106,11 +108,11 @@ def _unset(**changes: object) -> Callable[[Machine], None]:
     return end
 
 
-def _slow_pull(machine: Machine, fault: Fault) -> None:
+def _slow_pull(machine: SimulatedMachine, fault: Fault) -> None:
     machine.pace.pull = (1.0 * fault.value, 20.0 * fault.value)
 
 
-def _usual_pull(machine: Machine) -> None:
+def _usual_pull(machine: SimulatedMachine) -> None:
     machine.pace.pull = (1.0, 20.0)
 
 
@@ -130,7 +132,7 @@ def _host_clock(region: SimulatedRegion, fault: Fault, _: int) -> None:
         machine.clock_off_s += fault.value
 
 
-def _victim(region: SimulatedRegion, fault: Fault) -> tuple[Machine, Copy] | None:
+def _victim(region: SimulatedRegion, fault: Fault) -> tuple[SimulatedMachine, Copy] | None:
     """Return the first running task of the struck machines."""
     for machine in _machines(region, fault):
         running = [c for c in machine.copies.values() if c.state is TaskState.RUNNING]
@@ -153,7 +155,7 @@ def _sick(region: SimulatedRegion, fault: Fault, _: int) -> None:
     region.timeline.after(fault.seconds, _well, machine, copy, copy.invocation)
 
 
-def _well(machine: Machine, copy: Copy, invocation: int) -> None:
+def _well(machine: SimulatedMachine, copy: Copy, invocation: int) -> None:
     same = machine.copies.get(copy.task_id) is copy and copy.invocation == invocation
     bad = copy.runs in machine.setting.bad_images
     if same and machine.on and copy.state is TaskState.RUNNING and not bad:
@@ -194,7 +196,7 @@ def _store(trouble: Callable[[Fault], Trouble]) -> Strike:
         region.store_faults[disk.name] = number
         region.timeline.after(fault.seconds, over, region, disk, number)
 
-    def over(region: SimulatedRegion, disk: Disk, number: int) -> None:
+    def over(region: SimulatedRegion, disk: SimulatedDisk, number: int) -> None:
         disk.troubled_at = region.timeline.now
         if region.store_faults[disk.name] == number:
             disk.trouble = Trouble()
@@ -306,16 +308,16 @@ def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
     def ended() -> None:
         region.checker.undrained(names)
 
-    region.clients.want(Wish(about, f"drain {' '.join(names)}", announce, announced))
+    region.clients.want(ClientWish(about, f"drain {' '.join(names)}", announce, announced))
     region.timeline.after(
         fault.seconds,
         region.clients.want,
-        Wish(about, f"undrain {' '.join(names)}", end, ended),
+        ClientWish(about, f"undrain {' '.join(names)}", end, ended),
     )
 
 
 _STRIKES: dict[str, Strike] = {
-    "power-off": _for_a_while(_power_off, Machine.power_on),
+    "power-off": _for_a_while(_power_off, SimulatedMachine.power_on),
     "reboot": _reboot,
     "agent-restart": _for_a_while(_agent_down, _agent_back),
     "agent-hang": _hang,

@@ -20,7 +20,7 @@ from control_plane.roles import ControlPlane
 
 if TYPE_CHECKING:
     from vm_lab.region.clients import Owned
-    from vm_lab.region.plane import Life
+    from vm_lab.region.plane import PlaneLife
     from vm_lab.region.seed import SimulatedRegion
 
 ENDS_S = 10.0
@@ -89,7 +89,7 @@ class IntentWitness:
                 self._due.add(name)
                 self._region.timeline.after(0.0, self._look, life, name)
 
-    def _look(self, life: Life, name: str) -> None:
+    def _look(self, life: PlaneLife, name: str) -> None:
         self._due.discard(name)
         if life.alive and life.control_plane is not None:
             life.loop.create_task(self._judge(life.control_plane, name))

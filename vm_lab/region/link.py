@@ -12,13 +12,13 @@ from agent import api
 from agent.api.term import OWNER_HEADER, read_owner
 from agent.usage import Usages
 from vm_lab.region import agent as agents
-from vm_lab.region.machine import Machine
-from vm_lab.region.network import Exchange, Network
+from vm_lab.region.machine import SimulatedMachine
+from vm_lab.region.network import Exchange, SimulatedNetwork
 from wire.duplex import Duplex
 from wire.errors import NotFound, Refused, TwineError, Unreachable
 
 if TYPE_CHECKING:
-    from vm_lab.region.plane import Life
+    from vm_lab.region.plane import PlaneLife
 
 Said = Callable[[str], Mapping[str, str]]
 POLL_S = 3.0
@@ -30,11 +30,15 @@ GIVE_UP_S = 5.5
 class AgentLink:
     """Implements the control plane's `AgentApi` for one modelled machine.
 
-    Whatever belongs to a process that was killed is severed: its calls reach nobody.
+    Whatever belongs to a process that was killed is severed: its calls do not arrive.
     """
 
     def __init__(
-        self, network: Network, life: Life, machine: Machine, said: Said = lambda _: {}
+        self,
+        network: SimulatedNetwork,
+        life: PlaneLife,
+        machine: SimulatedMachine,
+        said: Said = lambda _: {},
     ) -> None:
         """Connect to nothing yet; `said` is `OwnershipMap.said`."""
         self._network, self._life, self._machine = network, life, machine
@@ -164,7 +168,9 @@ class FollowedEvents:
     nothing happens costs nothing.
     """
 
-    def __init__(self, network: Network, life: Life, machine: Machine, after: int) -> None:
+    def __init__(
+        self, network: SimulatedNetwork, life: PlaneLife, machine: SimulatedMachine, after: int
+    ) -> None:
         """Begin to listen now."""
         self._network, self._life, self._machine = network, life, machine
         self._after, self._boot = after, machine.boot_id()
@@ -215,7 +221,7 @@ class FollowedEvents:
             self._life.contact_changed(self._machine)
 
     def said(self) -> None:
-        """Take in that the agent has something to tell."""
+        """Record that the agent has something to tell."""
         if self._coming or self._broken_at is not None or not self._has_news():
             return
         self._coming = True
@@ -224,7 +230,7 @@ class FollowedEvents:
         self._network.timeline.after(takes, self._deliver)
 
     def path_changed(self) -> None:
-        """Take in that the way to the agent, or the agent itself, is not what it was."""
+        """Record that the way to the agent, or the agent itself, is not what it was."""
         now, machine = self._network.timeline.now, self._machine
         # an answer that takes longer than the patience for it is none
         works = self._network.answers(machine) and machine.slow_s < GIVE_UP_S - POLL_S
@@ -243,7 +249,7 @@ class FollowedEvents:
     def heard_by_agent(self) -> float | None:
         """Return until when the agent was surely heard; None: it still is.
 
-        It counts from the last answer of which a later request said that it had arrived.
+        It counts from the last answer that a later request confirmed.
         """
         if self._broken_at is None and not self._life.frozen:
             return None
@@ -280,7 +286,7 @@ class FollowedEvents:
             self._waiter.set_result(None)
 
 
-def _events(machine: Machine, after: int, boot: str = "") -> api.Events:
+def _events(machine: SimulatedMachine, after: int, boot: str = "") -> api.Events:
     """Return the events after a sequence number, as the agent answers."""
     first = machine.events[0].sequence if machine.events else machine.sequence + 1
     lost = after > machine.sequence or after < first - 1

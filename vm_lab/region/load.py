@@ -25,8 +25,8 @@ from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
 from control_plane.autoscaler.sizes import size_wish
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
-from vm_lab.region.machine import Copy, Machine
-from vm_lab.region.plane import Life
+from vm_lab.region.machine import Copy, SimulatedMachine
+from vm_lab.region.plane import PlaneLife
 from wire.errors import TwineError, Unreachable
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class LoadedJobs:
             )
         )
 
-    def usage(self, machine: Machine) -> list[TaskUsage]:
+    def usage(self, machine: SimulatedMachine) -> list[TaskUsage]:
         """Return what the tasks of a machine use."""
         return [
             TaskUsage(task_id=c.task_id, cpu_s=self._cpu_s[c.task_id, c.invocation])
@@ -134,10 +134,10 @@ class LoadedJobs:
 
     # -- the autoscaler
 
-    def _begin(self, life: Life) -> None:
+    def _begin(self, life: PlaneLife) -> None:
         life.loop.create_task(self._run(life))
 
-    async def _run(self, life: Life) -> None:
+    async def _run(self, life: PlaneLife) -> None:
         runtime = SteppedRuntime(self._region.plane.wall, life.number)
         front_end = _FrontEnd(self, life)
         usage = TaskUsageSource(runtime, front_end.describe_task)
@@ -150,7 +150,7 @@ class LoadedJobs:
             )
             await self.autoscaler.run()
 
-    async def resize(self, life: Life, status: JobStatus, tasks: int, reason: str) -> str:
+    async def resize(self, life: PlaneLife, status: JobStatus, tasks: int, reason: str) -> str:
         """Resize a job as its owner's friend; the checker judges by what owners were granted."""
         name, was = status.record.name, status.record.spec.tasks
         owned = self._region.clients.jobs[name]
@@ -192,7 +192,7 @@ class _FrontEnd:
     """The front end as the autoscaler calls it in one life of the control plane."""
 
     jobs: LoadedJobs
-    life: Life
+    life: PlaneLife
 
     async def list_job_briefs(self) -> JobBriefs:
         if self.life.control_plane is None:

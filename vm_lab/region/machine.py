@@ -39,8 +39,8 @@ _ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
 
 @dataclass(slots=True)
-class Pace:
-    """How long things take on a machine, in seconds; drawn anew each time between the bounds."""
+class MachinePace:
+    """How long things take on a machine, in seconds; drawn again each time between the bounds."""
 
     start: tuple[float, float] = (0.3, 3.0)
     stop: tuple[float, float] = (0.1, 2.0)
@@ -76,7 +76,7 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Setting:
+class MachineSetting:
     """What all machines of a region share."""
 
     timeline: Timeline
@@ -84,17 +84,17 @@ class Setting:
     observer: Observer = field(default_factory=Observer)
     known_images: set[str] = field(default_factory=set)
     bad_images: set[str] = field(default_factory=set)
-    """Versions of which no task ever gets healthy."""
+    """Versions whose tasks never get healthy."""
     reboot_profiles: frozenset[str] = frozenset()
     """Profiles that take effect at a boot only."""
 
 
-class Machine:
+class SimulatedMachine:
     """One host: power, agent, tasks, images, profile."""
 
     def __init__(
         self,
-        setting: Setting,
+        setting: MachineSetting,
         name: str,
         location: api.Location,
         seed: str,
@@ -106,14 +106,14 @@ class Machine:
         self.setting, self.name, self.location = setting, name, location
         self.memory_bytes, self.cpus = memory_bytes, cpus
         self.random = random.Random(f"{seed} {name}")
-        self.pace = Pace()
+        self.pace = MachinePace()
         self.on = True
         self.agent_up = True
         self.hung_until = 0.0
         self.slow_s = 0.0
         """Added to each answer."""
         self.garbled = False
-        """It answers, and nobody understands it."""
+        """It answers in a form that no caller understands."""
         self.pull_fails = False
         self.start_fails = False
         self.clock_off_s = 0.0
@@ -237,7 +237,7 @@ class Machine:
     # -- a task's life
 
     def start(self, copy: Copy) -> None:
-        """Start the processes of a task, unless nobody was heard for too long to do so."""
+        """Start the processes of a task, unless the control plane was not heard for too long."""
         if self.ran_out(copy.spec):
             self._cut_off_done(copy)
             return
@@ -299,10 +299,10 @@ class Machine:
     # -- contact with the control plane, for jobs that must not outlive it
 
     def contact(self, heard: bool, last_heard: float) -> None:
-        """Take in that polls are answered and heard again, or that none was since `last_heard`.
+        """Record that polls are answered and heard again, or that none was since `last_heard`.
 
         Nothing else counts: a request that arrives says nothing of answers (docs/adr/0024). What
-        ran out of time meanwhile is ended before time counts anew.
+        ran out of time meanwhile is ended before time counts again.
         """
         if heard == self.in_contact:
             return
@@ -374,7 +374,7 @@ class Machine:
         self.reach_changed()
 
     def power_on(self) -> None:
-        """Boot: the agent comes up after a while and starts nothing that nobody confirmed."""
+        """Boot: the agent comes up after a while and starts nothing without a command."""
         if self.on:
             return
         self.on = True

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from agent.usage import TaskUsage
 from vm_lab.region import agent as agents
 from vm_lab.region.loop import Timeline
-from vm_lab.region.machine import Machine
+from vm_lab.region.machine import SimulatedMachine
 from wire.errors import ProtocolError, Refused, TwineError, Unreachable
 
 if TYPE_CHECKING:
-    from vm_lab.region.plane import Life
+    from vm_lab.region.plane import PlaneLife
 
 CONNECT_S = 4.0
-"""Until a connection that nobody answers is given up."""
+"""Until a connection without an answer is given up."""
 ANSWER_S = 30.0
 """Until an answer that does not come is given up (`WireClient`)."""
 KEPT_S = 5.0
@@ -38,7 +38,7 @@ class Condition:
     cut_out: bool = False
     """Nothing comes back from it."""
     delay_s: float = 0.0
-    """The most that is added to each way; drawn anew for each, so requests overtake."""
+    """The most that is added to each way; drawn for each, so requests overtake."""
     loss: float = 0.0
     """Share of the exchanges whose connection breaks."""
     duplicate: float = 0.0
@@ -76,7 +76,7 @@ class Path:
         return not (self.cut_in or self.cut_out)
 
 
-class Network:
+class SimulatedNetwork:
     """All paths."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -85,28 +85,28 @@ class Network:
         self.paths: dict[str, Path] = {}
         self.calls = 0
         """Requests that were sent."""
-        self.usage: Callable[[Machine], list[TaskUsage]] = lambda _: []
+        self.usage: Callable[[SimulatedMachine], list[TaskUsage]] = lambda _: []
         """What the tasks of a machine use, as its agent answers."""
 
-    def connect(self, machine: Machine) -> None:
+    def connect(self, machine: SimulatedMachine) -> None:
         """Connect a machine."""
         self.paths[machine.name] = Path(base_s=machine.random.uniform(0.0005, 0.004))
 
-    def impose(self, fault: int, machine: Machine, condition: Condition) -> None:
+    def impose(self, fault: int, machine: SimulatedMachine, condition: Condition) -> None:
         """Let a fault act on the way to a machine."""
         self.paths[machine.name].conditions[fault] = condition
         self._changed(machine)
 
-    def lift(self, fault: int, machine: Machine) -> None:
+    def lift(self, fault: int, machine: SimulatedMachine) -> None:
         """End what a fault did to the way to a machine."""
         if self.paths[machine.name].conditions.pop(fault, None) is not None:
             self._changed(machine)
 
-    def _changed(self, machine: Machine) -> None:
+    def _changed(self, machine: SimulatedMachine) -> None:
         self.paths[machine.name].refresh(self.timeline.now)
         machine.reach_changed()
 
-    def answers(self, machine: Machine) -> bool:
+    def answers(self, machine: SimulatedMachine) -> bool:
         """Return whether an exchange with the machine's agent would work now."""
         return (
             machine.on
@@ -115,7 +115,7 @@ class Network:
             and self.paths[machine.name].open
         )
 
-    def one_way(self, machine: Machine) -> float:
+    def one_way(self, machine: SimulatedMachine) -> float:
         """Return how long a packet takes this time."""
         path = self.paths[machine.name]
         if path.delay_s:
@@ -130,9 +130,9 @@ class Exchange:
 
     def __init__(
         self,
-        network: Network,
-        life: Life,
-        machine: Machine,
+        network: SimulatedNetwork,
+        life: PlaneLife,
+        machine: SimulatedMachine,
         request: agents.AgentCall,
     ) -> None:
         """Send nothing yet."""
@@ -174,7 +174,7 @@ class Exchange:
                 self.answer(agents.answer(machine, self.request))
 
     def _again(self) -> None:
-        """The same request arrives once more; nobody waits for its answer."""
+        """The same request arrives once more; its answer is not waited for."""
         machine = self.machine
         if self.network.answers(machine):
             agents.answer(machine, self.request)

@@ -22,7 +22,7 @@ from control_plane.api.maintenance import (
     Work,
 )
 from control_plane.roles import ControlPlane
-from vm_lab.region.clients import Wish
+from vm_lab.region.clients import ClientWish
 from vm_lab.region.network import Condition
 from vm_lab.region.story import Fault
 from wire.errors import Busy, Conflict
@@ -36,10 +36,10 @@ REBOOT_S = 60.0
 WAVE = 2
 """Machines of a wave at most."""
 SWITCH_S = 90.0
-"""How long nobody reaches the machines of a switch that is replaced."""
+"""How long the machines of a switch that is replaced are unreachable."""
 
 
-class Plan:
+class OperatorPlan:
     """One plan, from its wish to its end."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Plan:
         region.timeline.after(fault.seconds, self._end)
 
     def _want(self, text: str, ask: object, granted: object) -> None:
-        wish = Wish(f"plan {self._name}", text, ask, granted)  # type: ignore[arg-type]
+        wish = ClientWish(f"plan {self._name}", text, ask, granted)  # type: ignore[arg-type]
         self._region.clients.want(wish)
 
     async def _accept(self, cp: ControlPlane) -> None:
@@ -125,7 +125,7 @@ def upgrade(region: SimulatedRegion, fault: Fault, number: int) -> None:
         )
     else:
         wish = _in_waves(Work.KERNEL)
-    Plan(region, fault, number, wish)
+    OperatorPlan(region, fault, number, wish)
 
 
 def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -137,11 +137,11 @@ def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
         wish = MaintenanceWish(work=Work.POWER_CAP, reason="-")
     else:
         wish = _in_waves(Work.POWER_CAP)
-    Plan(region, fault, number, wish)
+    OperatorPlan(region, fault, number, wish)
 
 
 def switch(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Announce that nobody reaches machines for a while, and have it so at the deadline (TC9)."""
+    """Announce that machines are unreachable for a while, and have it so at the deadline (TC9)."""
     wish = MaintenanceWish(
         work=Work.SWITCH,
         reason="-",
@@ -149,7 +149,7 @@ def switch(region: SimulatedRegion, fault: Fault, number: int) -> None:
         duration_s=SWITCH_S,
         tasks_survive=True,
     )
-    Plan(region, fault, number, wish)
+    OperatorPlan(region, fault, number, wish)
 
 
 def _in_waves(work: Work) -> MaintenanceWish:
@@ -170,4 +170,4 @@ def move_entitlement(region: SimulatedRegion, _: Fault, number: int) -> None:
             await cp.shards.move(name, to)
 
     text = f"move entitlement {name} to shard {to} {number}"
-    region.clients.want(Wish(f"shard of {name}", text, ask, lambda: None))
+    region.clients.want(ClientWish(f"shard of {name}", text, ask, lambda: None))

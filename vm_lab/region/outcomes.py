@@ -9,7 +9,7 @@ from vm_lab.region import scenario
 from vm_lab.region.kinds import KINDS
 from vm_lab.region.run import Job, run_many
 from vm_lab.region.scenario import Scenario
-from vm_lab.region.seed import Outcome
+from vm_lab.region.seed import SeedOutcome
 
 FAULTS: dict[str, str] = {
     "F-43": "the control plane's process is stopped (SIGSTOP, suspend) and goes on",
@@ -96,8 +96,8 @@ Some faults take a real disk, several processes or several allocators. A test na
 
 
 def faults_page(
-    seeds: range, processes: int, done: Callable[[Outcome], None] | None
-) -> tuple[str, list[Outcome]]:
+    seeds: range, processes: int, done: Callable[[SeedOutcome], None] | None
+) -> tuple[str, list[SeedOutcome]]:
     """Return the document, and the outcomes that broke a rule."""
     shown = [s for s in map(scenario.load, scenario.names()) if s.shows]
     jobs = [Job(one, seed) for one in shown for seed in seeds]
@@ -114,7 +114,7 @@ def faults_page(
     return page, [outcome for outcome in found if not outcome.ok]
 
 
-def _row(fault: str, one: Scenario, outcomes: list[Outcome]) -> str:
+def _row(fault: str, one: Scenario, outcomes: list[SeedOutcome]) -> str:
     events = sum(n for o in outcomes for kind, n in o.figures.items() if kind in KINDS)
     broken = sorted({v.rule for o in outcomes for v in o.violations})
     settled = max(o.settle_s for o in outcomes)
@@ -124,7 +124,7 @@ def _row(fault: str, one: Scenario, outcomes: list[Outcome]) -> str:
     )
 
 
-def _least(outcomes: list[Outcome]) -> float:
+def _least(outcomes: list[SeedOutcome]) -> float:
     """Return the smallest share of the wanted tasks that ran at any time of the stories."""
     shares = [
         sample.copies / sample.wanted

@@ -17,7 +17,7 @@ from control_plane.api.operations import RestartWish
 from control_plane.api.profiles import ProfileWish
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.roles import ControlPlane
-from vm_lab.region.clients import Owned, Wish
+from vm_lab.region.clients import ClientWish, Owned
 from vm_lab.region.intent_witness import granted_spec
 from vm_lab.region.machine import FAILS, STUBBORN
 from vm_lab.region.scenario import Scenario
@@ -60,7 +60,7 @@ def _policy(update: UpdatePolicy, chance: random.Random) -> UpdatePolicy:
 
 
 def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Want a version of which no task ever gets healthy, of a job that goes back by itself."""
+    """Want a version whose tasks never get healthy, of a job that goes back by itself."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:
@@ -110,11 +110,11 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
         except (Conflict, NotFound):
             return  # it is no good moment for that, or no good machine
 
-    region.clients.want(Wish(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None))
+    region.clients.want(ClientWish(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None))
 
 
 def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have every task of a job started anew where it is, each as an operation."""
+    """Have every task of a job restarted where it is, each as an operation."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     wish = RestartWish(reason=f"restart {number}")
@@ -126,7 +126,7 @@ def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
             except (Conflict, NotFound):
                 continue  # something else is about to happen to it
 
-    region.clients.want(Wish(f"job {name}", f"restart {name}", ask, lambda: None))
+    region.clients.want(ClientWish(f"job {name}", f"restart {name}", ask, lambda: None))
 
 
 def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -155,7 +155,7 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     def granted() -> None:
         owned.granted, owned.granted_at = moved, region.timeline.now
 
-    region.clients.want(Wish(f"job {name}", f"move {name} to {to} {number}", ask, granted))
+    region.clients.want(ClientWish(f"job {name}", f"move {name} to {to} {number}", ask, granted))
 
 
 def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
@@ -177,7 +177,9 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
         except Conflict:
             return  # another is on its way
 
-    region.clients.want(Wish(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None))
+    region.clients.want(
+        ClientWish(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None)
+    )
 
 
 def expected(owned: Owned, record: JobRecord) -> JobSpec | None:

@@ -18,10 +18,10 @@ from control_plane.task_control.controllers import CallController, nobody
 from vm_lab.region.history import History
 from vm_lab.region.link import AgentLink, FollowedEvents
 from vm_lab.region.loop import Killed, Timeline, VirtualLoop
-from vm_lab.region.machine import EPOCH_S, Machine
-from vm_lab.region.network import Network
+from vm_lab.region.machine import EPOCH_S, SimulatedMachine
+from vm_lab.region.network import SimulatedNetwork
 from vm_lab.region.observer import Observer
-from vm_lab.region.stores import Disk, StoreFacade, at_once
+from vm_lab.region.stores import SimulatedDisk, StoreFacade, at_once
 from wire.errors import TwineError
 
 RESTART_S = 2.0
@@ -32,7 +32,7 @@ CATCH_UP_S = 0.05
 """From the end of a pause until answers that waited were read."""
 
 
-class Life:
+class PlaneLife:
     """One life of the process: what it may reach, and whether it still may."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Life:
             return at
         return self._frozen_at if self.timeline.now < read_at else read_at
 
-    def contact_changed(self, machine: Machine) -> None:
+    def contact_changed(self, machine: SimulatedMachine) -> None:
         """Tell a machine whether it hears its control plane."""
         own = [stream for stream in machine.streams if stream in self.streams]
         if not self.alive or not own:
@@ -111,9 +111,9 @@ class Plane:
         self,
         timeline: Timeline,
         history: History,
-        network: Network,
-        disks: Mapping[str, Disk],
-        machines: Mapping[str, Machine],
+        network: SimulatedNetwork,
+        disks: Mapping[str, SimulatedDisk],
+        machines: Mapping[str, SimulatedMachine],
         settings: SchedulerSettings,
         seed: str,
     ) -> None:
@@ -121,16 +121,16 @@ class Plane:
         self.timeline, self.history, self.network = timeline, history, network
         self.disks, self.machines, self.settings = disks, machines, settings
         self.observer = Observer()
-        self.callers: Callable[[Life], CallController] = lambda _: nobody
+        self.callers: Callable[[PlaneLife], CallController] = lambda _: nobody
         """Returns what makes the calls of TaskControllers in a life."""
         self.images: set[str] = set()
         self.profile_keys: dict[str, list[str]] = {}
-        """What owners may change of which profile."""
+        """What owners may change of each profile."""
         self.clock_off_s = 0.0
-        self.life: Life | None = None
+        self.life: PlaneLife | None = None
         self.lives = 0
         self.cpu_steps = 0
-        self.started: list[Callable[[Life], None]] = []
+        self.started: list[Callable[[PlaneLife], None]] = []
         """Called with each life once it serves."""
         self._seed = seed
         self._down_until = 0.0
@@ -177,7 +177,7 @@ class Plane:
 
     def _live(self) -> None:
         self.lives += 1
-        life = self.life = Life(self.lives, self.timeline, self.history, self.observer)
+        life = self.life = PlaneLife(self.lives, self.timeline, self.history, self.observer)
         self.history.note(f"control plane starts, life {life.number}")
         self.observer.plane_changed("started")
         why = ""
@@ -202,7 +202,7 @@ class Plane:
             self._down_until = max(self._down_until, self.timeline.now + pause)
         self.observer.plane_changed("ended")
 
-    async def _main(self, life: Life) -> None:
+    async def _main(self, life: PlaneLife) -> None:
         async with AsyncExitStack() as stack:
             stores = {}
             for name, disk in self.disks.items():
@@ -216,7 +216,7 @@ class Plane:
                     call(life)
                 await self._until_end(life, control_plane)
 
-    async def _until_end(self, life: Life, control_plane: ControlPlane) -> None:
+    async def _until_end(self, life: PlaneLife, control_plane: ControlPlane) -> None:
         failed = asyncio.create_task(control_plane.wait_failed())
         ended = asyncio.create_task(life.ended.wait())
         await asyncio.wait({failed, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -225,7 +225,7 @@ class Plane:
             failed.result()
         failed.cancel()
 
-    def _build(self, life: Life, stores: dict[str, StoreFacade]) -> ControlPlane:
+    def _build(self, life: PlaneLife, stores: dict[str, StoreFacade]) -> ControlPlane:
         main = stores.pop("main")
         ownership = OwnershipMap(main)
         return ControlPlane(
@@ -242,7 +242,7 @@ class Plane:
             ownership=ownership,
         )
 
-    def _link(self, life: Life, record: MachineRecord, ownership: OwnershipMap) -> AgentLink:
+    def _link(self, life: PlaneLife, record: MachineRecord, ownership: OwnershipMap) -> AgentLink:
         return AgentLink(self.network, life, self.machines[record.machine], ownership.said)
 
     async def _find_image(self, digest: str) -> ImageInfo | None:

@@ -17,7 +17,7 @@ from control_plane.profiles.core.gradual import is_under_way
 from control_plane.roles import ControlPlane
 from vm_lab.region.checker import is_profile_of
 from vm_lab.region.intent_witness import at_rest
-from vm_lab.region.machine import Machine
+from vm_lab.region.machine import SimulatedMachine
 from vm_lab.region.owners import expected
 from vm_lab.region.topology import usable_bytes
 from wire.errors import NotFound, TwineError
@@ -173,7 +173,7 @@ def is_full(region: SimulatedRegion, spec: JobSpec) -> bool:
     """Return whether an entitlement holds its quota and no machine of it has room for a task.
 
     A story may ask for more than was granted, or for what would fit only if tasks of other
-    jobs were moved, which nobody promises. Judged by what really runs on the machines.
+    jobs were moved, which is not promised. Judged by what really runs on the machines.
     """
     quota = region.clients.entitlements[spec.entitlement].machines
     standings = region.checker.standings
@@ -183,7 +183,7 @@ def is_full(region: SimulatedRegion, spec: JobSpec) -> bool:
     return quota is not None and len(own) >= quota and not any(_has_room(m, spec) for m in own)
 
 
-def _has_room(machine: Machine, spec: JobSpec) -> bool:
+def _has_room(machine: SimulatedMachine, spec: JobSpec) -> bool:
     wanted = [spec.limits, *(copy.spec.limits for copy in machine.copies.values() if copy.wanted)]
     memory = sum(limits.memory_max_bytes for limits in wanted)
     cores = sum(round((limits.cpu_max_cores or 0.0) * 1000) for limits in wanted)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from vm_lab.region.kinds import KINDS
-from vm_lab.region.seed import Outcome
+from vm_lab.region.seed import SeedOutcome
 from vm_lab.region.story import write
 
 
-def as_text(outcomes: Sequence[Outcome]) -> str:
+def as_text(outcomes: Sequence[SeedOutcome]) -> str:
     """Return the summary, then every violation."""
     cpu = [outcome.cpu_s for outcome in outcomes]
     virtual = sum(outcome.virtual_s for outcome in outcomes)
@@ -39,7 +39,7 @@ def as_text(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def as_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def as_rows(outcomes: Sequence[SeedOutcome]) -> list[dict[str, Any]]:
     """Return one flat row for each seed."""
     return [
         {
@@ -63,7 +63,7 @@ def as_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
-def as_csv(outcomes: Sequence[Outcome]) -> str:
+def as_csv(outcomes: Sequence[SeedOutcome]) -> str:
     """Return the rows as CSV with a header."""
     rows = as_rows(outcomes)
     out = io.StringIO()
@@ -73,7 +73,7 @@ def as_csv(outcomes: Sequence[Outcome]) -> str:
     return out.getvalue()
 
 
-def told(outcome: Outcome) -> str:
+def told(outcome: SeedOutcome) -> str:
     """Return a failing seed as a story: what happened, and what broke."""
     broken = "\n".join(f"# breaks {violation}" for violation in outcome.violations[:5])
     return f"# scenario {outcome.scenario}, seed {outcome.seed}\n{broken}\n{write(outcome.story)}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vm_lab.region.scenario import Scenario
-from vm_lab.region.seed import Outcome, run_seed
+from vm_lab.region.seed import SeedOutcome, run_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,14 @@ class Job:
     seed: int
 
 
-def run_one(job: Job) -> Outcome:
+def run_one(job: Job) -> SeedOutcome:
     """Run one seed."""
     return run_seed(job.scenario, job.seed)
 
 
 def run_many(
-    jobs: Sequence[Job], processes: int = 1, done: Callable[[Outcome], None] | None = None
-) -> list[Outcome]:
+    jobs: Sequence[Job], processes: int = 1, done: Callable[[SeedOutcome], None] | None = None
+) -> list[SeedOutcome]:
     """Run all seeds and return their outcomes, in the order of the seeds."""
     outcomes = []
     for outcome in _outcomes(jobs, processes):
@@ -36,7 +36,7 @@ def run_many(
     return sorted(outcomes, key=lambda o: order[(o.scenario, o.seed)])
 
 
-def _outcomes(jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
+def _outcomes(jobs: Sequence[Job], processes: int) -> Iterator[SeedOutcome]:
     if processes <= 1 or len(jobs) <= 1:
         yield from map(run_one, jobs)
         return

@@ -44,7 +44,7 @@ class Shape(_Written, frozen=True, kw_only=True):
     """Data centers whose broker has a store of its own."""
 
 
-class Work(_Written, frozen=True, kw_only=True):
+class ScenarioWork(_Written, frozen=True, kw_only=True):
     """What runs there."""
 
     entitlements: Count = 2
@@ -105,7 +105,7 @@ class Scenario(_Written, frozen=True, kw_only=True):
     settle_minutes: Positive = 20.0
     """… and how long everything then has to come to rest."""
     shape: Shape = Shape()
-    work: Work = Work()
+    work: ScenarioWork = ScenarioWork()
     faults: list[FaultRate] = []
     story: Annotated[list[str], Meta(max_length=1000)] = []
     """What happens in every seed, as the lines of a story: `30.0s release job:job0`."""

@@ -27,11 +27,11 @@ from vm_lab.region.history import History
 from vm_lab.region.intent_witness import IntentWitness
 from vm_lab.region.kinds import KINDS
 from vm_lab.region.loop import Stuck, Timeline
-from vm_lab.region.machine import Machine, Setting
-from vm_lab.region.network import Network
-from vm_lab.region.plane import Life, Plane
+from vm_lab.region.machine import MachineSetting, SimulatedMachine
+from vm_lab.region.network import SimulatedNetwork
+from vm_lab.region.plane import Plane, PlaneLife
 from vm_lab.region.scenario import Scenario
-from vm_lab.region.stores import Disk
+from vm_lab.region.stores import SimulatedDisk
 from vm_lab.region.story import Fault, draw
 
 SET_UP_S = 600.0
@@ -54,7 +54,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SeedOutcome:
     """What became of one seed."""
 
     scenario: str
@@ -92,11 +92,11 @@ class SimulatedRegion:
         name = f"{scenario.name} {seed}"
         self.timeline = Timeline()
         self.history = History(self.timeline)
-        self.setting = Setting(self.timeline, self.history)
-        self.network = Network(self.timeline)
+        self.setting = MachineSetting(self.timeline, self.history)
+        self.network = SimulatedNetwork(self.timeline)
         self.places = topology.places(scenario.shape)
         self.machines = {
-            p.machine: Machine(
+            p.machine: SimulatedMachine(
                 self.setting,
                 p.machine,
                 p.location(),
@@ -109,7 +109,7 @@ class SimulatedRegion:
         for machine in self.machines.values():
             self.network.connect(machine)
         own = sorted({p.datacenter for p in self.places})[: scenario.shape.own_stores]
-        self.disks = {disk: Disk(disk, name) for disk in ("main", *own)}
+        self.disks = {disk: SimulatedDisk(disk, name) for disk in ("main", *own)}
         self.clients = Clients(self.timeline, self.history)
         self.plane = Plane(
             self.timeline,
@@ -224,7 +224,7 @@ class SimulatedRegion:
             life.loop.create_task(self._ask(life))
         self.timeline.after(LOOK_EVERY_S, self._judge, then, deadline)
 
-    async def _ask(self, life: Life) -> None:
+    async def _ask(self, life: PlaneLife) -> None:
         serving = life.control_plane
         if serving is None:
             return
@@ -251,11 +251,11 @@ class SimulatedRegion:
         else:
             self._look_again(then, deadline)
 
-    def _look_for_losses(self, life: Life) -> None:
+    def _look_for_losses(self, life: PlaneLife) -> None:
         if life.number > 1:
             life.loop.create_task(self._losses(life))
 
-    async def _losses(self, life: Life) -> None:
+    async def _losses(self, life: PlaneLife) -> None:
         serving = life.control_plane
         if serving is not None:
             for text in await quiescence.lost_writes(self, serving):
@@ -272,7 +272,7 @@ class SimulatedRegion:
         self.timeline.after(5.0, self._sample)
 
 
-def _join(machine: Machine) -> JoinRequest:
+def _join(machine: SimulatedMachine) -> JoinRequest:
     return JoinRequest(
         token="",
         machine=machine.name,
@@ -288,7 +288,7 @@ def run_seed(
     seed: int,
     story: Sequence[Fault] | None = None,
     passed: Passed = lambda _: None,
-) -> Outcome:
+) -> SeedOutcome:
     """Run one seed and return what became of it; with a story of one's own if one is given.
 
     The control plane's log is silent meanwhile: it tells of the faults that are wanted here,
@@ -312,7 +312,7 @@ def run_seed(
         logging.disable(silenced)
         gc.set_threshold(*thresholds)
     cpu_s = time.process_time() - began
-    return Outcome(
+    return SeedOutcome(
         scenario=scenario.name,
         seed=seed,
         story=told,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vm_lab.region.scenario import Scenario
-from vm_lab.region.seed import Outcome, run_seed
+from vm_lab.region.seed import SeedOutcome, run_seed
 from vm_lab.region.story import Fault, shifted
 
 Breaks = Callable[[Sequence[Fault]], bool]
@@ -21,7 +21,7 @@ class Shrunk:
     """The shortest story found, and what it cost."""
 
     story: list[Fault]
-    outcome: Outcome
+    outcome: SeedOutcome
     runs: int
 
 
@@ -39,7 +39,7 @@ class _Budget:
         return self.breaks(story)
 
 
-def shrink(scenario: Scenario, seed: int, outcome: Outcome, runs: int = 150) -> Shrunk:
+def shrink(scenario: Scenario, seed: int, outcome: SeedOutcome, runs: int = 150) -> Shrunk:
     """Return the shortest story of a seed that still breaks the rule that broke first."""
     rule = outcome.violations[0].rule
     best = outcome
@@ -63,7 +63,7 @@ def shrink(scenario: Scenario, seed: int, outcome: Outcome, runs: int = 150) -> 
 
 
 def fewer(story: list[Fault], breaks: Breaks) -> list[Fault]:
-    """Return a part of the story that breaks as well, and of which no event can be spared."""
+    """Return a part of the story that breaks as well, and needs each of its events."""
     parts = 2
     while len(story) >= 2:
         size = max(1, len(story) // parts)

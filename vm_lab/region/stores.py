@@ -1,6 +1,6 @@
 """Stores that are slow, full, broken, or do not say what became of a write.
 
-The data outlive the process: `Disk` holds them, and each life of the control plane opens a
+The data outlive the process: `SimulatedDisk` holds them, and each life of the control plane opens a
 `StoreFacade` on it. A process that was killed gets nothing written any more.
 """
 
@@ -21,14 +21,14 @@ from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, P
 from wire.errors import Busy, TwineError
 
 if TYPE_CHECKING:
-    from vm_lab.region.plane import Life
+    from vm_lab.region.plane import PlaneLife
 
 T = TypeVar("T")
 WRITE_S = (0.0005, 0.004)
 """How long a transaction takes on a healthy disk."""
 
 LATE_S = 8.0
-"""So late may a write be made whose sender was told that nobody knows."""
+"""So late may a write be made whose outcome its sender does not know."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class CrashPoint:
     after: bool
 
 
-class Disk:
+class SimulatedDisk:
     """One store's data, and what is wrong with it."""
 
     def __init__(self, name: str, seed: str) -> None:
@@ -76,7 +76,7 @@ class Disk:
 class StoreFacade:
     """Implements `control_plane.store.Store` for one life of the control plane."""
 
-    def __init__(self, disk: Disk, life: Life) -> None:
+    def __init__(self, disk: SimulatedDisk, life: PlaneLife) -> None:
         """Open nothing yet."""
         self._disk, self._life = disk, life
 
@@ -179,7 +179,7 @@ class StoreFacade:
                 done.set_result(outcome)
 
     def _maybe(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
-        """Make a write of which nobody will hear now, later, or never."""
+        """Make a write without an answer now, later, or never."""
         life, disk = self._life, self._disk
         fate = disk.random.random()
         if fate < 0.4:

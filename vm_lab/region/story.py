@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from vm_lab.region.kinds import INSTANT, KINDS, ON_JOBS
 from vm_lab.region.scenario import FaultRate, Scenario
-from vm_lab.region.topology import Place, places
+from vm_lab.region.topology import MachinePlace, places
 from wire.errors import InvalidInput
 
 _LINE = re.compile(
@@ -81,7 +81,7 @@ def draw(scenario: Scenario, seed: int) -> list[Fault]:
 
 
 def event(
-    rate: FaultRate, scenario: Scenario, where: list[Place], chance: random.Random, at: float
+    rate: FaultRate, scenario: Scenario, where: list[MachinePlace], chance: random.Random, at: float
 ) -> Fault:
     """Return an event of a kind at a time; where, how long and how bad is drawn."""
     longest = scenario.minutes * 60 - at
@@ -92,7 +92,9 @@ def event(
     return Fault(at, rate.kind, _target(rate, scenario, where, chance), seconds, value)
 
 
-def _target(rate: FaultRate, scenario: Scenario, where: list[Place], chance: random.Random) -> str:
+def _target(
+    rate: FaultRate, scenario: Scenario, where: list[MachinePlace], chance: random.Random
+) -> str:
     if rate.kind.startswith("plane-"):
         return "plane:"
     if rate.kind.startswith("store-"):

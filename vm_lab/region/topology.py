@@ -19,7 +19,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MachinePlace:
     """Where one machine stands."""
 
     machine: str
@@ -51,7 +51,7 @@ class Place:
         return here.get(domain) == name
 
 
-def places(shape: Shape) -> list[Place]:
+def places(shape: Shape) -> list[MachinePlace]:
     """Return all machines, by name; racks, MSBs and data centers are dealt evenly."""
     width = len(str(shape.machines - 1))
     found = []
@@ -59,7 +59,9 @@ def places(shape: Shape) -> list[Place]:
         rack = number % shape.racks
         msb = rack % shape.msbs
         found.append(
-            Place(f"m{number:0{width}}", f"r{rack}", f"b{msb}", f"dc{msb % shape.datacenters + 1}")
+            MachinePlace(
+                f"m{number:0{width}}", f"r{rack}", f"b{msb}", f"dc{msb % shape.datacenters + 1}"
+            )
         )
     return found
 

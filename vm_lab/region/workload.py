@@ -29,7 +29,7 @@ _KNEE = 4.9
 _USABLE = 0.9
 """Of a machine's memory; the rest is the kernel's and the agent's."""
 _MANY = 10_000
-"""Jobs of which one is the largest."""
+"""Jobs, one of them the largest."""
 _TAIL = 0.715
 """Exponent of job sizes: from 1 to 15,000 their mean is then 36."""
 
@@ -103,7 +103,7 @@ def assigned(
     """Yield the machines, assigned to the entitlements as far as their types allow.
 
     An entitlement gets what it is owed of each of its types in proportion, all over the
-    region; what nobody is owed stays free. `racks` are those of the machines.
+    region; what is not owed stays free. `racks` are those of the machines.
     """
     chance = random.Random(f"{seed} assigned")
     supply = Counter[str]()
@@ -215,7 +215,7 @@ def _assign(machine: MachineRecord, entitlement: str) -> MachineRecord:
 
 
 def _power_law(count: int) -> list[float]:
-    """Return falling weights of which the first 54 make 70 %, or 1/rank for a few."""
+    """Return falling weights whose first 54 make 70 %, or 1/rank for a few."""
     low, high = 0.5, 6.0
     weights: list[float] = []
     for _ in range(40):

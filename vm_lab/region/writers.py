@@ -21,7 +21,7 @@ from control_plane.api.intent_wishes import (
 )
 from control_plane.api.jobs import JobRecord
 from control_plane.roles import ControlPlane
-from vm_lab.region.clients import Wish
+from vm_lab.region.clients import ClientWish
 from vm_lab.region.intent_witness import GrantedIntents, in_force
 from vm_lab.region.story import Fault
 from vm_lab.region.topology import image
@@ -67,7 +67,7 @@ def _writes(
         in_force(owned, region.timeline.now)
 
     about = f"job {name} {dimension}"
-    region.clients.want(Wish(about, f"{fault.kind} {name} {fault.value:.3f}", attempt, done))
+    region.clients.want(ClientWish(about, f"{fault.kind} {name} {fault.value:.3f}", attempt, done))
 
 
 def push(region: SimulatedRegion, fault: Fault, number: int) -> None:

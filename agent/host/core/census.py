@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from agent.api import TaskState
 from agent.api.accounts import Account
-from agent.images.core.retention import Fate
+from agent.images.core.retention import RetentionFate
 from agent.tasks.core.reconcile import KnownTask
 from agent.volumes.core.volumes import read_name
 
@@ -38,7 +38,7 @@ _OWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class SubvolumeStore:
     """The subvolumes of a folder, and the descriptions beside them, by digits of the digest."""
 
     subvolumes: Collection[str] = ()
@@ -48,7 +48,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundOnHost:
     """One look at a host."""
 
     tasks: Mapping[str, KnownTask] = field(default_factory=dict)
@@ -64,8 +64,8 @@ class Found:
     """Volumes that go with their tasks, by name."""
     volumes: Collection[str] = ()
     """Volumes that stay, and snapshots of them, as `ENTITLEMENT/NAME`."""
-    images: Store = Store()
-    layers: Store = Store()
+    images: SubvolumeStore = SubvolumeStore()
+    layers: SubvolumeStore = SubvolumeStore()
     staging: Collection[str] = ()
     taking_in: bool = False
     """Whether an image is being taken in right now."""
@@ -79,11 +79,11 @@ class Found:
     files: Collection[str] = ()
     """Other names in the state folder and in those of roots, images and layers."""
     bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    fates: Mapping[tuple[str, str], Fate] = field(default_factory=dict)
+    fates: Mapping[tuple[str, str], RetentionFate] = field(default_factory=dict)
     """What retention says of each image and layer."""
 
 
-def judge(found: Found) -> list[Account]:
+def judge(found: FoundOnHost) -> list[Account]:
     """Return an account of everything that was found, in a fixed order."""
     accounts = [
         *_units(found),
@@ -125,7 +125,7 @@ def _tasks_of(units: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _of_tasks(kind: str, things: Mapping[str, str], found: Found) -> Iterator[Account]:
+def _of_tasks(kind: str, things: Mapping[str, str], found: FoundOnHost) -> Iterator[Account]:
     """Account for things that each belong to a task."""
     for name, task_id in things.items():
         size = found.bytes.get((kind, name))
@@ -142,7 +142,7 @@ def _of_tasks(kind: str, things: Mapping[str, str], found: Found) -> Iterator[Ac
             yield Account(kind=kind, name=name, stays=False, why=why, bytes=size, wrong=True)
 
 
-def _units(found: Found) -> Iterator[Account]:
+def _units(found: FoundOnHost) -> Iterator[Account]:
     of_tasks = _tasks_of(found.units)
     yield from _of_tasks("unit", of_tasks, found)
     for unit in found.units:
@@ -165,7 +165,7 @@ def _units(found: Found) -> Iterator[Account]:
 _RUNS = ("active", "activating", "reloading", "deactivating")
 
 
-def _missing(found: Found) -> Iterator[Account]:
+def _missing(found: FoundOnHost) -> Iterator[Account]:
     """Account for what must be there and is not."""
     for task_id, task in found.tasks.items():
         unit = f"twine-task-{task_id}.service"
@@ -192,12 +192,12 @@ def _missing(found: Found) -> Iterator[Account]:
             )
 
 
-def _store(kind: str, store: Store, found: Found) -> Iterator[Account]:
+def _store(kind: str, store: SubvolumeStore, found: FoundOnHost) -> Iterator[Account]:
     for name in sorted({*store.subvolumes, *store.described}):
         owner, size = f"{kind} sha256:{name}", found.bytes.get((kind, name))
         there, described = name in store.subvolumes, name in store.described
         if there and described and name not in store.open:
-            fate = found.fates.get((kind, f"sha256:{name}"), Fate(True, "it is complete"))
+            fate = found.fates.get((kind, f"sha256:{name}"), RetentionFate(True, "it is complete"))
             yield Account(
                 kind=kind, name=name, owner=owner, stays=fate.stays, why=fate.why, bytes=size
             )
@@ -211,7 +211,7 @@ def _store(kind: str, store: Store, found: Found) -> Iterator[Account]:
             )
 
 
-def _volumes(found: Found) -> Iterator[Account]:
+def _volumes(found: FoundOnHost) -> Iterator[Account]:
     """Account for what stays until a person removes it."""
     used = {place: t for t, task in found.tasks.items() for place in task.volumes}
     for name in found.volumes:
@@ -229,7 +229,7 @@ def _volumes(found: Found) -> Iterator[Account]:
         yield Account(kind="volume", name=name, owner=owner, why=why, bytes=size)
 
 
-def _staging(found: Found) -> Iterator[Account]:
+def _staging(found: FoundOnHost) -> Iterator[Account]:
     for name in found.staging:
         why = "an image is being taken in" if found.taking_in else "nothing is being taken in"
         yield Account(
@@ -243,7 +243,7 @@ def _staging(found: Found) -> Iterator[Account]:
         )
 
 
-def _records(found: Found) -> Iterator[Account]:
+def _records(found: FoundOnHost) -> Iterator[Account]:
     for name in found.records:
         task_id = name.removesuffix(".json")
         if name.startswith("."):
@@ -266,7 +266,7 @@ def _records(found: Found) -> Iterator[Account]:
         yield account
 
 
-def _ports(found: Found) -> Iterator[Account]:
+def _ports(found: FoundOnHost) -> Iterator[Account]:
     for name in found.ports:
         of = sorted(task_id for task_id, task in found.tasks.items() if task.ports == name)
         if of:
@@ -281,7 +281,7 @@ def _ports(found: Found) -> Iterator[Account]:
         yield Account(kind="ports", name=name, owner=owner, stays=stays, why=why)
 
 
-def _mount(path: str, found: Found) -> Account:
+def _mount(path: str, found: FoundOnHost) -> Account:
     parts = path.split("/")
     for number, (folder, of_task) in enumerate(pairwise(parts), start=2):
         if folder == "tasks" and (of_task in found.tasks or of_task in found.spared):
@@ -304,7 +304,7 @@ def _mount(path: str, found: Found) -> Account:
     return Account(kind="mount", name=path, stays=False, why=why, wrong=True)
 
 
-def _files(found: Found) -> Iterator[Account]:
+def _files(found: FoundOnHost) -> Iterator[Account]:
     for name in found.files:
         top, _, inner = name.partition("/")
         if not inner and top in _OWN:

@@ -86,7 +86,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class ShortageWatch:
     """What was seen of a shortage so far."""
 
     looks: int = 0
@@ -94,14 +94,18 @@ class Watch:
     """When a task last had to go, in seconds since boot."""
 
 
-def watched(watch: Watch, waits: Waits, now_s: float) -> tuple[Watch, bool]:
+def watched(watch: ShortageWatch, waits: Waits, now_s: float) -> tuple[ShortageWatch, bool]:
     """Return the watch after one more look, and whether a task has to go now."""
     if waits.tasks < SHORT:
-        return Watch(0, watch.evicted_s), False
+        return ShortageWatch(0, watch.evicted_s), False
     if watch.evicted_s is not None and now_s - watch.evicted_s < PAUSE_S:
-        return Watch(0, watch.evicted_s), False
+        return ShortageWatch(0, watch.evicted_s), False
     looks = watch.looks + 1
-    return (Watch(0, now_s), True) if looks >= LOOKS else (Watch(looks, watch.evicted_s), False)
+    return (
+        (ShortageWatch(0, now_s), True)
+        if looks >= LOOKS
+        else (ShortageWatch(looks, watch.evicted_s), False)
+    )
 
 
 def seen_full(full: Mapping[str, float], loads: Iterable[Load], now_s: float) -> dict[str, float]:
@@ -113,8 +117,8 @@ def seen_full(full: Mapping[str, float], loads: Iterable[Load], now_s: float) ->
 def at_own_limits(loads: Iterable[Load], full: Collection[str]) -> list[str]:
     """Return the tasks that alone wait for memory, each at its own limit; empty: the host is short.
 
-    To the kernel a slice waits whose tasks do. Where nobody waits but who has what it may have,
-    room on the host would help nobody.
+    To the kernel a slice waits whose tasks do. Where only tasks at their own limits wait,
+    room on the host would help none of them.
     """
     waiting = [load.task_id for load in loads if load.waits >= WAITING]
     return sorted(waiting) if all(name in full for name in waiting) else []

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}\$?")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedUsers:
     """A list of the image's."""
 
     place: str = ""
@@ -44,7 +44,7 @@ def asks(user: str) -> bool:
     return user.partition(":")[0] not in ("", "0", "root")
 
 
-def resolve(user: str, users: Listed, groups: Listed) -> ImageUser | None:
+def resolve(user: str, users: ListedUsers, groups: ListedUsers) -> ImageUser | None:
     """Return who `USER[:GROUP]` is, by names or numbers; None for root.
 
     Raises `Unprocessable` for a name that the image does not list and for what is no number.
@@ -79,12 +79,12 @@ def login(user: ImageUser | None) -> dict[str, str]:
     return {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}
 
 
-def _group(group: str, groups: Listed) -> int:
+def _group(group: str, groups: ListedUsers) -> int:
     line = _line(group, groups)
     return int(line[2]) if line else _in_range(group, "group", groups)
 
 
-def _line(word: str, listed: Listed) -> list[str] | None:
+def _line(word: str, listed: ListedUsers) -> list[str] | None:
     """Return the first line of a name, or of a number."""
     number = _number(word)
     if number is None:
@@ -92,11 +92,11 @@ def _line(word: str, listed: Listed) -> list[str] | None:
     return _first(listed, lambda fields: _number(fields[2]) == number)
 
 
-def _first(listed: Listed, fits: Callable[[list[str]], bool]) -> list[str] | None:
+def _first(listed: ListedUsers, fits: Callable[[list[str]], bool]) -> list[str] | None:
     return next((fields for fields in listed.lines() if fits(fields)), None)
 
 
-def _in_range(word: str, what: str, listed: Listed) -> int:
+def _in_range(word: str, what: str, listed: ListedUsers) -> int:
     """Return a number that no line is about."""
     number = _number(word)
     if number is not None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -18,7 +20,6 @@ from msgspec.structs import replace
 
 from agent.api import OciConfig, TaskSpec
 from agent.api.ranges import DIGEST_PATTERN
-from agent.images.core.signals import SIGNALS
 from wire.errors import Unprocessable
 
 T = TypeVar("T")
@@ -55,6 +56,16 @@ USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 systemd's own, where /bin is a link on the host, has no /bin."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+_SIGNAL_NAMES = (
+    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV"),
+    *("USR2", "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN"),
+    *("TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS"),
+)
+SIGNALS: Mapping[str, int] = MappingProxyType(
+    {f"SIG{name}": number for number, name in enumerate(_SIGNAL_NAMES, start=1)}
+    | {f"SIGRTMIN+{n}": 34 + n for n in range(16)}
+)
+"""Numbers of signal(7) for x86 and arm; SIGRTMIN is 34 in glibc, which keeps two to itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +353,7 @@ def _decoded(data: bytes, kind: type[T], what: str) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ImageLocation:
     """Where an image is in a registry."""
 
     repository: str
@@ -362,12 +373,12 @@ class Place:
         return f"docker://{self.repository}@{digest}"
 
 
-def place_of(reference: str) -> Place:
+def place_of(reference: str) -> ImageLocation:
     """Return the parts of a reference that fits `api.Reference`."""
     rest, _, digest = reference.partition("@")
     registry, _, path = rest.partition("/")
     repository, _, tag = path.partition(":")
-    return Place(f"{registry}/{repository}", tag, digest)
+    return ImageLocation(f"{registry}/{repository}", tag, digest)
 
 
 def as_run(spec: TaskSpec, config: OciConfig | None) -> TaskSpec:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 DAY_S = 86_400.0
 GRACE_S = 3_600.0
-"""An image that came or was used within the last hour stays even on a full disk: whoever pulled
-it is about to start from it."""
+"""An image that came or was used within the last hour stays even on a full disk: its caller
+is about to start from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,45 +38,47 @@ class Room:
 
     free: int
     wanted: int
-    """Below this, images go that nobody uses."""
+    """Below this, unused images go."""
     keep_s: float
-    """How long an image stays that nobody uses."""
+    """How long an unused image stays."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class RetentionFate:
     """Whether something stays, and why."""
 
     stays: bool
     why: str
 
 
-def decide_images(images: Sequence[ImageUse], room: Room, now: float) -> dict[str, Fate]:
-    """Return what becomes of each image. The longest unused go first, and no more than needed."""
-    fates: dict[str, Fate] = {}
+def decide_images(images: Sequence[ImageUse], room: Room, now: float) -> dict[str, RetentionFate]:
+    """Return what becomes of each image. The longest unused go first, as many as needed."""
+    fates: dict[str, RetentionFate] = {}
     free = room.free
     for image in sorted(images, key=lambda i: (i.last_used, i.digest)):
         idle = max(0.0, now - image.last_used)
         if image.tasks:
             others = f" and {len(image.tasks) - 1} more" if len(image.tasks) > 1 else ""
-            fates[image.digest] = Fate(True, f"task {image.tasks[0]}{others} runs from it")
+            fates[image.digest] = RetentionFate(True, f"task {image.tasks[0]}{others} runs from it")
         elif idle >= room.keep_s:
             why = f"nobody used it for {_age(idle)}; {_age(room.keep_s)} are kept"
-            fates[image.digest] = Fate(False, why)
+            fates[image.digest] = RetentionFate(False, why)
             free += image.bytes
         elif free < room.wanted and idle >= GRACE_S:
             why = f"the disk is short: {free >> 20} MiB of {room.wanted >> 20} MiB are free"
-            fates[image.digest] = Fate(False, f"{why}, and nobody used it for {_age(idle)}")
+            fates[image.digest] = RetentionFate(
+                False, f"{why}, and nobody used it for {_age(idle)}"
+            )
             free += image.bytes
         else:
             why = f"used {_age(idle)} ago; it is kept for {_age(room.keep_s)}"
-            fates[image.digest] = Fate(True, why)
+            fates[image.digest] = RetentionFate(True, why)
     return fates
 
 
 def decide_layers(
-    layers: Sequence[LayerUse], images: Sequence[ImageUse], fates: dict[str, Fate]
-) -> dict[str, Fate]:
+    layers: Sequence[LayerUse], images: Sequence[ImageUse], fates: dict[str, RetentionFate]
+) -> dict[str, RetentionFate]:
     """Return what becomes of each layer, given what becomes of the images."""
     users: dict[str, int] = {}
     for image in images:
@@ -88,11 +90,11 @@ def decide_layers(
         count = users.get(layer.chain, 0)
         if count:
             words = "1 image stands" if count == 1 else f"{count} images stand"
-            found[layer.chain] = Fate(True, f"{words} on it")
+            found[layer.chain] = RetentionFate(True, f"{words} on it")
         elif layer.held:
-            found[layer.chain] = Fate(True, "an image that is being taken in needs it")
+            found[layer.chain] = RetentionFate(True, "an image that is being taken in needs it")
         else:
-            found[layer.chain] = Fate(False, "no image stands on it")
+            found[layer.chain] = RetentionFate(False, "no image stands on it")
     return found
 
 

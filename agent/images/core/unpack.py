@@ -101,7 +101,7 @@ def unpack_properties(
     """Return the properties of the unit that unpacks `stream` into the folder `target`.
 
     Afterwards a tar's files lie in `target` itself, a btrfs stream's subvolume below it: it is
-    found closed, as `btrfs receive` leaves it, and whoever opens it must drop set-uid bits
+    found closed, as `btrfs receive` leaves it, and the agent that opens it must drop set-uid bits
     (`drop_setuid_properties`). Static entries below /dev are left out (the task gets a /dev of
     its own), other device nodes make it fail, set-uid bits are dropped. `mount` is where the
     file system is mounted: an incremental stream's parent is looked for below it.
@@ -154,7 +154,7 @@ def fetch_properties(
 
     It has a network, so it must not see `secrets`; and systemd 257 has /sys read-only for
     `ProtectKernelTunables` in a network of a unit's own alone (docs/adr/0115). What it prints goes
-    to the file `output`, what it complains of to the journal all the same, from where whoever asked
+    to the file `output`, what it complains of to the journal all the same, from where the caller
     is told.
     """
     command = ["/usr/bin/skopeo", "--insecure-policy", *arguments]

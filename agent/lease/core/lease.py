@@ -19,7 +19,7 @@ FENCE_GRACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class LeaseMoment:
     """Now, as a decision about a task takes it."""
 
     wall: float
@@ -44,7 +44,7 @@ def ends_at(spec: TaskSpec, heard_s: float | None) -> float | None:
     return 0.0 if heard_s is None else heard_s + spec.disconnect.after_s
 
 
-def is_cut_off(spec: TaskSpec, now: Moment) -> bool:
+def is_cut_off(spec: TaskSpec, now: LeaseMoment) -> bool:
     """Return whether a task may run no longer."""
     end = ends_at(spec, now.heard_s)
     return end is not None and (now.lapsed or now.boot_s >= end)
@@ -64,7 +64,7 @@ def name_answer(boot_id: str, boot_s: float) -> str:
 def answered_at(name: str, boot_id: str, boot_s: float) -> float | None:
     """Return when the named answer was given, None where it is none of this boot.
 
-    A name from the future is not ours: nobody can lend a task more time than has passed.
+    A name from the future is not ours: no caller can lend a task more time than has passed.
     """
     of_boot, _, text = name.rpartition(":")
     if of_boot != boot_id or not (text.isascii() and text.isdigit()) or len(text) > 15:

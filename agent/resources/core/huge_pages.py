@@ -1,4 +1,4 @@
-"""Huge pages of a task: whether they can be had, and what the kernel is told of them.
+"""Huge pages of a task: whether there are enough, and what the kernel is told of them.
 
 Pure. systemd has no property for the hugetlb controller, so a command of the host's own, before the
 unit's, enables it down to the unit's cgroup and writes the limits (docs/adr/0100). Source: Linux,
@@ -30,7 +30,7 @@ COMMAND = ("/bin/sh", "-c", _SCRIPT, "hugetlb")
 
 
 def pages_of(resources: Resources) -> dict[int, int]:
-    """Return the pages that a task asks for, by size in bytes; no size of which it wants none."""
+    """Return the pages that a task asks for, by size in bytes; sizes without pages are left out."""
     found = {size: getattr(resources, field) for field, size in SIZES.items()}
     return {size: count for size, count in found.items() if count}
 

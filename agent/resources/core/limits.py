@@ -199,7 +199,7 @@ def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
 
 
 def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
-    """Return why a task's resources cannot be had on this machine, with the numbers.
+    """Return why this machine cannot give a task its resources, with the numbers.
 
     `others` are all that are wanted on it: also one that has ended names its CPUs.
     """

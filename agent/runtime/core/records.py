@@ -40,7 +40,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One task: the owner's intent, and what was last seen of it.
 
     The first four fields are the intent and must never be lost. The rest is a cache of what
-    systemd and btrfs say, kept so that an end that happened while nobody looked is counted
+    systemd and btrfs say, kept so that an end that happened unseen is counted
     once and so that health survives a restart of the agent.
     """
 

@@ -6,7 +6,7 @@ PAGE = 4096
 
 NO_RINGS = ("~io_uring_enter", "~io_uring_register", "~io_uring_setup")
 """What is asked for through a ring the kernel does past every filter of system calls: sockets of
-any family, above all (io_uring_enter(2), IORING_OP_SOCKET). So nobody in a sandbox has rings."""
+any family, above all (io_uring_enter(2), IORING_OP_SOCKET). So no sandbox has rings."""
 
 
 def in_memory(path: str, memory_bytes: int) -> str:

@@ -13,13 +13,15 @@ from wire.units import about_size
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRequest:
     """The request is older than what is in force."""
 
     reason: str
 
 
-def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> Refused | None:
+def stale(
+    generation: int, epoch: int, known: TaskRecord | Tombstone | None
+) -> RefusedRequest | None:
     """Return why a request must not be carried out, or None.
 
     A sender with a newer epoch (leadership term) has the word whatever the generation; within
@@ -29,19 +31,21 @@ def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> 
         return None
     current = known.spec if isinstance(known, TaskRecord) else known
     if epoch < current.epoch:
-        return Refused(
+        return RefusedRequest(
             f"epoch {epoch} is older than {current.epoch}, the term of the sender now in charge"
         )
     if epoch > current.epoch:
         return None
     if generation < current.generation:
-        return Refused(f"generation {generation} is older than {current.generation}, in force")
+        return RefusedRequest(
+            f"generation {generation} is older than {current.generation}, in force"
+        )
     if isinstance(known, Tombstone) and generation == known.generation:
-        return Refused(f"generation {generation} was already removed")
+        return RefusedRequest(f"generation {generation} was already removed")
     return None
 
 
-def contradiction(spec: TaskSpec, known: TaskRecord) -> Refused | None:
+def contradiction(spec: TaskSpec, known: TaskRecord) -> RefusedRequest | None:
     """Return why a generation that is in force cannot be put again, None where it can.
 
     A generation names one specification: who sends another one under the same number has
@@ -60,7 +64,7 @@ def contradiction(spec: TaskSpec, known: TaskRecord) -> Refused | None:
     ]
     if not fields:
         return None
-    return Refused(
+    return RefusedRequest(
         f"generation {spec.generation} is in force with another content ({', '.join(fields)})"
     )
 
@@ -75,7 +79,7 @@ def tombstone_of(record: TaskRecord, now: float) -> Tombstone:
 def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord | None:
     """Return the record for a new desired state, None where it changes nothing.
 
-    One that takes back a removal under way lets the old unit go and starts anew.
+    One that takes back a removal under way lets the old unit end and starts a new one.
     """
     if known is None:
         return TaskRecord(task_id=task_id, spec=spec)
@@ -111,7 +115,7 @@ def is_over(task: TaskRecord) -> bool:
     """Return whether a task has ended and stays so until somebody asks for it.
 
     It uses no memory and no huge pages, so what it was promised of both is there for others
-    meanwhile, and its restart is admitted anew. What its volumes hold is on the disk until it is
+    meanwhile, and its restart is admitted again. What its volumes hold is on the disk until it is
     removed, so their limits count on; and the CPUs of its own stay its, as its record says.
     """
     ended = task.state in (TaskState.STOPPED, TaskState.FAILED) and not task.restart_asked

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agent.api import Health, TaskSpec, TaskState
-from agent.lease.core.lease import Moment
+from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord, key_of
 
 _AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
@@ -32,7 +32,7 @@ def with_gate(new: TaskRecord, before: TaskRecord) -> TaskRecord:
     return replace(new, previous=good, gate_boot_s=None)
 
 
-def begun_gate(task: TaskRecord, now: Moment) -> TaskRecord:
+def begun_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
     """Return a task of whose old version nothing runs any more: now the time of its gate counts.
 
     How long that took to end, hook included, says nothing about the new one.
@@ -48,7 +48,7 @@ def is_asked(spec: TaskSpec) -> bool:
     return spec.probe is not None or spec.life.startup is not None
 
 
-def passed_gate(task: TaskRecord, now: Moment) -> TaskRecord:
+def passed_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
     """Return the task without its way back, once it is healthy.
 
     One without a probe is as healthy right after its start as it ever gets: it passes by
@@ -71,7 +71,7 @@ def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
     return gone_back(task, "it ended") if begun and task.state in _AT_REST else task
 
 
-def is_late(task: TaskRecord, now: Moment) -> bool:
+def is_late(task: TaskRecord, now: LeaseMoment) -> bool:
     """Return whether the time of its gate is over for a task that was just looked at."""
     return (
         task.previous is not None

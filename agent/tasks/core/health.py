@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from agent.api import Exit, Health, Probe, TaskState
-from agent.lease.core.lease import Moment
+from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord
 from agent.tasks.core.lifecycle import ended_by_host
 
@@ -40,7 +40,7 @@ def after_answer(streak: Streak, ok: bool, probe: Probe, *, starting: bool = Fal
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeVerdict:
     """What one probe of a task has found out, for one invocation of its unit."""
 
     invocation_id: str
@@ -50,7 +50,7 @@ class Verdict:
     reason: str = ""
 
 
-def after_verdict(task: TaskRecord, verdict: Verdict, now: Moment) -> TaskRecord:
+def after_verdict(task: TaskRecord, verdict: ProbeVerdict, now: LeaseMoment) -> TaskRecord:
     """Return the task after a verdict; one about an earlier start changes nothing.
 
     A startup or liveness probe that failed for good is an end of the task: it is counted as

@@ -30,7 +30,7 @@ _TASKS_OWN = ("ExecCondition", "ExecStartPre", "ExecStopPost")
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class InsideCommand:
     """A command to be run inside a running task."""
 
     argv: tuple[str, ...]
@@ -80,7 +80,7 @@ def step_properties(whole: Mapping[str, object], task_id: str, step: Step) -> di
 
 
 def inside_properties(
-    whole: Mapping[str, object], task_id: str, cgroup: str, unit: str, command: Command
+    whole: Mapping[str, object], task_id: str, cgroup: str, unit: str, command: InsideCommand
 ) -> dict[str, object]:
     """Return the unit of a command inside a task, whose processes are in `cgroup`."""
     task = unit_of(task_id)
@@ -101,7 +101,7 @@ def inside_properties(
     }
 
 
-def _beside(whole: Mapping[str, object], command: Command) -> dict[str, object]:
+def _beside(whole: Mapping[str, object], command: InsideCommand) -> dict[str, object]:
     """Return what makes a unit run a command with the sandbox of a task."""
     environment = whole.get("Environment", ())
     most = whole.get("MemoryMax", 0)
@@ -123,7 +123,7 @@ def _beside(whole: Mapping[str, object], command: Command) -> dict[str, object]:
     return properties
 
 
-def _streams(command: Command) -> dict[str, object]:
+def _streams(command: InsideCommand) -> dict[str, object]:
     if command.terminal:
         return {
             "TTYPath": command.terminal,

@@ -21,7 +21,7 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from agent.api import Exit, Health, Resources, RestartWhen, TaskState
-from agent.lease.core.lease import Moment, ends_at, is_bound, is_cut_off, why_cut_off
+from agent.lease.core.lease import LeaseMoment, ends_at, is_bound, is_cut_off, why_cut_off
 from agent.runtime.core.records import TaskRecord, Wanted, is_up, key_of
 from agent.tasks.core.exits import describe
 from agent.tasks.core.gate import after_gate, begun_gate, gone_back, is_late, passed_gate
@@ -37,7 +37,7 @@ WANTED_AGAIN = "it was about to end when it was wanted again; it is started anew
 LEAVING = "its host is going down; it starts again after the boot, or elsewhere"
 
 LONG_RUN_S = 600.0
-"""A task that ran for so long before it ended starts its back-off anew (RestartPolicy)."""
+"""A task that ran for so long before it ended starts its back-off again (RestartPolicy)."""
 
 
 class Action(StrEnum):
@@ -91,7 +91,7 @@ class SeenUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenTask:
     """What is seen of a task on the host."""
 
     unit: SeenUnit | None
@@ -125,7 +125,7 @@ together."""
 
 
 def decide(
-    task: TaskRecord, seen: Seen, now: Moment, *, leaving: bool = False, barred: str = ""
+    task: TaskRecord, seen: SeenTask, now: LeaseMoment, *, leaving: bool = False, barred: str = ""
 ) -> Decision:
     """Return what to do next for a task; `leaving`: its host is about to go down, `barred`: why
     it starts no tasks.
@@ -147,7 +147,7 @@ def decide(
     return with_(decision, until=gate_s if decision.until is None else min(gate_s, decision.until))
 
 
-def _decide(task: TaskRecord, seen: Seen, now: Moment, leaving: bool) -> Decision:
+def _decide(task: TaskRecord, seen: SeenTask, now: LeaseMoment, leaving: bool) -> Decision:
     if task.wanted is Wanted.GONE:
         return _towards_gone(task, seen)
     if task.cut_off or is_cut_off(task.spec, now):
@@ -186,7 +186,7 @@ def _ended_by_probe(task: TaskRecord, unit: SeenUnit) -> bool:
     )
 
 
-def _towards_gone(task: TaskRecord, seen: Seen) -> Decision:
+def _towards_gone(task: TaskRecord, seen: SeenTask) -> Decision:
     if seen.unit is not None:
         reason = LINGERS if seen.unit.lingers else task.reason
         return _let_go(task, seen.unit, reason, seen)
@@ -196,7 +196,7 @@ def _towards_gone(task: TaskRecord, seen: Seen) -> Decision:
     return Decision(gone, Action.FORGET)
 
 
-def _while_cut_off(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
+def _while_cut_off(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
     """End the task and keep it ended, even when its control plane is heard again: by then a
     copy may run elsewhere. Only a command takes `cut_off` back (tasks.core.admission).
     """
@@ -219,8 +219,8 @@ def _while_cut_off(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     return Decision(here, _stop(unit))
 
 
-def _while_leaving(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
-    """End what runs, as an owner would, and start nothing: the boot to come does, or nobody."""
+def _while_leaving(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
+    """End what runs, as an owner would, and start nothing: the boot to come does, if anything."""
     unit = seen.unit
     if unit is None:
         waiting = task if task.state in _AT_REST else replace(task, reason=LEAVING)
@@ -230,7 +230,7 @@ def _while_leaving(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     return _after_end(task, unit, seen, now) if unit.ended else _let_go(task, unit, LEAVING, seen)
 
 
-def _while_lingering(task: TaskRecord, unit: SeenUnit, seen: Seen) -> Decision:
+def _while_lingering(task: TaskRecord, unit: SeenUnit, seen: SeenTask) -> Decision:
     """Start nothing beside what is left, and say so; it ends when the kernel lets go."""
     if task.state in (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED):
         return Decision(replace(task, reason=LINGERS, boot_id=seen.boot_id), Action.REST)
@@ -242,7 +242,7 @@ def _stop(unit: SeenUnit) -> Action:
     return Action.REST if unit.lingers or unit.active == "deactivating" else Action.STOP
 
 
-def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: Seen) -> Decision:
+def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTask) -> Decision:
     """The owner wants this unit away: its end is expected and does not count against it.
 
     How a unit ended that had done so before anybody asked is still kept.
@@ -262,7 +262,7 @@ def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: Seen) -> Decisi
     return Decision(stopping, _stop(unit))
 
 
-def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) -> Decision:
+def _while_running(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMoment) -> Decision:
     running = replace(
         task,
         state=TaskState.RUNNING,
@@ -304,7 +304,7 @@ def _has_resources(task: TaskRecord) -> bool:
     return (task.resources or Resources()) == task.spec.resources
 
 
-def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) -> Decision:
+def _after_end(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMoment) -> Decision:
     """The main process ended by itself: count it once, let the unit go, apply the policy."""
     if task.ended_invocation == unit.invocation_id:
         return Decision(task, Action.STOP)
@@ -321,7 +321,7 @@ def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) -> Dec
     return Decision(replace(ended, reason=unit.why or ended.reason), Action.STOP)
 
 
-def _without_unit(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
+def _without_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
     task = _account_for_missing_unit(task, seen, now)
     if task.restart_asked:
         task = replace(task, restart_asked=False, state=TaskState.ACCEPTED, reason="")
@@ -340,7 +340,7 @@ def _without_unit(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     return Decision(starting, Action.START)
 
 
-def _account_for_missing_unit(task: TaskRecord, seen: Seen, now: Moment) -> TaskRecord:
+def _account_for_missing_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRecord:
     """A unit that was seen and is gone without a counted end: say why, once."""
     if task.boot_id and task.boot_id != seen.boot_id:
         return _after_reboot(task, seen, now)
@@ -355,7 +355,7 @@ def _uncounted(task: TaskRecord) -> bool:
     return task.invocation_id not in ("", task.ended_invocation)
 
 
-def _after_reboot(task: TaskRecord, seen: Seen, now: Moment) -> TaskRecord:
+def _after_reboot(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRecord:
     """Return the task in a new boot of the host, where nothing of it can run.
 
     Whatever it was about to do, it only comes back by itself where its specification says
@@ -384,13 +384,13 @@ def _exit_of(unit: SeenUnit, at: float) -> Exit:
     return Exit(result=unit.result, code=unit.exit_code, signal=unit.exit_signal, at=at)
 
 
-def ended_by_host(task: TaskRecord, end: Exit, now: Moment) -> TaskRecord:
+def ended_by_host(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
     """Return the task after this host found it broken while its process still runs."""
     return _ended(task, end, now)
 
 
-def _ended(task: TaskRecord, end: Exit, now: Moment) -> TaskRecord:
-    """Return the task after an end that nobody asked for, by its restart policy."""
+def _ended(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
+    """Return the task after an end that was not asked for, by its restart policy."""
     ran_s = _ran_s(task, end, now)
     policy = task.spec.restart
     again = policy.when is RestartWhen.ALWAYS or (
@@ -417,8 +417,8 @@ def _ended(task: TaskRecord, end: Exit, now: Moment) -> TaskRecord:
     )
 
 
-def _ran_s(task: TaskRecord, end: Exit, now: Moment) -> float:
-    """Return for how long it ran; by systemd's own stamps where nobody saw it run."""
+def _ran_s(task: TaskRecord, end: Exit, now: LeaseMoment) -> float:
+    """Return for how long it ran; by systemd's own stamps where it was not seen running."""
     if task.started_boot_s is not None:
         return now.boot_s - task.started_boot_s
     return end.at - task.started_at if task.started_at else 0.0
@@ -436,7 +436,7 @@ def backoff_s(task: TaskRecord, streak: int) -> float:
     return pause_s * (1.0 - _JITTER * share)
 
 
-def after_failure(task: TaskRecord, reason: str, now: Moment, *, retry: bool) -> TaskRecord:
+def after_failure(task: TaskRecord, reason: str, now: LeaseMoment, *, retry: bool) -> TaskRecord:
     """Return the task after a step towards its start could not be done.
 
     With `retry` it waits as after an end of its own; without, only a new specification helps.
@@ -460,7 +460,7 @@ def after_failure(task: TaskRecord, reason: str, now: Moment, *, retry: bool) ->
     )
 
 
-def evicted(task: TaskRecord, why: str, now: Moment) -> TaskRecord:
+def evicted(task: TaskRecord, why: str, now: LeaseMoment) -> TaskRecord:
     """Return the task after it had to go: ended, by its restart policy; itself if it does not run.
 
     What still runs is stopped by the decision that follows.

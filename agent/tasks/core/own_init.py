@@ -25,7 +25,7 @@ ID_COUNT = 65_536
 """Users and groups of a machine, as many as systemd gives each (UIDS-GIDS.md)."""
 FIRST_ID = 29_184 * ID_COUNT
 SLOTS = 3_500
-"""Ranges from 1912602624 to 2141978623: systemd gives these numbers to nobody (UIDS-GIDS.md: unused
+"""Ranges from 1912602624 to 2141978623: systemd gives none of these to users (UIDS-GIDS.md: unused
 are 1879048192 to 2147352575), and those of files in volumes (`volumes.OWNER`) lie below."""
 CREDENTIALS = "/run/host/credentials"
 """Where systemd-nspawn puts what was handed to the machine (Container Interface)."""
@@ -85,7 +85,7 @@ SANDBOX: Mapping[str, object] = MappingProxyType(
     }
 )
 """Of systemd-nspawn, of all in the machine, and of what is run inside it from the host. The rest of
-the sandbox is the machine itself: users that are nobody's outside, its own mounts, processes, names
+the sandbox is the machine itself: users that do not exist outside, its own mounts, processes, names
 and network."""
 _WITHOUT = frozenset(
     (
@@ -123,8 +123,7 @@ _STAGE_NESTED = (
     'exec unshare --pid --fork mount -t proc -o nosuid,nodev,noexec proc "$at/proc"'
 )
 """Mounts a /proc of no process: the only one that it could show mounts it, and has ended then. It
-is in a folder that nobody in the machine may enter, for the kernel alone to find, and so is a /sys
-of the task's network."""
+is in a folder that only the kernel may enter from inside, as is a /sys of the task's network."""
 _UNSTAGE = (
     'at=$1; shift; for name in .root .below .memory "$@"; do '
     'while umount -l "$at/$name" 2>/dev/null; do :; done; rmdir "$at/$name"; done 2>/dev/null; '

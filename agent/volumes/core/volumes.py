@@ -10,7 +10,7 @@ from agent.api.volumes import Volume, VolumeKind
 from wire.units import about_size
 
 OWNER = 1_900_000_000
-"""User and group of all files in volumes, on disk; systemd gives this number to nobody
+"""User and group of all files in volumes, on disk; systemd gives this number to no user
 (UIDS-GIDS.md: 1879048192 to 2147352575 are unused)."""
 KEPT = (VolumeKind.SCRATCH, VolumeKind.PERSISTENT)
 """What a task has on disk for itself."""

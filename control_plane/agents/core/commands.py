@@ -1,4 +1,4 @@
-"""What agents are told about tasks, and which tasks nobody asked for."""
+"""What agents are told about tasks, and which tasks were not asked for."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePlace:
     """A task on a machine."""
 
     machine: str
@@ -24,9 +24,9 @@ class StopQueue:
 
     def __init__(self) -> None:
         """Hold nothing."""
-        self._urgent: OrderedDict[Place, None] = OrderedDict()
-        self._by_entitlement: OrderedDict[str, OrderedDict[Place, None]] = OrderedDict()
-        self._where: dict[Place, str] = {}
+        self._urgent: OrderedDict[QueuePlace, None] = OrderedDict()
+        self._by_entitlement: OrderedDict[str, OrderedDict[QueuePlace, None]] = OrderedDict()
+        self._where: dict[QueuePlace, str] = {}
 
     def __len__(self) -> int:
         """Return how many wait."""
@@ -36,7 +36,7 @@ class StopQueue:
         """Return whether a place waits."""
         return place in self._urgent or place in self._where
 
-    def add(self, place: Place, entitlement: str, *, urgent: bool) -> None:
+    def add(self, place: QueuePlace, entitlement: str, *, urgent: bool) -> None:
         """Let a place wait; one that waits already may only become urgent."""
         if place in self._urgent or (place in self._where and not urgent):
             return
@@ -47,7 +47,7 @@ class StopQueue:
             self._where[place] = entitlement
             self._by_entitlement.setdefault(entitlement, OrderedDict())[place] = None
 
-    def first(self) -> Place | None:
+    def first(self) -> QueuePlace | None:
         """Return who is next, and leave it there."""
         if self._urgent:
             return next(iter(self._urgent))
@@ -55,14 +55,14 @@ class StopQueue:
             return next(iter(places))
         return None
 
-    def take(self, place: Place) -> None:
+    def take(self, place: QueuePlace) -> None:
         """Remove a place that is stopped now: its entitlement goes to the end of the turns."""
         entitlement = self._where.get(place)
         self.discard(place)
         if entitlement is not None and entitlement in self._by_entitlement:
             self._by_entitlement.move_to_end(entitlement)
 
-    def discard(self, place: Place) -> None:
+    def discard(self, place: QueuePlace) -> None:
         """Remove a place, if it waits."""
         self._urgent.pop(place, None)
         entitlement = self._where.pop(place, None)

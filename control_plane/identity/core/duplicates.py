@@ -10,15 +10,15 @@ from agent.api.presence import Presence
 from control_plane.api.duplicates import Duplicate
 
 
-class Finding(StrEnum):
+class CloneFinding(StrEnum):
     """What a round showed."""
 
     NOTHING = "nothing"
-    """Nobody answers at the machine's address: it proves nothing."""
+    """Nothing answers at the machine's address: it proves nothing."""
     ALONE = "alone"
-    """Who asks is who answers."""
+    """The caller is the process that answers."""
     DOUBT = "doubt"
-    """Another process answers; who asks may have ended meanwhile."""
+    """Another process answers; the caller may have ended meanwhile."""
     CALLER_SECOND = "caller-second"
     CALLER_FIRST = "caller-first"
 
@@ -29,42 +29,42 @@ class Round:
 
     caller: Presence
     there: Presence | None
-    """Who answered at the machine's address after the caller had asked; None: nobody."""
+    """What answered at the machine's address after the caller had asked; None: nothing."""
     doubted: str
     """The mark of the caller about whom there was doubt in the round before; empty: none."""
     boots: Sequence[str]
     """The boots that were seen alone at this address, the earliest first."""
 
 
-def found(one: Round) -> Finding:
+def found(one: Round) -> CloneFinding:
     """Return what a round shows.
 
     A mark is in the memory of one process only. Who says it again after another process answered
     was there all the while, so there are two: no reboot, no restart of the agent and no disk
-    that was set back ever says a mark again. Second is who asks, unless its boot was known before
-    that of the other one.
+    that was set back ever says a mark again. The clone is the caller, unless its boot
+    was known before that of the other one.
     """
     caller, there = one.caller, one.there
     if there is None:
-        return Finding.NOTHING
+        return CloneFinding.NOTHING
     if there.mark == caller.mark:
-        return Finding.ALONE
+        return CloneFinding.ALONE
     if not caller.mark or one.doubted != caller.mark:
-        return Finding.DOUBT
+        return CloneFinding.DOUBT
     boots = list(one.boots)
     if caller.boot_id not in boots or there.boot_id == caller.boot_id:
-        return Finding.CALLER_SECOND
+        return CloneFinding.CALLER_SECOND
     later = there.boot_id not in boots or boots.index(there.boot_id) > boots.index(caller.boot_id)
-    return Finding.CALLER_FIRST if later else Finding.CALLER_SECOND
+    return CloneFinding.CALLER_FIRST if later else CloneFinding.CALLER_SECOND
 
 
 def is_second(known: Duplicate | None, boot_id: str) -> bool:
-    """Return whether a host is the second host by its boot; two from one memory have the same."""
+    """Return whether a host is the clone by its boot; two from one memory have the same."""
     return known is not None and known.boot_id == boot_id != known.other_boot_id
 
 
 def stays_second(known: Duplicate | None, boot_id: str) -> bool:
-    """Return whether a host is held for the second one while nobody answers at the address.
+    """Return whether a host counts as the clone while nothing answers at the address.
 
     It may be the second one after a reboot, and the other one may only be cut off.
     """

@@ -140,10 +140,10 @@ def hinders(
     hosts: Mapping[str, HostTrust | None],
     credentials: Sequence[IssuedCredential],
 ) -> list[str]:
-    """Return who would be locked out by a step, in words; nobody: it may be taken.
+    """Return who would be locked out by a step, in words; none: it may be taken.
 
     `hosts` are all that have joined, with what they said last; `credentials` those files of
-    users and controllers that have not ended, which nobody renews.
+    users and controllers that have not ended, which are not renewed.
     """
     if step is Step.ACTIVATE and roots.coming is not None:
         wanted = roots.coming.ca_hash

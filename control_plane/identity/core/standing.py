@@ -1,7 +1,7 @@
 """Whether a user may make a call, and what is missing where they may not.
 
 Pure. The rule of a call is in its row of the route table (`Needs`); what it is about are
-entitlements with their owners. Nobody is let in by the absence of a rule.
+entitlements with their owners. No caller is admitted by the absence of a rule.
 """
 
 from __future__ import annotations

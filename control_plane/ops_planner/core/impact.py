@@ -75,7 +75,7 @@ def spared(
 def warnings(
     impacts: Iterable[JobImpact], share: float, *, has_deadline: bool, tasks_survive: bool
 ) -> list[str]:
-    """Return why a plan is refused unless whoever plans it knows better."""
+    """Return why a plan is refused unless its operator overrides it."""
     found = []
     if share > LARGE_SHARE:
         found.append(f"a wave takes {share:.0%} of the region's machines at once")

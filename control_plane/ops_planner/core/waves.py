@@ -27,7 +27,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedWave:
     """A machine that a plan is about."""
 
     machine: str
@@ -85,14 +85,14 @@ def how_it_ends(wish: MaintenanceWish) -> Ends:
     return Ends.TIME if timed and wish.tasks_survive else Ends.REPORTED
 
 
-def divide(machines: Iterable[Planned], wish: MaintenanceWish) -> list[list[str]]:
+def divide(machines: Iterable[PlannedWave], wish: MaintenanceWish) -> list[list[str]]:
     """Return the machines of each wave, in the order of the waves.
 
     A wave stays within one part of the region if that is wished, and spreads over the racks
     that it has, so that of one rack as few as possible are away together.
     """
     depth = 0 if wish.within is None else _DEPTH[wish.within]
-    parts: dict[tuple[int | str, ...], list[Planned]] = {}
+    parts: dict[tuple[int | str, ...], list[PlannedWave]] = {}
     for machine in machines:
         first = machine.priority if wish.work is Work.POWER_CAP else 0
         parts.setdefault((first, *machine.place[:depth]), []).append(machine)
@@ -112,7 +112,7 @@ def is_one_by_one(wish: MaintenanceWish) -> bool:
 _DEPTH = {Within.DATACENTER: 1, Within.MSB: 2, Within.ROW: 3, Within.RACK: 4}
 
 
-def _by_turns(machines: Sequence[Planned]) -> list[str]:
+def _by_turns(machines: Sequence[PlannedWave]) -> list[str]:
     racks: dict[tuple[str, ...], list[str]] = {}
     for machine in sorted(machines, key=lambda m: m.machine):
         racks.setdefault(machine.place, []).append(machine.machine)

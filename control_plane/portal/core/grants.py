@@ -27,7 +27,7 @@ from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.api.settings import Raise
 from control_plane.broker.core.capacity import MICRO, micro
 from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
-from control_plane.portal.core.transport import Amount, Network
+from control_plane.portal.core.transport import Amount, FlowNetwork
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,7 +104,7 @@ class Shortage:
 
     @property
     def hint(self) -> str:
-        """Return how much could be had of these machines, where that is one number."""
+        """Return how much these machines could give, where that is one number."""
         if len(self.asked) != 1 or self.asked.keys() != self.lacking.keys():
             return ""
         return f"{_in_words(Counter(self.asked) - Counter(self.lacking))} could be granted of these"
@@ -116,7 +116,7 @@ def shortage(
     """Return why an entitlement cannot have this quota beside all others, or None if it can.
 
     A shortage that has nothing to do with it (machines left after they were promised) keeps
-    nobody from growing elsewhere.
+    no entitlement from growing elsewhere.
     """
     pool = pool_of(name, wanted)
     found = Promises(pool_quotas({**specs, name: wanted}), supply)
@@ -255,7 +255,7 @@ class Shares:
     flows: dict[int, dict[MachineClass, int]]
     """Group → machines of each class that are meant for it."""
     rest: dict[MachineClass, int]
-    """Machines that are meant for nobody."""
+    """Machines that are meant for no entitlement."""
     unmet: bool = False
     """Whether some promise cannot be kept: then whatever more there is may be meant for it."""
 
@@ -284,7 +284,7 @@ class Promises:
     def making(self, quotas: Mapping[str, Quota], supply: Supply) -> Generator[None, None, None]:
         """Do what `__init__` does, in steps."""
         self._supply = supply
-        self._network = Network()
+        self._network = FlowNetwork()
         self._classes: dict[int, MachineClass] = {}
         self._supplied: dict[int, int] = {}
         self._groups: dict[int, _Demand] = {}
@@ -351,7 +351,7 @@ class Promises:
         return Shares(dict(groups), flows, rest, unmet)
 
     def takeable(self, pool: str) -> set[MachineClass]:
-        """Return the classes of which a pool may take a machine with all promises still kept.
+        """Return the classes whose machines a pool may take with all promises still kept.
 
         For an allocator, on what is left: quotas less what is held, and the free machines. A
         pool of "any type" must not use up a type that others have nothing in place of (CP7).

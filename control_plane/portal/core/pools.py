@@ -33,15 +33,15 @@ class Quota:
         types = self.types or self.per_type.keys()
         return (not types or machine_type in types) and self.datacenter in (None, datacenter)
 
-    def left(self, held: Iterable[tuple[str, float]]) -> Left:
+    def left(self, held: Iterable[tuple[str, float]]) -> PoolRemainder:
         """Return what may still be held besides these machines, each as (type, RRU)."""
-        left = Left(self)
+        left = PoolRemainder(self)
         for machine_type, rru in held:
             left.take(machine_type, rru)
         return left
 
 
-class Left:
+class PoolRemainder:
     """What of a quota is not used yet; answers in constant time and follows each change."""
 
     __slots__ = ("_machines", "_micro_rru", "_per_type", "quota")

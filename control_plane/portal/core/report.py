@@ -1,6 +1,6 @@
 """What is granted, held and used, and what is left over: a fold over a region's machines.
 
-`Report.add` is called once for each machine, so that a caller can pause in between; a region
+`PortalReport.add` is called once for each machine, so that a caller can pause in between; a region
 has a million of them.
 """
 
@@ -105,7 +105,7 @@ class _Sums:
         self.all, self.held, self.used, self.free = _Sum(), _Sum(), _Sum(), _Sum()
 
 
-class Report:
+class PortalReport:
     """A report in the making."""
 
     def __init__(self, now: float) -> None:
@@ -361,7 +361,7 @@ def capacity_report(
     now: float,
 ) -> CapacityReport:
     """Return the report of a whole region at once."""
-    report = Report(now)
+    report = PortalReport(now)
     for record in machines:
         report.add(record, used.get(record.machine, NOTHING))
     return report.finish(entitlements)

@@ -20,7 +20,7 @@ _SLACK = 1 + 1e-12
 """Gains are compared as floats; amounts are exact."""
 
 
-class Network:
+class FlowNetwork:
     """Nodes are numbers; flow along an arc arrives multiplied by its gain."""
 
     def __init__(self) -> None:

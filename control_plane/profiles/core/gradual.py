@@ -23,7 +23,7 @@ _IN_THE_WAY = (Proof.PENDING_REBOOT, Proof.DEGRADED)
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class SwitchingHost:
     """A machine of the entitlement, as it is now."""
 
     name: str
@@ -38,7 +38,7 @@ class Host:
     well: bool = True
     """No task that is placed there is broken."""
     proved_s: float = 0.0
-    """For how long its profile has been proved; counted anew after a start."""
+    """For how long its profile has been proved; counted again after a start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def is_under_way(rollout: ProfileRollout | None) -> bool:
 
 
 def steps(
-    rollout: ProfileRollout, hosts: Sequence[Host], lost: Collection[str], now: float
+    rollout: ProfileRollout, hosts: Sequence[SwitchingHost], lost: Collection[str], now: float
 ) -> Steps:
     """Return what comes next; `lost`: machines that were put aside for not reaching `name`."""
     known = {host.name: host for host in hosts}
@@ -102,7 +102,9 @@ def steps(
     return Steps(rollout, switch, drain, back, waiting)
 
 
-def proved(rollout: ProfileRollout, hosts: Sequence[Host], lost: Collection[str]) -> ProfileRollout:
+def proved(
+    rollout: ProfileRollout, hosts: Sequence[SwitchingHost], lost: Collection[str]
+) -> ProfileRollout:
     """Return a rollout that ended without proof, as the first machines since then show it.
 
     One that reaches the profile proves it. Where as many fail as may not, the entitlement goes
@@ -131,7 +133,7 @@ def _returned(rollout: ProfileRollout) -> ProfileRollout:
 
 
 def _failures(
-    rollout: ProfileRollout, known: dict[str, Host], lost: Collection[str]
+    rollout: ProfileRollout, known: dict[str, SwitchingHost], lost: Collection[str]
 ) -> ProfileRollout:
     """Return the rollout with the machines that failed until now."""
     if rollout.state is not ProfileState.ROLLING:
@@ -148,11 +150,11 @@ def _failures(
     return replace(rollout, failed=failed) if failed != rollout.failed else rollout
 
 
-def _is_proved(host: Host, wanted: str) -> bool:
+def _is_proved(host: SwitchingHost, wanted: str) -> bool:
     return host.wanted == wanted and host.proof is Proof.VERIFIED
 
 
-def _is_through(host: Host, rollout: ProfileRollout, wanted: str) -> bool:
+def _is_through(host: SwitchingHost, rollout: ProfileRollout, wanted: str) -> bool:
     """Return whether a machine's turn is over; on the way back nothing is waited for."""
     if not _is_proved(host, wanted):
         return False
@@ -161,7 +163,7 @@ def _is_through(host: Host, rollout: ProfileRollout, wanted: str) -> bool:
     return host.proved_s >= rollout.gate_s and host.well
 
 
-def _words(host: Host, wanted: str) -> str:
+def _words(host: SwitchingHost, wanted: str) -> str:
     if not host.up:
         return f"{host.name} is down"
     if host.wanted != wanted:

@@ -25,7 +25,7 @@ class Step(StrEnum):
     WAIT = "wait"
     """The agent is at it."""
     WAIT_REBOOT = "wait-reboot"
-    """It is about to reboot for the profile, which is no failure."""
+    """It is about to reboot for the profile; that does not count as a failure."""
     RECORD = "record"
     """Verified: store that."""
     QUARANTINE = "quarantine"

@@ -11,7 +11,7 @@ from builders import IMAGE, FakeHost, a_spec, a_tar, chunks_of, digest_of, gone,
 from msgspec.structs import replace
 
 from agent.api import ImageFormat, TaskState
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.machine.btrfs import HostBtrfs
 from agent.runtime.core.records import Tombstone
 from agent.runtime.journal import Journal
@@ -42,7 +42,7 @@ def host(tmp_path: Path) -> Iterator[FakeHost]:
         _run("umount", str(host.state))
 
 
-def _machine(host: FakeHost) -> Machine:
+def _machine(host: FakeHost) -> HostAccess:
     return replace(host.fake.machine, btrfs=HostBtrfs())
 
 

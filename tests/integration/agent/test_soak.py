@@ -28,7 +28,7 @@ from on_btrfs import machine, mounted, really
 
 from agent.api import ImageFormat, TaskState
 from agent.client import AgentClient
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.runtime.journal import Journal
 from agent.tasks import supervisor
 from wire.errors import HostError, NotFound, SystemdError, TwineError
@@ -68,7 +68,7 @@ class Faults:
             raise error
         return found
 
-    def machine(self, host: FakeHost) -> Machine:
+    def machine(self, host: FakeHost) -> HostAccess:
         whole = machine(host)
         systemd = _Faulty(self, whole.systemd, SystemdError("the bus was lost"))
         btrfs = _Faulty(self, whole.btrfs, HostError("input/output error"))

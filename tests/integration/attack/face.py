@@ -19,7 +19,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from control_plane.identity.authority import Subject, open_authority
+from control_plane.identity.authority import CertificateSubject, open_authority
 from wire import tls
 from wire.client import WireClient
 from wire.routes import Route
@@ -41,7 +41,9 @@ class Face:
         self.authority = open_authority(folder / "state/authority.pem", "twine")
         here = Path(__file__).parent
         if kind == "agent":
-            held = self.authority.credential(Subject("host", "vm1", (USER,)), "https://x")
+            held = self.authority.credential(
+                CertificateSubject("host", "vm1", (USER,)), "https://x"
+            )
             tls.save(held, folder / "state/identity/identity.json")
             program = [str(here / "an_agent.py"), str(folder), f"{USER}:0"]
             self.name = "/host/vm1"
@@ -76,7 +78,9 @@ class Face:
         if role == "anyone":
             return tls.pinned_context(self.authority.ca_pem, self.name)
         role = role or ("component" if self.kind == "agent" else "user")
-        return tls.client_context(self.authority.credential(Subject(role, name), ""), self.name)
+        return tls.client_context(
+            self.authority.credential(CertificateSubject(role, name), ""), self.name
+        )
 
     async def ask(self, role: str = "", timeout_s: float = SETTLES_S) -> None:
         """Make one call on a new connection, over TLS or on the unix socket."""
@@ -101,7 +105,7 @@ class Face:
             context = self._attackers[role] = tls.unverified_context()
             if role != "anyone":
                 kind = role or ("component" if self.kind == "agent" else "user")
-                tls.install(context, self.authority.credential(Subject(kind, "eve"), ""))
+                tls.install(context, self.authority.credential(CertificateSubject(kind, "eve"), ""))
         return self._attackers[role].wrap_socket(self.connect(address))
 
     # -- what it costs

@@ -20,11 +20,11 @@ from wire import server
 from wire.admission import ConnectionAdmission, open_admission
 from wire.errors import InvalidInput
 from wire.fairness import Peer
-from wire.limits import Limits
+from wire.limits import ConnectionLimits
 from wire.server import Call, make_app
 
 ROUTES = [r for r in JOIN_ROUTES if r.name in ("renew", "fetch_image")]
-QUICK = Limits(write_s=0.5, first_byte_s=0.5, header_s=0.5, idle_s=0.5)
+QUICK = ConnectionLimits(write_s=0.5, first_byte_s=0.5, header_s=0.5, idle_s=0.5)
 
 
 async def _much(_: Call) -> AsyncIterator[bytes]:

@@ -18,13 +18,17 @@ import pytest
 from click.testing import CliRunner
 
 from agent.api import Location, MachineFacts
-from agent.identity.identity import Candidate, HostIdentity, Invitation
+from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation
 from agent.routes import ROUTES as AGENT_ROUTES
 from control_plane.api.routes import ROUTES
 from control_plane.cli.root import main
 from control_plane.client import ControlPlaneClient
 from control_plane.daemon import main as daemon
-from control_plane.identity.authority import Authority, Subject, open_authority
+from control_plane.identity.authority import (
+    CertificateAuthority,
+    CertificateSubject,
+    open_authority,
+)
 from wire import tls
 from wire.errors import Unauthenticated
 from wire.routes import Route
@@ -79,7 +83,7 @@ def asked(http: HTTPConnection, method: str = "GET", path: str = "/v1/myself") -
 def test_a_session_is_not_resumed(face: Face) -> None:
     """BUG-HT5: with a ticket an expired certificate went on, and renewed itself."""
     held = face.authority.credential(
-        Subject("component" if face.kind == "agent" else "user", "ann"), ""
+        CertificateSubject("component" if face.kind == "agent" else "user", "ann"), ""
     )
     context = tls.unverified_context()
     tls.install(context, held)
@@ -96,7 +100,7 @@ def test_a_kept_connection_ends_with_its_certificate(face: Face) -> None:
     """BUG-HT5: it went on for as long as it was kept."""
     role = "component" if face.kind == "agent" else "user"
     for life_s in (4.0, 30.0, 300.0):  # a slow machine takes long to get there
-        held = face.authority.credential(Subject(role, "ann"), "", life_s)
+        held = face.authority.credential(CertificateSubject(role, "ann"), "", life_s)
         try:
             http = connection(face, held)
         except OSError:
@@ -121,7 +125,7 @@ async def _revoke(face: Face, user: str) -> None:
 def test_a_revoked_user_is_let_in_nowhere_and_a_new_credential_is(control_plane: Face) -> None:
     """BUG-HT5: users' credentials could not be revoked."""
     face = control_plane
-    held = face.authority.credential(Subject("user", "zoe"), "")
+    held = face.authority.credential(CertificateSubject("user", "zoe"), "")
     with closing(connection(face, held)) as kept:
         assert asked(kept) == 200
         asyncio.run(_revoke(face, "zoe"))
@@ -131,7 +135,9 @@ def test_a_revoked_user_is_let_in_nowhere_and_a_new_credential_is(control_plane:
     revoked_at = time.time()
     while int(time.time()) <= int(revoked_at):
         time.sleep(0.1)
-    with closing(connection(face, face.authority.credential(Subject("user", "zoe"), ""))) as new:
+    with closing(
+        connection(face, face.authority.credential(CertificateSubject("user", "zoe"), ""))
+    ) as new:
         assert asked(new) == 200
 
     async def listed() -> list[str]:
@@ -144,7 +150,7 @@ def test_a_revoked_user_is_let_in_nowhere_and_a_new_credential_is(control_plane:
 def test_a_stream_ends_when_its_reader_is_revoked(control_plane: Face) -> None:
     """BUG-HT5: also a connection on which nothing is asked any more."""
     face = control_plane
-    held = face.authority.credential(Subject("user", "yan"), "")
+    held = face.authority.credential(CertificateSubject("user", "yan"), "")
     with closing(connection(face, held)) as kept:
         assert asked(kept) == 200
         asyncio.run(_revoke(face, "yan"))
@@ -154,21 +160,21 @@ def test_a_stream_ends_when_its_reader_is_revoked(control_plane: Face) -> None:
 def _identities(face: Face) -> dict[str, Credential | None]:
     """Return who may do nothing, or next to nothing."""
     authority = face.authority
-    other = Authority(authority.roots, "elsewhere")
+    other = CertificateAuthority(authority.roots, "elsewhere")
     stranger = open_authority(face.folder / "another.pem", "twine")
     found: dict[str, Credential | None] = {
-        "another authority's": stranger.credential(Subject("user", "root"), ""),
-        "another trust domain's": other.credential(Subject("user", "root"), ""),
-        "expired": authority.credential(Subject("user", "root"), "", 0.001),
+        "another authority's": stranger.credential(CertificateSubject("user", "root"), ""),
+        "another trust domain's": other.credential(CertificateSubject("user", "root"), ""),
+        "expired": authority.credential(CertificateSubject("user", "root"), "", 0.001),
         "nobody": None,
     }
     if face.kind == "control plane":
         asyncio.run(_revoke(face, "gone"))
-        found["revoked"] = authority.credential(Subject("user", "gone"), "")
-        found["a host"] = authority.credential(Subject("host", "vm1"), "")
+        found["revoked"] = authority.credential(CertificateSubject("user", "gone"), "")
+        found["a host"] = authority.credential(CertificateSubject("host", "vm1"), "")
     else:
-        found["a user"] = authority.credential(Subject("user", "root"), "")
-        found["another host"] = authority.credential(Subject("host", "vm2"), "")
+        found["a user"] = authority.credential(CertificateSubject("user", "root"), "")
+        found["another host"] = authority.credential(CertificateSubject("host", "vm2"), "")
     return found
 
 
@@ -244,7 +250,7 @@ def joins(face: Face, machine: str, address: str = "127.0.0.1:1") -> HostIdentit
     token = json.loads(ctl(face, "token", "create", "--host", machine, "--output", "json"))
     host = HostIdentity(face.folder / machine)
     url = f"https://{USER}:{face.port}"
-    wanted = Candidate(machine, address, FACTS, Location(msb="msb2"), "small")
+    wanted = CandidateIdentity(machine, address, FACTS, Location(msb="msb2"), "small")
     asyncio.run(host.join(Invitation(url, token["token"], token["ca_hash"]), wanted))
     return host
 
@@ -303,7 +309,7 @@ def shown(held: Credential) -> Iterator[int]:
 
 def endings(face: Face) -> float:
     """Return what a scrape says of identities that end."""
-    held = face.authority.credential(Subject("user", "ann"), "")
+    held = face.authority.credential(CertificateSubject("user", "ann"), "")
     with closing(connection(face, held)) as http:
         http.request("GET", "/metrics")
         text = http.getresponse().read().decode()
@@ -314,7 +320,9 @@ def test_a_host_that_does_not_renew_is_warned_of_a_week_ahead(control_plane: Fac
     """BUG-HT5: in the list of machines, in the metrics, and in the log."""
     face = control_plane
     life_s = 3 * 86_400.0
-    held = face.authority.credential(Subject("host", "old", (USER,)), "https://x", life_s)
+    held = face.authority.credential(
+        CertificateSubject("host", "old", (USER,)), "https://x", life_s
+    )
     with shown(held) as port:
         joins(face, "old", f"{USER}:{port}")
         face.until(lambda: "identity ends in " in ctl(face, "machine", "list"), "no warning")

@@ -12,10 +12,14 @@ from pathlib import Path
 from aiohttp import web
 
 from control_plane.front_end.access import Access
-from control_plane.identity.authority import Authority, Subject, open_authority
+from control_plane.identity.authority import (
+    CertificateAuthority,
+    CertificateSubject,
+    open_authority,
+)
 from wire import tls
 from wire.admission import open_admission
-from wire.limits import Limits
+from wire.limits import ConnectionLimits
 from wire.routes import Route
 from wire.server import Call, make_app
 
@@ -23,7 +27,7 @@ from .test_one_identity_floods import PATIENT_S, client, come
 
 FEW = 3
 """Anonymous connections of one address."""
-LIMITS = Limits(
+LIMITS = ConnectionLimits(
     strangers_per_address=FEW,
     first_byte_s=PATIENT_S,
     handshake_s=PATIENT_S,
@@ -60,9 +64,9 @@ class News:
 
 
 @asynccontextmanager
-async def served(authority: Authority, news: News) -> AsyncIterator[int]:
+async def served(authority: CertificateAuthority, news: News) -> AsyncIterator[int]:
     """Serve waits to anybody, over TLS."""
-    own = authority.credential(Subject("component", "control-plane", ("127.0.0.1",)), "")
+    own = authority.credential(CertificateSubject("component", "control-plane", ("127.0.0.1",)), "")
     handlers = {"wait": news.wait, "follow": news.follow}
     app = make_app("x", ROUTES, handlers, Access(owner_uid=0), version="0")
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from control_plane.identity.authority import OwnIdentity, Subject, open_authority
+from control_plane.identity.authority import CertificateSubject, OwnIdentity, open_authority
 from wire import tls
 from wire.admission import ConnectionAdmission, open_admission
-from wire.limits import Limits
+from wire.limits import ConnectionLimits
 from wire.networks import PROVED_S, SUSPECT_S, Suspects
 
 from .face import ATTACKER, SETTLES_S, USER
@@ -27,7 +27,7 @@ HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40)
 
 @asynccontextmanager
 async def served(
-    limits: Limits, folder: Path | None = None
+    limits: ConnectionLimits, folder: Path | None = None
 ) -> AsyncIterator[tuple[ConnectionAdmission, int]]:
     """Serve with a door of its own; with a folder over TLS."""
 
@@ -77,7 +77,7 @@ async def answered(sock: socket.socket) -> bool:
 
 async def test_whoever_has_spoken_is_not_taken_for_one_who_says_nothing() -> None:
     """BUG-HT4: who knocked before a burst was sent away with a request that nobody had read."""
-    async with served(Limits(strangers=4)) as (_, port):
+    async with served(ConnectionLimits(strangers=4)) as (_, port):
         with ExitStack() as stack:
             user = came(stack, port, USER, ASKED)
             for number in range(30):
@@ -87,7 +87,7 @@ async def test_whoever_has_spoken_is_not_taken_for_one_who_says_nothing() -> Non
 
 async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> None:
     """BUG-HT4: under a flood from 200 addresses a newcomer had to speak within 10 ms."""
-    async with served(Limits(strangers=8)) as (door, port):
+    async with served(ConnectionLimits(strangers=8)) as (door, port):
         with ExitStack() as stack:
 
             async def flood() -> None:
@@ -105,7 +105,10 @@ async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> No
 async def test_suspects_who_speak_go_before_a_newcomer_who_is_about_to(tmp_path: Path) -> None:
     """BUG-HT4: under half handshakes every second newcomer was sent away: between its connection
     and its first byte it was the only one who said nothing."""
-    async with served(Limits(strangers=8, handshake_s=SETTLES_S), tmp_path) as (door, port):
+    async with served(ConnectionLimits(strangers=8, handshake_s=SETTLES_S), tmp_path) as (
+        door,
+        port,
+    ):
         with ExitStack() as stack:
             now = asyncio.get_running_loop().time()
             for number in range(8):
@@ -123,7 +126,7 @@ async def test_half_a_handshake_of_one_who_left_costs_no_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BUG-HT4: a quarter of a millisecond each, for connections that were over."""
-    async with served(Limits(), tmp_path) as (door, port):
+    async with served(ConnectionLimits(), tmp_path) as (door, port):
         begun: list[object] = []
         monkeypatch.setattr(door, "_begin", begun.append)
         with ExitStack() as stack:
@@ -145,7 +148,7 @@ def _is_over(sock: socket.socket) -> bool:
 
 async def test_one_that_left_at_once_displaces_nobody() -> None:
     """BUG-HT2: the checks of a load balancer are no strangers at all."""
-    async with served(Limits(strangers=1)) as (door, port):
+    async with served(ConnectionLimits(strangers=1)) as (door, port):
         with ExitStack() as stack:
             user = came(stack, port, USER)
             await until(lambda: door.count() == (1, 1))
@@ -159,7 +162,7 @@ async def test_one_that_left_at_once_displaces_nobody() -> None:
 
 async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
     """BUG-HT4: those who are known have their turn between them: one costs a millisecond."""
-    async with served(Limits(), tmp_path) as (door, port):
+    async with served(ConnectionLimits(), tmp_path) as (door, port):
         with ExitStack() as stack:
             for number in range(60):
                 came(stack, port, f"127.0.1.{number + 1}", HELLO)
@@ -176,10 +179,10 @@ async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
 
 async def test_a_network_of_somebody_who_is_known_is_no_suspect(tmp_path: Path) -> None:
     """BUG-HT4: one that failed once is not shut out because others of its house did."""
-    async with served(Limits(), tmp_path) as (door, port):
+    async with served(ConnectionLimits(), tmp_path) as (door, port):
         authority = open_authority(tmp_path / "authority.pem", "twine")
         context = tls.unverified_context()
-        tls.install(context, authority.credential(Subject("user", "ann"), ""))
+        tls.install(context, authority.credential(CertificateSubject("user", "ann"), ""))
         now = asyncio.get_running_loop().time()
         door._suspects.add(USER, now)
         assert door._suspects.has(USER, now)

@@ -12,17 +12,21 @@ from pathlib import Path
 
 from aiohttp import web
 
-from control_plane.identity.authority import Authority, Subject, open_authority
+from control_plane.identity.authority import (
+    CertificateAuthority,
+    CertificateSubject,
+    open_authority,
+)
 from wire import tls
 from wire.admission import ConnectionAdmission, open_admission
 from wire.fairness import Peer
-from wire.limits import Limits
+from wire.limits import ConnectionLimits
 from wire.server import make_app
 
 BOUND, BEYOND = 4, 12
 PATIENT_S = 600.0
 """No deadline shall end a connection here."""
-LIMITS = Limits(
+LIMITS = ConnectionLimits(
     per_peer=BOUND,
     first_byte_s=PATIENT_S,
     handshake_s=PATIENT_S,
@@ -34,9 +38,9 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def served(authority: Authority) -> AsyncIterator[tuple[ConnectionAdmission, int]]:
+async def served(authority: CertificateAuthority) -> AsyncIterator[tuple[ConnectionAdmission, int]]:
     """Serve nothing but health, over TLS."""
-    own = authority.credential(Subject("component", "control-plane", ("127.0.0.1",)), "")
+    own = authority.credential(CertificateSubject("component", "control-plane", ("127.0.0.1",)), "")
     app = make_app("x", [], {}, lambda _request, _route: Peer("somebody", "user"), version="0")
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
     await runner.setup()
@@ -72,11 +76,11 @@ async def come(port: int, context: ssl.SSLContext) -> AsyncIterator[Connection]:
         writer.transport.abort()
 
 
-def client(authority: Authority, name: str) -> ssl.SSLContext:
+def client(authority: CertificateAuthority, name: str) -> ssl.SSLContext:
     """Return the context of a user; without a name: of a stranger."""
     context = tls.unverified_context()
     if name:
-        tls.install(context, authority.credential(Subject("user", name), ""))
+        tls.install(context, authority.credential(CertificateSubject("user", name), ""))
     return context
 
 

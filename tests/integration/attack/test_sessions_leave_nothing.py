@@ -20,12 +20,12 @@ from aiohttp import web
 
 from control_plane.front_end.access import Access
 from control_plane.front_end.listen import tcp_socket
-from control_plane.identity.authority import Subject, open_authority
+from control_plane.identity.authority import CertificateSubject, open_authority
 from wire import tls
 from wire.admission import ConnectionAdmission, open_admission
 from wire.client import WireClient
 from wire.duplex import Duplex, Talk
-from wire.limits import Limits
+from wire.limits import ConnectionLimits
 from wire.routes import Route
 from wire.server import Call, http_log, make_app
 
@@ -76,9 +76,9 @@ def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[tuple[ConnectionAdmission, str, ssl.SSLContext]]:
     authority = open_authority(folder / "authority.pem", "twine")
-    own = authority.credential(Subject("component", "control-plane", ("127.0.0.1",)), "")
+    own = authority.credential(CertificateSubject("component", "control-plane", ("127.0.0.1",)), "")
     context = tls.client_context(
-        authority.credential(Subject("user", "ann"), ""), tls.CONTROL_PLANE
+        authority.credential(CertificateSubject("user", "ann"), ""), tls.CONTROL_PLANE
     )
     echo, routes = Echo(), (EXEC, LOGS, WAIT, CALL)
     handlers = {route.name: getattr(echo, route.name) for route in routes}
@@ -88,7 +88,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[ConnectionAdmission, str, 
     listener = tcp_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = tls.server_context(own, require_client=False)
-    async with open_admission(runner, listener, server, Limits(), http_log("x")) as door:
+    async with open_admission(runner, listener, server, ConnectionLimits(), http_log("x")) as door:
         yield door, f"https://127.0.0.1:{port}", context
         await runner.cleanup()
 

@@ -16,7 +16,7 @@ from builders import a_tar, chunks_of, digest_of
 from click.testing import CliRunner
 
 from agent.api import ImageFormat, Location, TaskState, TaskStatus
-from agent.identity.identity import Candidate, HostIdentity, Invitation
+from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec, TaskPhase
 from control_plane.cli.root import main as twinectl
@@ -216,7 +216,7 @@ def whoami(file: Path) -> None:
 def join_with(face: Face, machine: str, token: dict[str, str]) -> None:
     """Let a host join with a token that was made before."""
     invited = Invitation(f"https://{USER}:{face.port}", token["token"], token["ca_hash"])
-    candidate = Candidate(machine, f"{USER}:1", FACTS, Location(), "small")
+    candidate = CandidateIdentity(machine, f"{USER}:1", FACTS, Location(), "small")
     asyncio.run(HostIdentity(face.folder / "stranger").join(invited, candidate))
 
 

@@ -20,7 +20,7 @@ from control_plane.store import Compacted, Entry, Put
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.etcd import EtcdStore
 from control_plane.store.feed import Feed
-from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.outcomes import Slots, WriteAttempt
 from tests.etcd import Cluster, Replica, etcd_cluster
 from wire.errors import Busy
 
@@ -60,7 +60,7 @@ async def written(store: EtcdStore, number: int) -> int:
     slots = Slots(store, f"lane{number}")
     while True:
         try:
-            return await Attempt(slots, {}, [Put(f"k/{number}", b"%d" % number)]).sure()
+            return await WriteAttempt(slots, {}, [Put(f"k/{number}", b"%d" % number)]).sure()
         except (Busy, UnknownOutcome):
             await asyncio.sleep(0.1)
 

@@ -11,7 +11,7 @@ import pytest
 
 from control_plane.api.shard_routes import SHARD_ROUTES
 from control_plane.client import ControlPlaneClient
-from control_plane.identity.authority import Subject, open_authority
+from control_plane.identity.authority import CertificateSubject, open_authority
 from tests.etcd import Cluster, etcd_cluster
 from tests.role_processes import PlaneProcess, RegionOfProcesses, region_of_processes
 from wire import tls
@@ -227,7 +227,7 @@ async def test_only_the_core_may_call_the_process_of_a_shard(one: Cluster, tmp_p
             *(("component", "shard-1"), ("component", "shard-2"), ("component", "x")),
         ]
         for role, name in callers:
-            held = authority.credential(Subject(role, name), "", 600.0)
+            held = authority.credential(CertificateSubject(role, name), "", 600.0)
             context = tls.client_context(held, "/component/shard-1")
             async with WireClient(region.url("shard1"), context) as client:
                 for route in SHARD_ROUTES:
@@ -239,7 +239,7 @@ async def test_only_the_core_may_call_the_process_of_a_shard(one: Cluster, tmp_p
         async with WireClient(region.url("shard1"), context) as client:
             with pytest.raises(Unreachable):
                 await client.call(route)
-        held = authority.credential(Subject("component", "control-plane"), "", 600.0)
+        held = authority.credential(CertificateSubject("component", "control-plane"), "", 600.0)
         context = tls.client_context(held, "/component/shard-1")
         async with WireClient(region.url("shard1"), context) as client:
             assert (await client.call(route)).ok

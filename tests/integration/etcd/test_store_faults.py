@@ -25,7 +25,7 @@ from control_plane.config import EtcdSettings
 from control_plane.errors import UnknownOutcome
 from control_plane.store import Put
 from control_plane.store.etcd import EtcdStore
-from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.outcomes import Slots, WriteAttempt
 from tests.etcd import Cluster, Replica, etcd_cluster
 from wire.errors import Busy, TwineError
 
@@ -205,7 +205,7 @@ async def fill_disk(cluster: Cluster, small: Path) -> None:
         while cluster.members[0].running() or n < 50:
             try:
                 value = os.urandom(64 << 10)
-                revision = await Attempt(slots, {}, [Put(f"k/{n % 20}", value)]).sure()
+                revision = await WriteAttempt(slots, {}, [Put(f"k/{n % 20}", value)]).sure()
                 made[f"k/{n % 20}"] = revision, value
                 n += 1
             except (Busy, UnknownOutcome):

@@ -77,7 +77,12 @@ from control_plane.front_end.listen import serving, tcp_socket, unix_socket
 from control_plane.front_end.trail import Trail
 from control_plane.health.checker import HealthChecker
 from control_plane.health.service import HealthService
-from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
+from control_plane.identity.authority import (
+    CertificateAuthority,
+    CertificateSubject,
+    OwnIdentity,
+    open_authority,
+)
 from control_plane.identity.people import People
 from control_plane.identity.registrar import Registrar
 from control_plane.images.store import ImageStore
@@ -91,7 +96,7 @@ from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.rebalancer.solver import solver_process
 from control_plane.roles import ControlPlane
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.limits import Limits
+from control_plane.runtime.limits import FrontEndLimits
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.rebalance_desk import RebalanceDesk
@@ -229,7 +234,7 @@ class CannedControlPlane(ControlPlane):
 
     def __init__(self, store: Store) -> None:
         self.brokers = Brokers(store, Runtime())
-        self.limits, self.clock = Limits(), time.monotonic
+        self.limits, self.clock = FrontEndLimits(), time.monotonic
         self.inventory = MachineService(self.brokers, Runtime(), self._view, lambda _: "base")
         observations = Observations(self.brokers, Runtime())
         shared = SharedRegion(self.brokers, observations, SchedulerSettings(), Runtime())
@@ -454,7 +459,7 @@ class Region:
 
     folder: Path
     control_plane: CannedControlPlane
-    authority: Authority
+    authority: CertificateAuthority
     registrar: Registrar
     identity: OwnIdentity
     socket: Path
@@ -472,7 +477,7 @@ class Region:
         return WireClient(self.url, self.context(role, name))
 
     def context(self, role: str, name: str) -> ssl.SSLContext:
-        held = self.authority.credential(Subject(role, name), self.url)
+        held = self.authority.credential(CertificateSubject(role, name), self.url)
         return tls.client_context(held, tls.CONTROL_PLANE)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from agent.api import JoinRequest, Location
 from control_plane.api.settings import Approval
 from control_plane.cli import main
-from control_plane.identity.authority import Subject
+from control_plane.identity.authority import CertificateSubject
 from wire import tls
 
 from .conftest import FACTS, Region
@@ -49,7 +49,9 @@ def machines(region: Region) -> None:
 
 def as_user(region: Region, name: str, folder: Path) -> Ctl:
     file = folder / f"{name}.json"
-    tls.save(region.authority.credential(Subject("user", name), region.url, 3600.0), file)
+    tls.save(
+        region.authority.credential(CertificateSubject("user", name), region.url, 3600.0), file
+    )
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(

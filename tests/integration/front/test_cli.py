@@ -21,7 +21,7 @@ from control_plane.api.jobs import JobPhase, JobSpec, task_id
 from control_plane.api.tasks import TaskDescription
 from control_plane.cli import follow, main
 from control_plane.client import ControlPlaneClient
-from control_plane.identity.authority import Subject
+from control_plane.identity.authority import CertificateSubject
 from wire import tls
 from wire.errors import Busy
 
@@ -426,7 +426,9 @@ def test_names_cannot_steer_a_terminal(ctl: Ctl, region: Region) -> None:  # F-8
 
 
 def credential(region: Region, path: Path, life_s: float = 3600.0) -> Path:
-    tls.save(region.authority.credential(Subject("user", "ada"), region.url, life_s), path)
+    tls.save(
+        region.authority.credential(CertificateSubject("user", "ada"), region.url, life_s), path
+    )
     return path
 
 
@@ -496,7 +498,7 @@ def test_an_expired_credential_is_not_permitted(region: Region, tmp_path: Path) 
 
 
 def test_a_host_may_not_do_what_a_user_may(region: Region, tmp_path: Path) -> None:
-    held = region.authority.credential(Subject("host", "vm1"), region.url)
+    held = region.authority.credential(CertificateSubject("host", "vm1"), region.url)
     tls.save(held, tmp_path / "vm1.json")
     result = CliRunner().invoke(main, ("--credential", str(tmp_path / "vm1.json"), "job", "list"))
     assert result.exit_code == 77

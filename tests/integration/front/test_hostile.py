@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.api import ImageFormat, ImageInfo
-from control_plane.agents.polled import Patience, PolledAgent
+from control_plane.agents.polled import PolledAgent, PollPatience
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord
 from control_plane.api.routes import ROUTES
@@ -91,7 +91,7 @@ class Real:
             return ImageInfo(digest=digest, format=ImageFormat.TAR, stream_bytes=1, created_at=0.0)
 
         def no_agent(record: MachineRecord) -> PolledAgent:
-            return PolledAgent("https://127.0.0.1:9", None, Runtime(), Patience(3.0, 5.5))
+            return PolledAgent("https://127.0.0.1:9", None, Runtime(), PollPatience(3.0, 5.5))
 
         authority = open_authority(self._folder / "a.pem", "twine")
         own = OwnIdentity(authority, ["127.0.0.1"])

@@ -15,10 +15,15 @@ import trustme
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent import api
-from agent.identity.identity import Candidate, HostIdentity, Invitation
+from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation
 from agent.routes import JOIN_ROUTES
 from control_plane.api.machines import EventKind, Token, TokenRequest
-from control_plane.identity.authority import SKEW_S, Authority, Subject, open_authority
+from control_plane.identity.authority import (
+    SKEW_S,
+    CertificateAuthority,
+    CertificateSubject,
+    open_authority,
+)
 from control_plane.identity.core.certificates import key_text
 from wire import tls
 from wire.client import WireClient
@@ -31,8 +36,8 @@ from .conftest import FACTS, Region
 ROUTE = {r.name: r for r in JOIN_ROUTES}
 
 
-def candidate(machine: str = "vm1", address: str = "127.0.0.1:7443") -> Candidate:
-    return Candidate(machine, address, FACTS, api.Location(msb="msb2"), "small")
+def candidate(machine: str = "vm1", address: str = "127.0.0.1:7443") -> CandidateIdentity:
+    return CandidateIdentity(machine, address, FACTS, api.Location(msb="msb2"), "small")
 
 
 def invitation(region: Region, machine: str = "vm1") -> Invitation:
@@ -141,7 +146,7 @@ def test_who_guesses_has_to_wait(region: Region, tmp_path: Path) -> None:
 class Listener:
     """A TLS server of somebody else's, that remembers every byte it was sent."""
 
-    def __init__(self, authority: Authority, answer_ca: str) -> None:
+    def __init__(self, authority: CertificateAuthority, answer_ca: str) -> None:
         self.received = b""
         self._authority, self._answer_ca = authority, answer_ca
         self._ready, self._stop = threading.Event(), asyncio.Event()
@@ -159,7 +164,7 @@ class Listener:
         self.loop.close()
 
     async def _run(self) -> None:
-        subject = Subject("component", "control-plane", ("127.0.0.1",))
+        subject = CertificateSubject("component", "control-plane", ("127.0.0.1",))
         held = self._authority.credential(subject, "")
         context = tls.server_context(held, require_client=False)
         server = await asyncio.start_server(self._answer, "127.0.0.1", 0, ssl=context)
@@ -206,7 +211,7 @@ def test_nothing_secret_is_sent_to_who_only_shows_the_right_authority(
 
 
 def test_a_host_cannot_pose_as_the_control_plane(region: Region, tmp_path: Path) -> None:
-    subject = Subject("host", "control-plane", ("127.0.0.1",))
+    subject = CertificateSubject("host", "control-plane", ("127.0.0.1",))
     held = region.authority.credential(subject, "")
     host = HostIdentity(tmp_path / "id")
     asyncio.run(host.join(invitation(region), candidate()))
@@ -326,12 +331,14 @@ def _foreign() -> Credential:
 
 def _at(region: Region, folder: Path, now: float) -> Credential:
     authority = open_authority(region.folder / "authority.pem", "twine", clock=lambda: now)
-    return authority.credential(Subject("host", "vm1"), "", 60.0)
+    return authority.credential(CertificateSubject("host", "vm1"), "", 60.0)
 
 
 def _forged(region: Region, folder: Path) -> Credential:
     """Same names, another key: what somebody makes who knows everything but the root key."""
-    return open_authority(folder / "forged.pem", "twine").credential(Subject("host", "vm1"), "")
+    return open_authority(folder / "forged.pem", "twine").credential(
+        CertificateSubject("host", "vm1"), ""
+    )
 
 
 def _context(region: Region, held: Credential) -> ssl.SSLContext:
@@ -353,15 +360,15 @@ def test_a_bad_certificate_ends_the_handshake(shared: Region, tmp_path: Path, ki
 
 
 def test_the_right_authority_with_the_wrong_role_is_refused(shared: Region) -> None:
-    held = shared.authority.credential(Subject("user", "vm1"), "")
+    held = shared.authority.credential(CertificateSubject("user", "vm1"), "")
     with pytest.raises(Forbidden, match="may not call"):
         asyncio.run(renewed(shared, _context(shared, held)))
 
 
 def test_a_certificate_without_an_identity_of_ours_is_refused(shared: Region) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    leaf = shared.authority.issue(key.public_key(), Subject("robot", "vm1"))
-    held = shared.authority.credential(Subject("host", "vm1"), "")
+    leaf = shared.authority.issue(key.public_key(), CertificateSubject("robot", "vm1"))
+    held = shared.authority.credential(CertificateSubject("host", "vm1"), "")
     held = msgspec.structs.replace(held, key_pem=key_text(key).decode(), certificate_pem=leaf.pem)
     with pytest.raises(TwineError, match="no identity of ours") as refusal:
         asyncio.run(renewed(shared, _context(shared, held)))

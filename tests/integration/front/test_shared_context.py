@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.routes import ROUTES
-from control_plane.identity.authority import OwnIdentity, Subject, open_authority
+from control_plane.identity.authority import CertificateSubject, OwnIdentity, open_authority
 from wire import tls
 from wire.client import WireClient
 from wire.errors import Unreachable
@@ -29,7 +29,7 @@ def test_calls_to_many_machines_share_a_context_and_reach_only_whom_they_are_for
     context = identity.agents_context()
 
     def serving(machine: str) -> ssl.SSLContext:
-        held = authority.credential(Subject("host", machine, ("127.0.0.1",)), "")
+        held = authority.credential(CertificateSubject("host", machine, ("127.0.0.1",)), "")
         return tls.server_context(held, require_client=True)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from agent import api
 from agent.identity import keys
-from agent.identity.identity import Candidate, HostIdentity, Invitation
+from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation
 from agent.identity.task_identities import TaskIdentities
 from agent.routes import JOIN_ROUTES
 from agent.runtime.core import records
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord
 from control_plane.api.machines import TokenRequest
@@ -33,7 +33,7 @@ async def joined(region: Region, folder: Path, machine: str) -> HostIdentity:
     made = region.registrar.create_token(TokenRequest(machine=machine))
     token = await asyncio.to_thread(region.run, made)
     host = HostIdentity(folder / machine)
-    candidate = Candidate(machine, "127.0.0.1:7443", FACTS, api.Location(), "small")
+    candidate = CandidateIdentity(machine, "127.0.0.1:7443", FACTS, api.Location(), "small")
     await host.join(Invitation(region.url, token.token, token.ca_hash), candidate)
     return host
 
@@ -69,7 +69,7 @@ class Task:
     def __init__(self, folder: Path, host: HostIdentity, name: str) -> None:
         self.name, self.lanes = name, Lanes()
         self.run = folder / f"run-{name}"
-        self.service = TaskIdentities(self.run, host, self.lanes, EventLog("b"))
+        self.service = TaskIdentities(self.run, host, self.lanes, HostEvents("b"))
         self.folder = self.run / f"{name}-0"
 
     async def given(self) -> Task:

@@ -37,7 +37,7 @@ from agent.runtime.core.records import Tombstone
 from agent.runtime.journal import Journal
 from control_plane.api.jobs import ControllerRef, JobSpec
 from control_plane.api.validate import job_errors, job_relations, job_spec
-from control_plane.identity.authority import OwnIdentity, Subject, open_authority
+from control_plane.identity.authority import CertificateSubject, OwnIdentity, open_authority
 from control_plane.task_control.caller import ControllerCaller
 from control_plane.task_control.core.addresses import rules_of
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
@@ -397,7 +397,7 @@ def test_fuzz_of_a_controllers_reply(replies: list[bytes]) -> None:
 async def _asked(replies: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         authority = open_authority(Path(folder) / "a.pem", "test")
-        subject = Subject("controller", "db", ("127.0.0.1",))
+        subject = CertificateSubject("controller", "db", ("127.0.0.1",))
         context = tls.server_context(authority.credential(subject, ""), require_client=True)
         left = iter(replies)
 

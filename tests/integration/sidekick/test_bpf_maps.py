@@ -20,7 +20,7 @@ HASH = 1
 
 def make(folder: Path, name: str, kind: int, size: int) -> None:
     """Pin a map of four values of that size."""
-    fd, _ = bpf.call(bpf.Command.MAP_CREATE, struct.pack("=5I", kind, 4, size, 4, 0))
+    fd, _ = bpf.call(bpf.BpfCommand.MAP_CREATE, struct.pack("=5I", kind, 4, size, 4, 0))
     bpf.pin(fd, str(folder / name))
     os.close(fd)
 

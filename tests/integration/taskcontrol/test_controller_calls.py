@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from control_plane.api.jobs import ControllerRef
-from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
+from control_plane.identity.authority import (
+    CertificateAuthority,
+    CertificateSubject,
+    OwnIdentity,
+    open_authority,
+)
 from control_plane.task_control import caller
 from control_plane.task_control.caller import ControllerCaller
 from control_plane.task_control.core.addresses import rules_of
@@ -26,21 +31,23 @@ Stream = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
+def authority(tmp_path: Path) -> CertificateAuthority:
     return open_authority(tmp_path / "authority.pem", "test")
 
 
-def a_caller(authority: Authority, rules=LOOPBACK, timeout_s: float = 60.0) -> ControllerCaller:
+def a_caller(
+    authority: CertificateAuthority, rules=LOOPBACK, timeout_s: float = 60.0
+) -> ControllerCaller:
     identity = OwnIdentity(authority, ["127.0.0.1"])
     return ControllerCaller(identity.agents_context(), rules, timeout_s)
 
 
 @asynccontextmanager
 async def answering(
-    authority: Authority, handle: Stream, subject: Subject | None = None
+    authority: CertificateAuthority, handle: Stream, subject: CertificateSubject | None = None
 ) -> AsyncIterator[ControllerRef]:
     """Serve raw bytes over TLS as the controller `db`, or as somebody else."""
-    subject = subject or Subject("controller", "db", ("127.0.0.1", "localhost"))
+    subject = subject or CertificateSubject("controller", "db", ("127.0.0.1", "localhost"))
     context = tls.server_context(authority.credential(subject, ""), require_client=True)
     async with await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context) as served:
         port = served.sockets[0].getsockname()[1]
@@ -89,7 +96,9 @@ def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
         http(b"", "X: " + "y" * 100_000),
     ],
 )
-def test_an_answer_that_is_none_is_an_error_and_no_more(answer: bytes, authority: Authority):
+def test_an_answer_that_is_none_is_an_error_and_no_more(
+    answer: bytes, authority: CertificateAuthority
+):
     """F-55: garbage, nonsense, redirects, endless nesting."""
 
     async def main() -> None:
@@ -100,7 +109,7 @@ def test_an_answer_that_is_none_is_an_error_and_no_more(answer: bytes, authority
     asyncio.run(main())
 
 
-def test_an_answer_without_end_is_cut_off(authority: Authority):
+def test_an_answer_without_end_is_cut_off(authority: CertificateAuthority):
     """F-55: of a reply of a gigabyte no more is read than an answer could be long."""
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n" + b" " * (3 << 20)
 
@@ -123,7 +132,9 @@ def test_an_answer_without_end_is_cut_off(authority: Authority):
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"])
-def test_a_controller_that_hangs_costs_its_time_and_no_more(answer: bytes, authority: Authority):
+def test_a_controller_that_hangs_costs_its_time_and_no_more(
+    answer: bytes, authority: CertificateAuthority
+):
     """F-55, TC16."""
 
     async def main() -> None:
@@ -151,12 +162,14 @@ def test_a_controller_that_hangs_costs_its_time_and_no_more(answer: bytes, autho
 @pytest.mark.parametrize(
     "subject",
     [
-        Subject("controller", "other", ("127.0.0.1",)),
-        Subject("host", "db", ("127.0.0.1",)),
-        Subject("component", "control-plane", ("127.0.0.1",)),
+        CertificateSubject("controller", "other", ("127.0.0.1",)),
+        CertificateSubject("host", "db", ("127.0.0.1",)),
+        CertificateSubject("component", "control-plane", ("127.0.0.1",)),
     ],
 )
-def test_nobody_else_gets_a_byte_of_a_request(subject: Subject, authority: Authority):
+def test_nobody_else_gets_a_byte_of_a_request(
+    subject: CertificateSubject, authority: CertificateAuthority
+):
     """F-82: what listens at an inner address sees a handshake that breaks off."""
     got: list[bytes] = []
 
@@ -180,7 +193,7 @@ def test_nobody_else_gets_a_byte_of_a_request(subject: Subject, authority: Autho
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "127.1"]
 )
-def test_no_way_of_writing_an_inner_address_leads_there(host: str, authority: Authority):
+def test_no_way_of_writing_an_inner_address_leads_there(host: str, authority: CertificateAuthority):
     """F-82: names, numbers and mapped addresses are judged by where they lead."""
     connected = asyncio.Event()
 
@@ -200,7 +213,7 @@ def test_no_way_of_writing_an_inner_address_leads_there(host: str, authority: Au
 
 
 def test_a_name_that_leads_elsewhere_the_second_time_is_judged_again(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+    authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ):
     """F-82: rebinding: the connection goes to the very addresses that were judged."""
     answers = ["203.0.113.9", "127.0.0.1"]
@@ -236,9 +249,9 @@ def test_a_name_that_leads_elsewhere_the_second_time_is_judged_again(
     asyncio.run(main())
 
 
-def test_the_ready_server_answers_the_real_caller(authority: Authority, tmp_path: Path):
+def test_the_ready_server_answers_the_real_caller(authority: CertificateAuthority, tmp_path: Path):
     """TC1: by name, as jobs mostly write it."""
-    subject = Subject("controller", "db", ("localhost",))
+    subject = CertificateSubject("controller", "db", ("localhost",))
     tls.save(authority.credential(subject, ""), tmp_path / "c.json")
 
     def process(request: TaskControlRequest) -> TaskControlResponse:

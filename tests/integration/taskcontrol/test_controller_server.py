@@ -14,7 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
+from control_plane.identity.authority import (
+    CertificateAuthority,
+    CertificateSubject,
+    OwnIdentity,
+    open_authority,
+)
 from taskcontrol import config, server
 from taskcontrol.api import (
     CompletedOperation,
@@ -47,19 +52,19 @@ def a_request(job: str = "db", down: tuple[int, ...] = ()) -> TaskControlRequest
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
+def authority(tmp_path: Path) -> CertificateAuthority:
     return open_authority(tmp_path / "authority.pem", "test")
 
 
-def a_credential(authority: Authority, path: Path, name: str = "db") -> Path:
-    subject = Subject("controller", name, ("127.0.0.1",))
+def a_credential(authority: CertificateAuthority, path: Path, name: str = "db") -> Path:
+    subject = CertificateSubject("controller", name, ("127.0.0.1",))
     tls.save(authority.credential(subject, ""), path)
     return path
 
 
 @asynccontextmanager
 async def calling(
-    authority: Authority, port: int, expected: str = "/controller/db"
+    authority: CertificateAuthority, port: int, expected: str = "/controller/db"
 ) -> AsyncIterator[WireClient]:
     identity = OwnIdentity(authority, ["127.0.0.1"])
     client = WireClient(f"https://127.0.0.1:{port}", identity.agents_context(), timeout_s=30)
@@ -78,7 +83,9 @@ async def later(request: TaskControlRequest) -> TaskControlResponse:
 
 
 @pytest.mark.parametrize("process", [first, later])
-def test_the_control_plane_asks_and_is_answered(process, authority: Authority, tmp_path: Path):
+def test_the_control_plane_asks_and_is_answered(
+    process, authority: CertificateAuthority, tmp_path: Path
+):
     """TC1, TC2, TC3."""
 
     async def main() -> None:
@@ -94,10 +101,12 @@ def test_the_control_plane_asks_and_is_answered(process, authority: Authority, t
 
 
 @pytest.mark.parametrize("role", ["user", "host", "controller"])
-def test_nobody_but_the_control_plane_may_ask(role: str, authority: Authority, tmp_path: Path):
+def test_nobody_but_the_control_plane_may_ask(
+    role: str, authority: CertificateAuthority, tmp_path: Path
+):
     async def main() -> None:
         credential = a_credential(authority, tmp_path / "c.json")
-        held = authority.credential(Subject(role, "control-plane"), "")
+        held = authority.credential(CertificateSubject(role, "control-plane"), "")
         context = tls.client_context(held, "/controller/db")
         async with (
             server.serving(first, credential, "127.0.0.1", 0) as port,
@@ -109,7 +118,9 @@ def test_nobody_but_the_control_plane_may_ask(role: str, authority: Authority, t
     asyncio.run(main())
 
 
-def test_another_controller_at_the_address_is_not_believed(authority: Authority, tmp_path: Path):
+def test_another_controller_at_the_address_is_not_believed(
+    authority: CertificateAuthority, tmp_path: Path
+):
     async def main() -> None:
         credential = a_credential(authority, tmp_path / "c.json", "other")
         async with (
@@ -172,7 +183,9 @@ def test_the_example_of_the_guide_is_short_and_does_what_it_says():
     assert asked(noon + 601) == 1
 
 
-def test_a_controller_from_a_file_runs_as_a_program(authority: Authority, tmp_path: Path):
+def test_a_controller_from_a_file_runs_as_a_program(
+    authority: CertificateAuthority, tmp_path: Path
+):
     """TC17."""
     a_credential(authority, tmp_path / "c.json")
     (tmp_path / "shards.json").write_text('{"a": [0, 1], "b": [2]}')

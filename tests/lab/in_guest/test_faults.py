@@ -14,7 +14,7 @@ from the_host import OURS, STATE, TheHost, differences, everything, memory_in_pi
 from agent.api import ProfileSpec
 from agent.client import AgentClient
 from sidekick.cli import PROFILES, main
-from sidekick.report import Outcome, ProfileState
+from sidekick.report import ApplyOutcome, ProfileState
 from wire.errors import Unreachable
 
 SIDEKICK = "/opt/twine/bin/sidekick"
@@ -75,12 +75,12 @@ def test_f66_pages_that_do_not_come_are_counted_and_wait_for_a_boot(
         assert got < pages, "memory was not in pieces: the test shows nothing"
         assert report.state is ProfileState.PENDING_REBOOT
         assert f"hugepages={pages}" in STAGED.read_text()
-        assert reported()["hugepages.2m.node0"] == Outcome.PENDING_REBOOT
+        assert reported()["hugepages.2m.node0"] == ApplyOutcome.PENDING_REBOOT
         assert sidekick("apply-profile", "short-undo") == 4
         host.release()
         assert (POOL.read_text(), STAGED.exists()) == (before, False)
         assert sidekick("apply-profile", "short-keep") == 0
-        assert reported()["hugepages.2m.node0"] == Outcome.PARTIAL
+        assert reported()["hugepages.2m.node0"] == ApplyOutcome.PARTIAL
     assert sidekick("apply-profile", "short-undo") == 0
     assert int(POOL.read_text()) == pages
     host.release()
@@ -131,7 +131,7 @@ def test_f70_turbo_that_a_guest_lacks_is_unsupported_unless_it_is_required(
     profile("may", "[turbo]\nmode='off'\n[sysctl]\n'vm.swappiness'=7\n")
     profile("must", "[turbo]\nmode='off'\nrequired=true\n[sysctl]\n'vm.swappiness'=8\n")
     assert sidekick("apply-profile", "may") == 0
-    assert reported()["turbo.mode"] == Outcome.UNSUPPORTED
+    assert reported()["turbo.mode"] == ApplyOutcome.UNSUPPORTED
     assert sidekick("apply-profile", "must") == 4
     assert SWAPPINESS.read_text().strip() == "7"
     host.release()
@@ -159,7 +159,7 @@ def test_f72_what_somebody_changed_is_found_and_repaired_only_where_that_is_want
     assert sidekick("apply-profile", "one") == 0
     SWAPPINESS.write_text("33")
     assert sidekick("verify") == 2
-    assert reported()["sysctl.vm.swappiness"] == Outcome.DRIFTED
+    assert reported()["sysctl.vm.swappiness"] == ApplyOutcome.DRIFTED
     shell("systemctl start sidekick-verify.service")  # what the timer starts
     assert SWAPPINESS.read_text().strip() == "33", "nobody asked for a repair"
     CONFIG.parent.mkdir(exist_ok=True)
@@ -247,6 +247,6 @@ def test_f75_tasks_are_not_disturbed_by_a_profile(
     finally:
         shell("systemctl stop twine-task-f75.service")
     assert sidekick("apply-profile", "rough") == 0
-    assert reported()["controllers.disabled"] == Outcome.APPLIED
+    assert reported()["controllers.disabled"] == ApplyOutcome.APPLIED
     host.release()
     assert differences(untouched, everything()) == []

@@ -8,7 +8,7 @@ import pytest
 from the_host import PROFILES, TheHost, differences, everything
 
 from sidekick.profile import Library
-from sidekick.report import Outcome, ProfileState
+from sidekick.report import ApplyOutcome, ProfileState
 from sidekick.settings import SETTINGS
 from sidekick.status import verify
 
@@ -28,7 +28,9 @@ def applied(host: TheHost, name: str) -> None:
     expected = ProfileState.PENDING_REBOOT if name in STAGED else ProfileState.VERIFIED
     assert report.state is expected, (name, report)
     assert verify(host.host(), host.state).state is expected
-    failed = [s for s in report.settings if s.outcome in (Outcome.FAILED, Outcome.DRIFTED)]
+    failed = [
+        s for s in report.settings if s.outcome in (ApplyOutcome.FAILED, ApplyOutcome.DRIFTED)
+    ]
     assert failed == []
 
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace as _replace
 from agent.machine import Completed
 from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.cli import PROFILES, real_host
 from sidekick.facts import read_facts
 from sidekick.profile import Library
@@ -223,7 +223,7 @@ class TheHost:
     def run(self, target: Target, command: str = "apply") -> Report:
         host = self.host()
         with self.state.lock(60.0, host.monotonic, host.sleep):
-            return Run(host, self.state, target, command=command).carry_out()
+            return ApplyRun(host, self.state, target, command=command).carry_out()
 
     def apply(self, name: str) -> Report:
         return self.run(self.target(name))

@@ -28,7 +28,7 @@ from agent.lease.core.lease import ends_at
 from agent.runtime.core.records import TaskRecord, key_of
 from agent.runtime.journal import Replay
 from agent.tasks.core.admission import accept
-from agent.tasks.core.lifecycle import Action, Decision, Seen, SeenUnit, decide
+from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
 from wire.errors import TwineError
 
 AFTER_S, STOP_TIMEOUT_S = 20.0, 5.0
@@ -124,7 +124,7 @@ class World:
             record = None if stale else accept("web", spec, known)
             if record is not None:
                 anew = known is None or (known.cut_off and not record.cut_off)
-                self.contact.bind(record, anew=anew)
+                self.contact.bind(record, renewed=anew)
                 self.memory = self.journal = replace(record, boot_id="boot")
                 self.decision = None
         self.to_control_plane.append(self.contact.answer())
@@ -135,7 +135,7 @@ class World:
             self.decision = decide(self.memory, self.seen(), now)
             self.memory = self.journal = self.decision.task
 
-    def seen(self) -> Seen:
+    def seen(self) -> SeenTask:
         unit = self.unit
         found = None
         if unit is not None:
@@ -149,7 +149,7 @@ class World:
                 exited_at=self.clock if unit.ended else None,
                 started_at=1.0,
             )
-        return Seen(found, root=True, leftover=True, boot_id="boot")
+        return SeenTask(found, root=True, leftover=True, boot_id="boot")
 
     def act(self) -> None:
         decision, self.decision = self.decision, None

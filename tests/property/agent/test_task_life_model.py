@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from agent.api import RestartPolicy, TaskSpec, TaskState
-from agent.lease.core.lease import Moment
+from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord, Wanted, key_of, must_last
 from agent.tasks.core.admission import accept
-from agent.tasks.core.lifecycle import Action, Decision, Seen, SeenUnit, decide
+from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
 
 QUICK = RestartPolicy(backoff_s=0.001, backoff_max_s=0.001)
 
@@ -104,13 +104,13 @@ class Model:
         else:
             self.unit = None
 
-    def now(self) -> Moment:
-        return Moment(wall=float(self.clock), boot_s=float(self.clock))
+    def now(self) -> LeaseMoment:
+        return LeaseMoment(wall=float(self.clock), boot_s=float(self.clock))
 
     def crash(self) -> None:
         self.decision, self.memory = None, self.journal
 
-    def seen(self) -> Seen:
+    def seen(self) -> SeenTask:
         unit, spec = self.unit, (self.memory or a_record()).spec
         found = None
         if unit is not None:
@@ -124,7 +124,7 @@ class Model:
                 exited_at=None if unit.alive else float(self.clock),
                 started_at=float(unit.started),
             )
-        return Seen(found, self.root == spec.image, bool(self.root), str(self.boot))
+        return SeenTask(found, self.root == spec.image, bool(self.root), str(self.boot))
 
     def settle(self) -> None:
         for _ in range(60):

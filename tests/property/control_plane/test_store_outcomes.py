@@ -11,7 +11,7 @@ from control_plane.errors import UnknownOutcome
 from control_plane.store import Delete, Operation, Put
 from control_plane.store.faulty import LOST, MADE, REFUSED, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
-from control_plane.store.outcomes import OUTCOMES, Attempt, Slots
+from control_plane.store.outcomes import OUTCOMES, Slots, WriteAttempt
 from wire.errors import Busy, Conflict
 
 fates = st.lists(
@@ -21,7 +21,7 @@ fates = st.lists(
 steps = st.lists(st.sampled_from(("put", "same", "delete", "two")), min_size=1, max_size=6)
 
 
-async def known(attempt: Attempt) -> int:
+async def known(attempt: WriteAttempt) -> int:
     """Ask until the store can say."""
     while True:
         try:
@@ -42,7 +42,7 @@ async def lane(slots: Slots, name: str, wanted: Sequence[str], model: dict[str, 
         if step == "two":
             operations.append(Put(second, value))
         keys = [operation.key for operation in operations]
-        attempt = Attempt(slots, {key: at[key] for key in keys}, operations)
+        attempt = WriteAttempt(slots, {key: at[key] for key in keys}, operations)
         try:
             revision = await attempt.make()
         except Busy:
@@ -89,7 +89,7 @@ async def test_a_write_that_comes_after_the_question_is_refused() -> None:
     async with FaultyStore(MemoryStore(), lambda _: MADE) as store:
         slots = Slots(store, "test")
         store.fate = lambda operations: Fate(late=5) if operations[0].key == "a" else MADE
-        attempt = Attempt(slots, {"a": 0}, [Put("a", b"1")])
+        attempt = WriteAttempt(slots, {"a": 0}, [Put("a", b"1")])
         with pytest.raises(UnknownOutcome):
             await attempt.make()
         assert await store.get("a") is None
@@ -97,7 +97,7 @@ async def test_a_write_that_comes_after_the_question_is_refused() -> None:
         for _ in range(5):
             assert await store.get("a") is None
         with pytest.raises(UnknownOutcome):
-            await (attempt := Attempt(slots, {"a": 0}, [Put("a", b"2")])).make()
+            await (attempt := WriteAttempt(slots, {"a": 0}, [Put("a", b"2")])).make()
         for _ in range(3):
             await store.get("")
         assert await attempt.outcome() > 0
@@ -107,12 +107,12 @@ async def test_a_write_that_comes_after_the_question_is_refused() -> None:
 async def test_a_refused_attempt_leaves_its_slot_to_the_next() -> None:
     async with MemoryStore() as store:
         slots = Slots(store, "test")
-        await Attempt(slots, {"a": 0}, [Put("a", b"")]).make()
+        await WriteAttempt(slots, {"a": 0}, [Put("a", b"")]).make()
         for _ in range(3):
             with pytest.raises(Conflict):
-                await Attempt(slots, {"a": 0}, [Put("a", b"")]).make()
-            await Attempt(slots, {"b": 0}, [Put("b", b""), Put("c", b"")]).make()
+                await WriteAttempt(slots, {"a": 0}, [Put("a", b"")]).make()
+            await WriteAttempt(slots, {"b": 0}, [Put("b", b""), Put("c", b"")]).make()
             await store.txn({}, [Delete("b")])
         assert len((await store.list_prefix(OUTCOMES)).entries) == 1
-        attempt = Attempt(slots, {}, [Put("d", b"")])
+        attempt = WriteAttempt(slots, {}, [Put("d", b"")])
         assert await attempt.outcome() == 0  # it was never sent

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sidekick.cli import PROGRAM
 from sidekick.click_commands import group
-from sidekick.grammar import Call
+from sidekick.grammar import FunctionCall
 
 WORDS = [
     *("web", "-", "--", "", "-x", "json", "-o", "-ojson", "-o=json", "--output", "--output=json"),
@@ -40,7 +40,7 @@ def by_click(line: list[str]) -> tuple[str, dict[str, Any], dict[str, Any]] | No
         return None
 
 
-def by_us(call: Call) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def by_us(call: FunctionCall) -> tuple[str, dict[str, Any], dict[str, Any]]:
     return call.command.name, dict(call.program), dict(call.values)
 
 

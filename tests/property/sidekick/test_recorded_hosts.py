@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import RecordedHost
 
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.state import Target
 
 LIVE = sorted(path.stem for path in PROFILES.glob("*.toml") if path.stem != "batch")
@@ -41,8 +41,8 @@ def test_any_history_of_shipped_profiles_leaves_no_trace(
     for profile, crash in history:
         fake.points.at = fake.points.passed + crash if crash else None
         with contextlib.suppress(Crash):
-            Run(fake.host(), fake.state, fake.target(profile)).carry_out()
+            ApplyRun(fake.host(), fake.state, fake.target(profile)).carry_out()
         fake.points.at = None
-    Run(fake.host(), fake.state, Target(), command="rollback").carry_out()
+    ApplyRun(fake.host(), fake.state, Target(), command="rollback").carry_out()
     assert fake.everything() == before
-    assert Run(fake.host(), fake.state, Target()).sight.plan.changes == ()
+    assert ApplyRun(fake.host(), fake.state, Target()).sight.plan.changes == ()

@@ -12,11 +12,11 @@ from fake_host import ROOT_LINE, SYSCTLS, Crash, FakeHost, a_profile, a_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.boot import LINE, BootLine
 from sidekick.bootline import compose, group_of, in_force, split, taken, without
 from sidekick.plan import make_plan
-from sidekick.report import Change, Wanted
+from sidekick.report import SettingChange, WantedSetting
 from sidekick.settings import SETTINGS
 from sidekick.settings.hugepages import Hugepages, HugepagesSetting
 from sidekick.settings.kernel import ALLOWED, VOIDS_LIMITS, KernelSetting
@@ -66,7 +66,7 @@ def _folders_that_go_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_undoing_sysctls_in_reverse_brings_every_bit_back(wanted: dict[str, int]) -> None:
     fake, setting = a_host(), SysctlSetting()
     before = fake.live()
-    values = [Wanted(setting=f"sysctl.{k}", value=str(v)) for k, v in wanted.items()]
+    values = [WantedSetting(setting=f"sysctl.{k}", value=str(v)) for k, v in wanted.items()]
     observed = setting.observe(fake.host(), [w.setting for w in values])
     changes = setting.plan(values, observed, {})
     for change in changes:
@@ -80,7 +80,7 @@ def test_undoing_sysctls_in_reverse_brings_every_bit_back(wanted: dict[str, int]
 @given(st.integers(0, 64), st.integers(0, 64), st.integers(0, 80))
 def test_undoing_pages_brings_every_page_back(before: int, after: int, free: int) -> None:
     fake, setting = a_host(), HugepagesSetting()
-    change = Change(setting="hugepages.2m.node1", before=str(before), after=str(after))
+    change = SettingChange(setting="hugepages.2m.node1", before=str(before), after=str(after))
     setting.undo(fake.host(), change)
     fake.fs.free_pages["node1"] = free
     setting.apply(fake.host(), change)
@@ -118,11 +118,11 @@ def test_a_plan_is_the_same_whenever_it_is_made_and_empty_once_it_is_done(
     fake = a_host()
     target = a_target(fake, **parts)
     record = fake.state.load()
-    first = Run(fake.host(), fake.state, target).sight.plan
-    assert Run(fake.host(), fake.state, target).sight.plan == first
+    first = ApplyRun(fake.host(), fake.state, target).sight.plan
+    assert ApplyRun(fake.host(), fake.state, target).sight.plan == first
     assert fake.state.load() == record
     fake.apply(target)
-    again = Run(fake.host(), fake.state, target).sight.plan
+    again = ApplyRun(fake.host(), fake.state, target).sight.plan
     assert all(c.setting == LINE and c.before == c.after for c in again.changes)
     assert make_plan([*SETTINGS.values()], [], {}, {}).changes == ()
 

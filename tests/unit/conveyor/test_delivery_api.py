@@ -16,7 +16,11 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from control_plane.cli import main as twinectl
-from control_plane.identity.authority import Authority, Subject, open_authority
+from control_plane.identity.authority import (
+    CertificateAuthority,
+    CertificateSubject,
+    open_authority,
+)
 from control_plane.store.sqlite import SqliteStore
 from conveyor import cli, gates
 from conveyor.api import ControlRequest, ControlVerb, PipelineGate, PipelineStage
@@ -39,9 +43,9 @@ def test_every_row_says_who_may_call_it_and_only_writers_change():
 
 
 @asynccontextmanager
-async def served(world: World, folder: Path, authority: Authority) -> AsyncIterator[str]:
+async def served(world: World, folder: Path, authority: CertificateAuthority) -> AsyncIterator[str]:
     """Serve on a socket in the folder and over TLS; yields the URL."""
-    subject = Subject("controller", "conveyor", ("127.0.0.1",))
+    subject = CertificateSubject("controller", "conveyor", ("127.0.0.1",))
     context = tls.server_context(authority.credential(subject, ""), require_client=True)
     access = DeliveryAccess(frozenset({"ann"}))
     port = await _free_port()
@@ -64,8 +68,10 @@ async def test_users_read_writers_change_and_nobody_else_gets_in(tmp_path: Path)
     world.plane.images["web"] = digest(2)
     await world.rounds(5)
 
-    def client(url: str, role: str, name: str, of: Authority = authority) -> ConveyorClient:
-        held = of.credential(Subject(role, name), "")
+    def client(
+        url: str, role: str, name: str, of: CertificateAuthority = authority
+    ) -> ConveyorClient:
+        held = of.credential(CertificateSubject(role, name), "")
         held = msgspec.structs.replace(held, ca_pem=authority.ca_pem)
         return ConveyorClient(url, tls.client_context(held, IDENTITY))
 

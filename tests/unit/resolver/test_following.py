@@ -16,7 +16,7 @@ from virtual_time import run
 
 from control_plane.api.jobs import Endpoints
 from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointsNews
-from resolver.following import IDLE_S, Follower
+from resolver.following import IDLE_S, ZoneFollower
 from wire.errors import Busy, Unreachable
 
 
@@ -52,7 +52,7 @@ def following(scenario) -> None:
     async def main() -> None:
         front = Front()
         told = []
-        follower = Follower(front.watch, lambda: told.append(None))
+        follower = ZoneFollower(front.watch, lambda: told.append(None))
         task = asyncio.create_task(follower.run())
         try:
             await scenario(front, follower)
@@ -68,7 +68,7 @@ def hosts(found: Endpoints | None) -> list[str]:
 
 
 def test_a_job_is_followed_from_when_it_is_asked_for():
-    async def scenario(front: Front, follower: Follower) -> None:
+    async def scenario(front: Front, follower: ZoneFollower) -> None:
         front.serve("web", 1, "a")
         assert hosts(await follower.get("web", 2)) == ["a"]
         front.serve("web", 2, "a", "b")
@@ -79,7 +79,7 @@ def test_a_job_is_followed_from_when_it_is_asked_for():
 
 
 def test_a_job_that_is_added_does_not_wait_behind_those_that_do_not_change():
-    async def scenario(front: Front, follower: Follower) -> None:
+    async def scenario(front: Front, follower: ZoneFollower) -> None:
         front.serve("web", 1, "a")
         front.serve("api", 1, "b")
         await follower.get("web", 2)
@@ -90,7 +90,7 @@ def test_a_job_that_is_added_does_not_wait_behind_those_that_do_not_change():
 
 
 def test_a_job_that_comes_and_goes():
-    async def scenario(front: Front, follower: Follower) -> None:
+    async def scenario(front: Front, follower: ZoneFollower) -> None:
         assert await follower.get("web", 2) is None
         front.serve("web", 7, "a")
         await asyncio.sleep(1)
@@ -105,7 +105,7 @@ def test_a_job_that_comes_and_goes():
 def test_what_was_known_last_is_good_while_the_control_plane_is_away():
     """P1: a control plane that is away takes nothing from its clients."""
 
-    async def scenario(front: Front, follower: Follower) -> None:
+    async def scenario(front: Front, follower: ZoneFollower) -> None:
         front.serve("web", 1, "a")
         await follower.get("web", 2)
         front.away = True
@@ -124,7 +124,7 @@ def test_what_was_known_last_is_good_while_the_control_plane_is_away():
 
 
 def test_a_job_that_nobody_asks_for_is_followed_no_more():
-    async def scenario(front: Front, follower: Follower) -> None:
+    async def scenario(front: Front, follower: ZoneFollower) -> None:
         front.serve("web", 1, "a")
         front.serve("api", 1, "a")
         await follower.get("web", 2)
@@ -138,7 +138,7 @@ def test_a_job_that_nobody_asks_for_is_followed_no_more():
 
 
 def test_more_jobs_than_one_call_takes_are_refused():
-    async def scenario(front: Front, follower: Follower) -> None:
+    async def scenario(front: Front, follower: ZoneFollower) -> None:
         for i in range(MAX_JOBS_WATCHED):
             assert await follower.get(f"job{i}", 2) is None
         with pytest.raises(Busy, match="followed already"):

@@ -19,7 +19,7 @@ import msgspec
 from agent.machine import Completed
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.bootline import HUGEPAGES, group_in
 from sidekick.facts import read_facts
 from sidekick.profile import Library, Profile
@@ -377,7 +377,7 @@ class FakeHost:
 
     def apply(self, target: Target, **how: object) -> Report:
         """Carry out one run."""
-        return Run(self.host(), self.state, target, **how).carry_out()  # type: ignore[arg-type]
+        return ApplyRun(self.host(), self.state, target, **how).carry_out()  # type: ignore[arg-type]
 
     def resume(self) -> Report:
         """Do what is done at every boot."""

@@ -9,9 +9,9 @@ from fake_host import CUSTOM, KERNEL, LARGE_POOL, FakeHost, a_target, shipped
 from msgspec.structs import replace
 
 from sidekick import status as standing
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.loaders.direct import FILE
-from sidekick.report import Outcome, ProfileState, Report, exit_code
+from sidekick.report import ApplyOutcome, ProfileState, Report, exit_code
 from sidekick.settings.hugepages import Hugepages
 from sidekick.settings.kernel import Kernel
 from sidekick.state import Record, Target
@@ -35,20 +35,20 @@ def resume(fake: FakeHost) -> Report:
     return fake.resume()
 
 
-def by_name(report: Report, setting: str) -> Outcome:
+def by_name(report: Report, setting: str) -> ApplyOutcome:
     return next(s.outcome for s in report.settings if s.setting == setting)
 
 
 def test_a_command_line_is_pending_until_it_is_seen_in_force(fake: FakeHost) -> None:  # HP2 HP12
     report = apply(fake, batch(fake))
     assert (report.state, exit_code(report)) == (ProfileState.PENDING_REBOOT, 2)
-    assert by_name(report, "kernel.cmdline") is Outcome.PENDING_REBOOT
+    assert by_name(report, "kernel.cmdline") is ApplyOutcome.PENDING_REBOOT
     assert standing.verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
     fake.boot(fake.fs.read(FILE).splitlines()[-1])
     assert standing.status(fake.host(), fake.state).state is ProfileState.DRIFTED
     report = resume(fake)
     assert report.state is ProfileState.VERIFIED
-    assert by_name(report, "kernel.cmdline") is Outcome.ALREADY
+    assert by_name(report, "kernel.cmdline") is ApplyOutcome.ALREADY
     assert fake.sysctl("vm.swappiness") == "70"
 
 
@@ -219,8 +219,8 @@ def test_pages_that_memory_cannot_give_come_with_the_boot(fake: FakeHost) -> Non
     report = apply(fake, target, reboot=True)
     assert report.state is ProfileState.PENDING_REBOOT
     assert {s.setting: s.outcome for s in report.settings} == {
-        "hugepages.2m.node0": Outcome.PENDING_REBOOT,
-        "boot.line": Outcome.PENDING_REBOOT,
+        "hugepages.2m.node0": ApplyOutcome.PENDING_REBOOT,
+        "boot.line": ApplyOutcome.PENDING_REBOOT,
     }, "nothing is called applied that is only staged"
     assert fake.processes.ran[0][3] == f"--command-line={PAGES}"
     fake.boot(PAGES)
@@ -302,7 +302,7 @@ def test_reboots_are_counted_whatever_the_clock_says(fake: FakeHost) -> None:
 
     def apply_at(generation: int) -> None:
         host = replace(fake.host(), now=lambda: float(next(times)))
-        Run(host, fake.state, batch(fake, generation), may_reboot=True).carry_out()
+        ApplyRun(host, fake.state, batch(fake, generation), may_reboot=True).carry_out()
 
     for generation in (1, 2, 3):
         apply_at(generation)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.machine import Completed
-from sidekick.report import Outcome, ProfileState
+from sidekick.report import ApplyOutcome, ProfileState
 from sidekick.settings.block import Block, Disks
 from sidekick.settings.modules import Modules
 from sidekick.settings.sysctl import SysctlSetting, path_of
@@ -256,7 +256,7 @@ def test_a_scheduler_that_is_a_module_is_loaded_by_the_write(  # BUG-SK32
     target = a_target(host, block=Block(flash=Disks(scheduler=choice)))
     report = host.apply(target)
     assert [(s.setting, s.outcome) for s in report.settings] == [
-        ("block.vda.scheduler", Outcome.APPLIED)
+        ("block.vda.scheduler", ApplyOutcome.APPLIED)
     ]
 
 

@@ -13,7 +13,7 @@ from fake_host import FakeHost, a_profile
 import sidekick
 from sidekick import settings
 from sidekick.profile import Profile
-from sidekick.report import Outcome, ProfileState, Wanted
+from sidekick.report import ApplyOutcome, ProfileState, WantedSetting
 from sidekick.setting import Contribution, Host, Setting
 from sidekick.settings import SETTINGS
 from sidekick.state import Target
@@ -60,10 +60,10 @@ class ThingSetting(Setting):
     kind = "thing"
     section: ClassVar[type] = Thing
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         section = profile.section(self.kind) or Thing()
         values = {"thing.knob": section.knob, "thing.isolated": section.isolated}
-        return [Wanted(setting=name, value=value) for name, value in values.items() if value]
+        return [WantedSetting(setting=name, value=value) for name, value in values.items() if value]
 
     def boot(self, wanted: object, own: str) -> list[Contribution]:
         return [
@@ -116,7 +116,7 @@ def test_a_kernel_that_keeps_its_own_value_fails_the_run(thing: FakeHost) -> Non
     thing.fs.rounds[KNOB] = lambda value: "medium"
     report = thing.apply(a_thing(thing, knob="fast"))
     assert report.rolled_back is False, "medium is neither slow nor fast"
-    assert [s.outcome for s in report.settings] == [Outcome.FAILED]
+    assert [s.outcome for s in report.settings] == [ApplyOutcome.FAILED]
     assert "keeps 'medium' instead" in report.detail
 
 

@@ -10,10 +10,10 @@ import pytest
 from recorded import CPUS, RecordedHost
 
 from agent.api import Location
-from agent.identity.identity import Candidate, write_location
+from agent.identity.identity import CandidateIdentity, write_location
 from sidekick import look
 from sidekick.cli import main
-from sidekick.report import Outcome, ProfileState, Report
+from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.setting import Host
 from sidekick.state import Record
 
@@ -68,7 +68,7 @@ class Bench:
         assert found
         return found
 
-    def outcome(self, setting: str) -> Outcome | None:
+    def outcome(self, setting: str) -> ApplyOutcome | None:
         return next((s.outcome for s in self.report().settings if s.setting == setting), None)
 
 
@@ -86,7 +86,7 @@ def test_bug_sk34_a_disk_that_appears_is_found_by_verify_and_plan(bench: Bench) 
     assert bench.run("plan", "mine") == 2
     assert bench.run("verify") == 2
     found = {s.setting: s for s in bench.report().settings}["block.nvme9n1.read_ahead_kb"]
-    assert (found.outcome, found.wanted, found.actual) == (Outcome.DRIFTED, "64", "128")
+    assert (found.outcome, found.wanted, found.actual) == (ApplyOutcome.DRIFTED, "64", "128")
     assert "did not have it when the profile was applied" in found.detail
     assert bench.run("apply-profile", "mine") == 0
     assert bench.run("verify") == 0
@@ -148,7 +148,7 @@ def test_bug_sk34_a_boot_brings_the_profile_to_the_disks_of_then(bench: Bench) -
     bench.fake.fs.write("/proc/sys/kernel/random/boot_id", "another")
     bench.add_disk()
     assert bench.run("resume") == 0
-    assert bench.outcome("block.nvme9n1.read_ahead_kb") is Outcome.APPLIED
+    assert bench.outcome("block.nvme9n1.read_ahead_kb") is ApplyOutcome.APPLIED
 
 
 def test_an_edited_file_is_no_drift_before_it_is_applied(bench: Bench) -> None:  # BUG-SK34
@@ -194,7 +194,7 @@ def test_hp10_a_profile_may_ask_where_the_machine_stands(
     tmp_path: Path, datacenter: str, wanted: str
 ) -> None:  # HP10
     bench = Bench(tmp_path, TURBO)
-    candidate = Candidate(
+    candidate = CandidateIdentity(
         machine="m1",
         address="127.0.0.1:1",
         facts=None,  # type: ignore[arg-type]

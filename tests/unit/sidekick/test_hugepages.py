@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost, a_profile, a_target
 
-from sidekick.apply import Run
-from sidekick.report import Change, Disruption, Outcome, ProfileState, Wanted
+from sidekick.apply import ApplyRun
+from sidekick.report import ApplyOutcome, Disruption, ProfileState, SettingChange, WantedSetting
 from sidekick.settings.hugepages import BUDGET_S, SIZES, Hugepages, HugepagesSetting, Pairs
 from wire.errors import KernelFileError, Unprocessable
 
 SETTING = HugepagesSetting()
 
 
-def a_change(before: int, after: int, node: int = 0, if_short: str = "reboot") -> Change:
-    return Change(
+def a_change(before: int, after: int, node: int = 0, if_short: str = "reboot") -> SettingChange:
+    return SettingChange(
         setting=f"hugepages.2m.node{node}",
         before=str(before),
         after=str(after),
@@ -53,14 +53,14 @@ def test_a_kernel_without_numa_has_one_pool(fake: FakeHost) -> None:
     shutil.rmtree(fake.fs.path("/sys/devices/system/node/node0/hugepages"))
     (wanted,) = a_target(fake, hugepages=Hugepages(pages_2m=4)).wanted
     assert wanted.setting == "hugepages.2m.all"
-    change = Change(setting=wanted.setting, before="0", after="4")
-    assert SETTING.apply(fake.host(), change).outcome is Outcome.APPLIED
+    change = SettingChange(setting=wanted.setting, before="0", after="4")
+    assert SETTING.apply(fake.host(), change).outcome is ApplyOutcome.APPLIED
 
 
 @pytest.mark.parametrize("pages", [16, 64])
 def test_pages_that_are_there_are_applied_at_once(fake: FakeHost, pages: int) -> None:
     applied = SETTING.apply(fake.host(), a_change(0, pages))
-    assert (applied.outcome, applied.actual) == (Outcome.APPLIED, str(pages))
+    assert (applied.outcome, applied.actual) == (ApplyOutcome.APPLIED, str(pages))
     assert fake.slept == []
 
 
@@ -68,7 +68,7 @@ def test_a_shortfall_is_met_by_compaction(fake: FakeHost) -> None:  # F-66
     fake.fs.free_pages["node0"] = 20
     fake.fs.compacted.extend([4, 8])
     applied = SETTING.apply(fake.host(), a_change(0, 32))
-    assert (applied.outcome, fake.pages()) == (Outcome.APPLIED, 32)
+    assert (applied.outcome, fake.pages()) == (ApplyOutcome.APPLIED, 32)
     assert applied.detail == "after 3 tries with compaction"
     assert fake.sysctl("vm.drop_caches") == "3"
 
@@ -77,7 +77,7 @@ def test_a_lasting_shortfall_is_left_to_the_boot_within_a_minute(fake: FakeHost)
     fake.fs.free_pages["node0"] = 20
     began = fake.time_s
     applied = SETTING.apply(fake.host(), a_change(0, 32))
-    assert (applied.outcome, applied.actual) == (Outcome.PENDING_REBOOT, "20")
+    assert (applied.outcome, applied.actual) == (ApplyOutcome.PENDING_REBOOT, "20")
     assert "20 of 32 pages" in applied.detail
     assert BUDGET_S / 2 < fake.time_s - began <= BUDGET_S
 
@@ -95,7 +95,7 @@ def test_the_last_free_memory_is_not_taken(fake: FakeHost) -> None:
 
     fake.fs.rounds[path] = use
     applied = SETTING.apply(fake.host(), a_change(0, 200))
-    assert (applied.outcome, applied.actual) == (Outcome.PENDING_REBOOT, "16")
+    assert (applied.outcome, applied.actual) == (ApplyOutcome.PENDING_REBOOT, "16")
     assert set(asked) == {"16"}, "128 MiB less 96 to spare"
 
 
@@ -104,31 +104,31 @@ def test_what_the_boot_could_not_reserve_either_has_failed(fake: FakeHost) -> No
     fake.boot("root=/dev/vda1 hugepages=32")
     fake.put("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "20")
     applied = SETTING.apply(fake.host(), a_change(0, 32))
-    assert applied.outcome is Outcome.FAILED
+    assert applied.outcome is ApplyOutcome.FAILED
     assert "told at boot to reserve 32" in applied.detail
 
 
 def test_what_a_lasting_shortfall_means_is_the_profiles_to_say(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 20
     kept = SETTING.apply(fake.host(), a_change(0, 32, if_short="keep"))
-    assert (kept.outcome, kept.actual) == (Outcome.PARTIAL, "20")
+    assert (kept.outcome, kept.actual) == (ApplyOutcome.PARTIAL, "20")
     undone = SETTING.apply(fake.host(), a_change(0, 32, if_short="undo"))
-    assert undone.outcome is Outcome.FAILED
+    assert undone.outcome is ApplyOutcome.FAILED
 
 
 def test_pages_that_stay_in_use_are_not_given_back(fake: FakeHost) -> None:
     path = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
     fake.fs.rounds[path] = lambda value: str(max(int(value), 5))
     applied = SETTING.apply(fake.host(), a_change(8, 0))
-    assert (applied.outcome, applied.actual) == (Outcome.FAILED, "5")
+    assert (applied.outcome, applied.actual) == (ApplyOutcome.FAILED, "5")
     with pytest.raises(KernelFileError, match="it has 5"):
         SETTING.undo(fake.host(), a_change(0, 8))
 
 
 def test_pools_shrink_before_others_grow() -> None:
     wanted = [
-        Wanted(setting="hugepages.2m.node0", value="8"),
-        Wanted(setting="hugepages.2m.node1", value="0"),
+        WantedSetting(setting="hugepages.2m.node0", value="8"),
+        WantedSetting(setting="hugepages.2m.node1", value="0"),
     ]
     observed = {"hugepages.2m.node0": "0", "hugepages.2m.node1": "8"}
     assert [c.after for c in SETTING.plan(wanted, observed, {})] == ["0", "8"]
@@ -179,14 +179,14 @@ def test_large_pages_are_asked_for_before_small_ones_and_shrinking_comes_first(
     fake = FakeHost(tmp_path, memory_mib=8192)
     fake.apply(a_target(fake, "old", hugepages=Hugepages(pages_2m=64)))
     target = a_target(fake, "new", hugepages=Hugepages(pages_1g=2, pages_2m=32))
-    changes = Run(fake.host(), fake.state, target).sight.plan.changes
+    changes = ApplyRun(fake.host(), fake.state, target).sight.plan.changes
     assert [(c.setting, c.after) for c in changes] == [
         ("hugepages.2m.node0", "32"),
         ("hugepages.1g.node0", "2"),
     ]
     fake.apply(target)
     target = a_target(fake, "more", hugepages=Hugepages(pages_1g=3, pages_2m=48))
-    changes = Run(fake.host(), fake.state, target).sight.plan.changes
+    changes = ApplyRun(fake.host(), fake.state, target).sight.plan.changes
     assert [c.setting for c in changes] == ["hugepages.1g.node0", "hugepages.2m.node0"]
 
 
@@ -203,7 +203,7 @@ def test_what_is_not_free_is_not_taken_from_running_tasks(fake: FakeHost) -> Non
     assert fake.state.unfinished() is None
     assert fake.apply(small).state is ProfileState.VERIFIED
     fake.put(events, "populated 0\nfrozen 0")
-    assert Run(fake.host(), fake.state, large).sight.plan.needs is Disruption.DRAIN
+    assert ApplyRun(fake.host(), fake.state, large).sight.plan.needs is Disruption.DRAIN
     fake.apply(large)
     assert fake.pages() > 8
 

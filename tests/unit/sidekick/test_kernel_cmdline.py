@@ -7,7 +7,7 @@ from fake_host import FakeHost, a_profile, a_target
 
 from sidekick.bootline import compose, group_of, in_force, leftovers, split, taken, without
 from sidekick.loaders.direct import FILE
-from sidekick.report import Outcome, ProfileState
+from sidekick.report import ApplyOutcome, ProfileState
 from sidekick.setting import Contribution
 from sidekick.settings.hugepages import Hugepages, HugepagesSetting
 from sidekick.settings.kernel import Kernel, KernelSetting
@@ -151,8 +151,8 @@ def test_in_force_staged_and_gone_are_told_apart(fake: FakeHost) -> None:
     fake.drop(FILE)
     report = verify(fake.host(), fake.state)
     assert {s.setting: s.outcome for s in report.settings} == {
-        "kernel.cmdline": Outcome.DRIFTED,
-        "boot.line": Outcome.DRIFTED,
+        "kernel.cmdline": ApplyOutcome.DRIFTED,
+        "boot.line": ApplyOutcome.DRIFTED,
     }
     fake.apply(target)
     fake.boot(line)

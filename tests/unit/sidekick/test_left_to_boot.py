@@ -9,7 +9,7 @@ from fake_host import FakeHost, a_target
 from recorded import RecordedHost
 
 from sidekick.cli import main
-from sidekick.report import Outcome, ProfileState, exit_code
+from sidekick.report import ApplyOutcome, ProfileState, exit_code
 from sidekick.state import Target
 from sidekick.status import status, verify
 from sidekick.upkeep import resume
@@ -33,7 +33,7 @@ def test_bug_sk36_rollback_restores_the_rest_and_names_what_a_boot_brings(
     assert (report.state, report.rolled_back) == (ProfileState.PENDING_REBOOT, False)
     assert exit_code(report) == 2
     assert stuck.fs.read("/proc/sys/vm/swappiness") == "60"
-    (left,) = [s for s in report.settings if s.outcome is Outcome.PENDING_REBOOT]
+    (left,) = [s for s in report.settings if s.outcome is ApplyOutcome.PENDING_REBOOT]
     assert (left.setting, left.wanted, left.actual) == (f"sysctl.{STUCK}", "4096", "5000")
     assert "the next boot brings the original back" in left.detail
 

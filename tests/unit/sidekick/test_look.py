@@ -12,7 +12,7 @@ from recorded import NAMES, RecordedHost
 
 from sidekick import look
 from sidekick.cli import main
-from sidekick.report import Outcome, Report
+from sidekick.report import ApplyOutcome, Report
 from sidekick.setting import Host
 
 SHIPPED = sorted(path.stem for path in PROFILES.glob("*.toml") if path.stem != "batch")
@@ -94,7 +94,7 @@ def test_drift_is_left_to_the_full_look(fake: RecordedHost) -> None:  # F-72
     assert (fake.state.folder / "status.json").read_bytes() == status
     assert sidekick(fake, "verify", "--timer") == 2
     outcomes = {s.setting: s.outcome for s in last(fake).settings}
-    assert outcomes["sysctl.vm.swappiness"] is Outcome.DRIFTED
+    assert outcomes["sysctl.vm.swappiness"] is ApplyOutcome.DRIFTED
     assert not looked(fake), "drift is not kept: each look at it is a full one"
 
 

@@ -11,7 +11,7 @@ from sidekick.expression import Fact
 from sidekick.facts import FACTS as KNOWN
 from sidekick.facts import read_facts
 from sidekick.profile import MAX_BYTES, Library
-from sidekick.report import Wanted
+from sidekick.report import WantedSetting
 from sidekick.settings import SETTINGS
 from sidekick.settings.sysctl import values_of
 from sidekick.targets import target_of
@@ -331,7 +331,7 @@ def test_a_profile_that_starves_the_host_is_refused(fake: FakeHost) -> None:  # 
 
 def test_a_value_wanted_knows_the_file_that_says_so(fake: FakeHost) -> None:
     wanted = {w.setting: w for w in shipped(fake, "web").wanted}
-    assert wanted["sysctl.vm.swappiness"] == Wanted(
+    assert wanted["sysctl.vm.swappiness"] == WantedSetting(
         setting="sysctl.vm.swappiness", value="10", source="web:15"
     )
     assert wanted["sysctl.kernel.panic"].source == "base:9"

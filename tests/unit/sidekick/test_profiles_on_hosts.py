@@ -10,11 +10,11 @@ import pytest
 from fake_host import PROFILES
 from recorded import NAMES, RecordedHost
 
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.facts import read_facts
 from sidekick.lint import Severity, lint
 from sidekick.profile import Library
-from sidekick.report import Outcome, ProfileState, Report
+from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.settings import SETTINGS
 from sidekick.state import Target
 
@@ -31,7 +31,7 @@ UNABLE = {
 
 
 def switch(fake: RecordedHost, name: str) -> Report:
-    return Run(fake.host(), fake.state, fake.target(name) if name else Target()).carry_out()
+    return ApplyRun(fake.host(), fake.state, fake.target(name) if name else Target()).carry_out()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,14 +46,14 @@ def test_every_profile_is_applied_again_and_released(tmp_path: Path, name: str) 
         else:
             assert report.state is ProfileState.VERIFIED, (profile, report)
             assert {s.outcome for s in report.settings} <= {
-                Outcome.APPLIED,
-                Outcome.ALREADY,
-                Outcome.UNDONE,
-                Outcome.UNSUPPORTED,
-                Outcome.PARTIAL,
+                ApplyOutcome.APPLIED,
+                ApplyOutcome.ALREADY,
+                ApplyOutcome.UNDONE,
+                ApplyOutcome.UNSUPPORTED,
+                ApplyOutcome.PARTIAL,
             }
-            assert all(s.detail for s in report.settings if s.outcome is Outcome.UNSUPPORTED)
-            again = Run(fake.host(), fake.state, fake.target(profile))
+            assert all(s.detail for s in report.settings if s.outcome is ApplyOutcome.UNSUPPORTED)
+            again = ApplyRun(fake.host(), fake.state, fake.target(profile))
             assert again.sight.plan.changes == ()
         switch(fake, "")
         assert fake.everything() == before, profile

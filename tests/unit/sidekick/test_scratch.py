@@ -9,10 +9,10 @@ import pytest
 from recorded import RecordedHost, put
 
 from agent.machine import Completed
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.facts import read_facts
 from sidekick.profile import Library
-from sidekick.report import Outcome, ProfileState
+from sidekick.report import ApplyOutcome, ProfileState
 from sidekick.settings import SETTINGS, scratch
 from sidekick.settings.scratch import MIB, ScratchSetting
 from sidekick.state import Target
@@ -89,7 +89,7 @@ def target(fake: RecordedHost, table: str = "") -> Target:
 
 
 def apply(fake: RecordedHost, wanted: Target) -> tuple[ProfileState, dict[str, str]]:
-    report = Run(fake.host(), fake.state, wanted).carry_out()
+    report = ApplyRun(fake.host(), fake.state, wanted).carry_out()
     return report.state, {s.setting: s.outcome.value for s in report.settings}
 
 
@@ -103,7 +103,7 @@ def test_an_empty_device_gets_a_file_system_and_is_empty_again(fake: RecordedHos
         state, outcomes = apply(fake, target(fake, f"filesystem='{kind}'\noptions=['noatime']"))
         assert (state, outcomes[SETTING]) == (ProfileState.VERIFIED, "applied")
         assert read(fake) == f"{kind} at /scratch noatime"
-        again = Run(
+        again = ApplyRun(
             fake.host(), fake.state, target(fake, f"filesystem='{kind}'\noptions=['noatime']")
         )
         assert again.sight.plan.changes == ()
@@ -147,7 +147,7 @@ def test_what_holds_anybodys_data_is_left_alone(
     before = fake.everything()
     state, outcomes = apply(fake, target(fake))
     assert (state, outcomes[SETTING]) == (ProfileState.VERIFIED, "unsupported")
-    report = Run(fake.host(), fake.state, target(fake, "required=true")).carry_out()
+    report = ApplyRun(fake.host(), fake.state, target(fake, "required=true")).carry_out()
     assert report.state is ProfileState.DEGRADED
     assert "holds data that is not ours" in report.settings[0].detail
     with pytest.raises(HostError, match="not ours to touch"):
@@ -183,9 +183,9 @@ def test_a_mkfs_that_fails_is_undone(fake: RecordedHost, monkeypatch: pytest.Mon
         return good(argv, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fake.processes, "run", run)
-    report = Run(fake.host(), fake.state, target(fake)).carry_out()
+    report = ApplyRun(fake.host(), fake.state, target(fake)).carry_out()
     assert (report.state, report.rolled_back) == (ProfileState.DEGRADED, True)
-    assert report.settings[0].outcome is Outcome.FAILED
+    assert report.settings[0].outcome is ApplyOutcome.FAILED
     assert fake.everything() == before
 
 
@@ -233,7 +233,7 @@ def test_a_share_of_a_device_is_exposed_and_no_more(fake: RecordedHost, kind: st
     half = target(fake, f"filesystem='{kind}'\nshare=0.5")
     assert apply(fake, half)[0] is ProfileState.VERIFIED
     assert read(fake) == f"{kind}:4 at /scratch"
-    assert Run(fake.host(), fake.state, half).sight.plan.changes == ()
+    assert ApplyRun(fake.host(), fake.state, half).sight.plan.changes == ()
     more = target(fake, f"filesystem='{kind}'\nshare=0.75")
     assert apply(fake, more)[0] is ProfileState.VERIFIED
     assert read(fake) == f"{kind}:6 at /scratch"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.machine import ServiceUnit
 from sidekick.profile import Profile
-from sidekick.report import Change, Outcome
+from sidekick.report import ApplyOutcome, SettingChange
 from sidekick.seen import watched
 from sidekick.setting import Host
 from sidekick.settings.service_manager import BUS, Recorded
@@ -75,8 +75,8 @@ def wants(**lists: list[str]) -> Profile:
     return Profile(name="p", sections={"services": Services(**lists)})
 
 
-def a_change(before: str, after: str, name: str = "a.service") -> Change:
-    return Change(setting=f"services.{name}", before=before, after=after)
+def a_change(before: str, after: str, name: str = "a.service") -> SettingChange:
+    return SettingChange(setting=f"services.{name}", before=before, after=after)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_service_without_a_file_in_the_three_folders_exists(fake: FakeHost) ->
     (wanted,) = SETTING.wanted(wants(stopped=["made@1.service"]), host)
     observed = SETTING.observe(host, [wanted.setting])
     (change,) = SETTING.plan([wanted], observed, {})
-    assert SETTING.apply(host, change).outcome is Outcome.APPLIED
+    assert SETTING.apply(host, change).outcome is ApplyOutcome.APPLIED
     assert manager.asked == ["stop made@1.service"]
     assert SETTING.read(host, "services.no.service") is None
 
@@ -154,7 +154,7 @@ def test_a_service_that_crashes_at_once_is_not_applied(
     """BUG-SK31: it must still run after a settle time, by one and the same start."""
     host, manager = a_host(fake, a_unit(active="inactive"), then={"a.service": then})
     made = SETTING.apply(host, a_change("stopped", "running"))
-    assert made.outcome is Outcome.FAILED
+    assert made.outcome is ApplyOutcome.FAILED
     assert reason in made.detail
     manager.then.clear()
     SETTING.undo(host, a_change("stopped", "running"))
@@ -165,7 +165,7 @@ def test_a_service_that_crashes_at_once_is_not_applied(
 def test_a_service_that_stays_up_is_applied_after_its_settle_time(fake: FakeHost) -> None:
     host, _ = a_host(fake, a_unit(active="inactive"))
     before = fake.time_s
-    assert SETTING.apply(host, a_change("stopped", "running")).outcome is Outcome.APPLIED
+    assert SETTING.apply(host, a_change("stopped", "running")).outcome is ApplyOutcome.APPLIED
     assert fake.time_s - before >= 2.0
 
 
@@ -173,7 +173,7 @@ def test_a_stopped_service_is_watched_only_where_something_starts_it(fake: FakeH
     for triggered in (False, True):
         host, _ = a_host(fake, a_unit(triggered=triggered))
         before = fake.time_s
-        assert SETTING.apply(host, a_change("running", "stopped")).outcome is Outcome.APPLIED
+        assert SETTING.apply(host, a_change("running", "stopped")).outcome is ApplyOutcome.APPLIED
         assert (fake.time_s - before >= 2.0) is triggered
 
 
@@ -192,7 +192,7 @@ def test_what_was_restarting_is_given_back_without_a_proof(fake: FakeHost) -> No
     SETTING.apply(host, a_change("restarting", "stopped"))
     (back,) = SETTING.plan([], SETTING.observe(host, original), original)
     manager.then["a.service"] = [a_unit(), a_unit(active="activating", sub="auto-restart")]
-    assert SETTING.apply(host, back).outcome is Outcome.APPLIED
+    assert SETTING.apply(host, back).outcome is ApplyOutcome.APPLIED
     assert SETTING.plan([], SETTING.observe(host, original), original) == []
 
 

@@ -10,7 +10,7 @@ from recorded import RecordedHost
 from sidekick.expression import Facts
 from sidekick.facts import read_facts
 from sidekick.profile import Library, Profile
-from sidekick.report import Change, Disruption, Outcome, Wanted
+from sidekick.report import ApplyOutcome, Disruption, SettingChange, WantedSetting
 from sidekick.setting import Setting
 from sidekick.settings import SETTINGS, setting_of
 from sidekick.settings.affinity import divide
@@ -51,20 +51,22 @@ def a_profile(tmp_path: Path, text: str, facts: Facts) -> Profile:
     return Library([folder], SETTINGS).load("p", facts)
 
 
-def wanted_of(fake: RecordedHost, kind: str, text: str = "") -> tuple[Setting, list[Wanted]]:
+def wanted_of(fake: RecordedHost, kind: str, text: str = "") -> tuple[Setting, list[WantedSetting]]:
     profile = a_profile(fake.root.parent, text or SECTIONS[kind], read_facts(fake.fs))
     setting = SETTINGS[kind]
     assert setting.check(profile) == []
     return setting, setting.wanted(profile, fake.host())
 
 
-def applied(fake: RecordedHost, setting: Setting, wanted: list[Wanted]) -> list[Change]:
+def applied(
+    fake: RecordedHost, setting: Setting, wanted: list[WantedSetting]
+) -> list[SettingChange]:
     observed = setting.observe(fake.host(), [w.setting for w in wanted])
     able = [w for w in wanted if observed[w.setting] is not None]
     changes = setting.plan(able, observed, {})
     for change in changes:
         made = setting.apply(fake.host(), change)
-        assert made.outcome is Outcome.APPLIED, (change, made)
+        assert made.outcome is ApplyOutcome.APPLIED, (change, made)
     return changes
 
 
@@ -95,10 +97,10 @@ def test_what_is_applied_reads_back_and_is_undone_to_the_bit(fake: RecordedHost,
     now = setting.observe(fake.host(), names)
     assert setting.plan(able, now, originals) == [], "the same again writes nothing"
     for each in wanted:
-        expected = Outcome.APPLIED if each in able else Outcome.UNSUPPORTED
+        expected = ApplyOutcome.APPLIED if each in able else ApplyOutcome.UNSUPPORTED
         report = setting.verify(each, now)
         assert report.outcome is expected
-        assert bool(report.detail) is (expected is Outcome.UNSUPPORTED)
+        assert bool(report.detail) is (expected is ApplyOutcome.UNSUPPORTED)
     for change in reversed(changes):
         setting.undo(fake.host(), change)
     back = setting.plan([], setting.observe(fake.host(), originals), originals)
@@ -137,7 +139,7 @@ def test_firmware_that_forbids_turbo_is_no_failure(fake: RecordedHost) -> None: 
     with pytest.raises(KernelFileError, match="Operation not permitted"):
         setting.write(fake.host(), "turbo.mode", "on")
     report = setting.verify(wanted[0], setting.observe(fake.host(), ["turbo.mode"]))
-    assert (report.outcome, wanted[0].required) == (Outcome.UNSUPPORTED, False)
+    assert (report.outcome, wanted[0].required) == (ApplyOutcome.UNSUPPORTED, False)
     assert "firmware forbids it" in report.detail
 
 
@@ -312,7 +314,7 @@ def test_a_controller_that_systemd_enables_again_is_not_off(fake: RecordedHost) 
     control = "/sys/fs/cgroup/workload.slice/cgroup.subtree_control"
     fake.fs.write(control, "+cpu")
     observed = setting.observe(fake.host(), ["controllers.disabled"])
-    assert setting.verify(wanted[0], observed).outcome is Outcome.DRIFTED
+    assert setting.verify(wanted[0], observed).outcome is ApplyOutcome.DRIFTED
 
 
 @pytest.mark.parametrize(

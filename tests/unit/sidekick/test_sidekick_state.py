@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost
 
-from sidekick.report import Change
+from sidekick.report import SettingChange
 from sidekick.state import Began, Disk, Record, StateFolder, Target, Undoing, Undone, Wrote
 from wire.errors import Busy, HostError
 
-CHANGE = Change(setting="sysctl.vm.swappiness", before="60", after="1")
+CHANGE = SettingChange(setting="sysctl.vm.swappiness", before="60", after="1")
 BEGAN = Began(
     command="apply", target=Target(name="web"), changes=(CHANGE,) * 3, boot_id="b", at=1.0
 )

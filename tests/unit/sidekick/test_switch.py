@@ -9,8 +9,8 @@ import pytest
 from fake_host import FakeHost, a_target, shipped
 
 from sidekick import status as standing
-from sidekick.apply import Run
-from sidekick.report import Disruption, Outcome, ProfileState, Report, exit_code
+from sidekick.apply import ApplyRun
+from sidekick.report import ApplyOutcome, Disruption, ProfileState, Report, exit_code
 from sidekick.settings.hugepages import Hugepages
 from sidekick.settings.sysctl import SysctlValue
 from sidekick.state import Target
@@ -49,7 +49,7 @@ def test_the_same_profile_again_writes_nothing(fake: FakeHost) -> None:  # HP12
 
 def test_a_switch_changes_only_what_differs(fake: FakeHost) -> None:
     apply(fake, a_target(fake, "web", sysctl=WEB))
-    plan = Run(fake.host(), fake.state, a_target(fake, "cache", sysctl=CACHE)).sight.plan
+    plan = ApplyRun(fake.host(), fake.state, a_target(fake, "cache", sysctl=CACHE)).sight.plan
     assert {c.setting.removeprefix("sysctl."): (c.before, c.after) for c in plan.changes} == {
         "net.core.somaxconn": ("6144", "4096"),
         "vm.dirty_ratio": ("0", "20"),
@@ -86,7 +86,9 @@ def test_all_shipped_profiles_in_a_row_leave_no_trace(fake: FakeHost) -> None:  
 
 def test_web_needs_no_reboot_whatever_it_replaces(fake: FakeHost) -> None:  # HP6
     apply(fake, shipped(fake, "cache"))
-    assert Run(fake.host(), fake.state, shipped(fake, "web")).sight.plan.needs is Disruption.LIVE
+    assert (
+        ApplyRun(fake.host(), fake.state, shipped(fake, "web")).sight.plan.needs is Disruption.LIVE
+    )
 
 
 def test_an_original_is_what_was_there_before_the_first_profile(fake: FakeHost) -> None:
@@ -178,7 +180,7 @@ def test_drift_is_found_and_left_alone(fake: FakeHost) -> None:  # F-72
     fake.fs.write("/proc/sys/vm/swappiness", "55")
     report = standing.verify(fake.host(), fake.state)
     assert report.state is ProfileState.DRIFTED
-    (drifted,) = [s for s in report.settings if s.outcome is Outcome.DRIFTED]
+    (drifted,) = [s for s in report.settings if s.outcome is ApplyOutcome.DRIFTED]
     assert (drifted.wanted, drifted.actual) == ("10", "55")
     assert fake.sysctl("vm.swappiness") == "55"
     assert apply(fake, a_target(fake, sysctl=WEB)).state is ProfileState.VERIFIED
@@ -249,4 +251,4 @@ def test_what_a_switch_took_is_told_until_the_next_one(fake: FakeHost) -> None: 
     failed = standing.status(fake.host(), fake.state).switched
     assert failed
     assert (failed.name, failed.state, failed.rolled_back) == ("bad", ProfileState.DEGRADED, True)
-    assert {s.outcome for s in failed.settings} == {Outcome.FAILED, Outcome.UNDONE}
+    assert {s.outcome for s in failed.settings} == {ApplyOutcome.FAILED, ApplyOutcome.UNDONE}

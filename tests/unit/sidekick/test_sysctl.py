@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidekick.profile import Profile
-from sidekick.report import Change, Outcome, Wanted
+from sidekick.report import ApplyOutcome, SettingChange, WantedSetting
 from sidekick.settings.sysctl import SysctlSetting, Value, path_of, text_of
 from sidekick.sysctl_ranges import why_out_of_range
 from wire.errors import KernelFileError
@@ -16,8 +16,8 @@ from wire.errors import KernelFileError
 SETTING = SysctlSetting()
 
 
-def a_change(setting: str, before: str, after: str) -> Change:
-    return Change(setting=f"sysctl.{setting}", before=before, after=after)
+def a_change(setting: str, before: str, after: str) -> SettingChange:
+    return SettingChange(setting=f"sysctl.{setting}", before=before, after=after)
 
 
 def test_a_name_with_slashes_may_have_dots_in_its_parts() -> None:
@@ -36,14 +36,14 @@ def test_values_are_compared_as_the_kernel_separates_them() -> None:
 
 def test_a_value_is_applied_only_once_it_reads_back(fake: FakeHost) -> None:
     change = a_change("net.ipv4.tcp_rmem", "4096\t131072\t6291456", "4096 131072 8388608")
-    assert SETTING.apply(fake.host(), change).outcome is Outcome.APPLIED
+    assert SETTING.apply(fake.host(), change).outcome is ApplyOutcome.APPLIED
     assert fake.sysctl("net.ipv4.tcp_rmem") == "4096\t131072\t8388608"
 
 
 def test_what_the_kernel_rounds_is_not_called_applied(fake: FakeHost) -> None:
     fake.fs.rounds["/proc/sys/vm/min_free_kbytes"] = lambda value: str(int(value) // 64 * 64)
     applied = SETTING.apply(fake.host(), a_change("vm.min_free_kbytes", "45056", "50000"))
-    assert applied.outcome is Outcome.FAILED
+    assert applied.outcome is ApplyOutcome.FAILED
     assert applied.actual == "49984"
     assert "wrote '50000', the kernel keeps '49984'" in applied.detail
 
@@ -54,7 +54,7 @@ def test_a_value_out_of_range_is_the_kernels_refusal(fake: FakeHost) -> None:  #
 
 
 def test_a_limit_that_has_two_names_is_given_back_through_the_other(fake: FakeHost) -> None:
-    wanted = [Wanted(setting="sysctl.vm.dirty_bytes", value="8388608", source="web")]
+    wanted = [WantedSetting(setting="sysctl.vm.dirty_bytes", value="8388608", source="web")]
     observed = SETTING.observe(fake.host(), [w.setting for w in wanted])
     (change,) = SETTING.plan(wanted, observed, {})
     assert (change.undo_setting, change.undo_value) == ("sysctl.vm.dirty_ratio", "20")
@@ -75,7 +75,7 @@ def test_the_original_of_a_limit_with_two_names_is_one_write(fake: FakeHost) -> 
 def test_the_other_name_of_a_wanted_limit_is_left_alone(fake: FakeHost) -> None:
     fake.fs.write("/proc/sys/vm/dirty_bytes", "8388608")
     originals = {"sysctl.vm.dirty_bytes": "0", "sysctl.vm.dirty_ratio": "20"}
-    wanted = [Wanted(setting="sysctl.vm.dirty_ratio", value="5")]
+    wanted = [WantedSetting(setting="sysctl.vm.dirty_ratio", value="5")]
     observed = SETTING.observe(fake.host(), [*originals, "sysctl.vm.dirty_ratio"])
     (change,) = SETTING.plan(wanted, observed, originals)
     assert (change.setting, change.after) == ("sysctl.vm.dirty_ratio", "5")

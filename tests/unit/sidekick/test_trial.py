@@ -8,7 +8,7 @@ import pytest
 from fake_host import Crash, FakeHost, a_target
 
 from sidekick import trial
-from sidekick.report import Outcome, ProfileState, Report
+from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.settings.hugepages import Hugepages
 from sidekick.state import Target
 from sidekick.status import status, verify
@@ -173,7 +173,7 @@ def test_drift_is_repaired_where_the_policy_says_so(on_web: FakeHost) -> None:  
     assert report.detail.startswith("repaired: sysctl.vm.swappiness changed after")
     assert on_web.sysctl("vm.swappiness") == "10"
     outcomes = {s.setting: s.outcome for s in report.settings}
-    assert outcomes["sysctl.net.core.somaxconn"] is Outcome.ALREADY
+    assert outcomes["sysctl.net.core.somaxconn"] is ApplyOutcome.ALREADY
     assert watch(on_web.host(), on_web.state, repair=True).detail == ""
 
 

@@ -8,7 +8,7 @@ from vm_lab.domains import parse_iflist, parse_list
 from vm_lab.errors import LabError
 from vm_lab.guests import Guests
 from vm_lab.leftovers import mounts_below
-from vm_lab.sandbox import Sandbox, network_xml
+from vm_lab.sandbox import LabSandbox, network_xml
 from vm_lab.state import LabPaths, process_ref
 from vm_lab.topology import read_topology
 
@@ -27,11 +27,11 @@ VIRSH_IFLIST = """\
 """
 
 
-def a_sandbox(tmp_path) -> Sandbox:
+def a_sandbox(tmp_path) -> LabSandbox:
     paths = LabPaths("lab", tmp_path / "state", tmp_path / "run")
     paths.make()
     paths.save(paths.holder, process_ref(os.getpid()))
-    return Sandbox(paths)
+    return LabSandbox(paths)
 
 
 def test_a_command_enters_the_network_and_only_on_request_the_mounts(tmp_path):

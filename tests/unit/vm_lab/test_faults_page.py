@@ -11,7 +11,7 @@ from vm_lab.region.checker import Violation
 from vm_lab.region.cli import region
 from vm_lab.region.outcomes import ELSEWHERE, FAULTS
 from vm_lab.region.run import Job
-from vm_lab.region.seed import Outcome
+from vm_lab.region.seed import SeedOutcome
 
 TESTS = Path(__file__).parents[2]
 PAGE = TESTS.parent / "docs/faults.md"
@@ -45,8 +45,8 @@ def test_the_command_fails_if_a_seed_broke_a_rule(
 ) -> None:
     """BUG-AU6: it ended with 0 in either case."""
 
-    def ran(jobs: list[Job], *_: object) -> list[Outcome]:
-        found = [Outcome(j.scenario.name, j.seed, [], [], "", 0, 0, 0.0, 0.0, 1) for j in jobs]
+    def ran(jobs: list[Job], *_: object) -> list[SeedOutcome]:
+        found = [SeedOutcome(j.scenario.name, j.seed, [], [], "", 0, 0, 0.0, 0.0, 1) for j in jobs]
         if breaks:
             found[0].violations.append(Violation("one-copy", 1.0, "two copies"))
         return found

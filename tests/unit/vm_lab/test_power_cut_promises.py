@@ -6,10 +6,10 @@ import pytest
 
 from vm_lab.hands import Done, Order
 from vm_lab.power_cuts import Cut, Cuts, table
-from vm_lab.promises import Promises
+from vm_lab.promises import LabPromises
 
 
-def asked(promises: Promises, number: int, what: str, answer: str | None = "", **more) -> None:
+def asked(promises: LabPromises, number: int, what: str, answer: str | None = "", **more) -> None:
     """Give an order; answered with an error, "" for none, or not at all (None)."""
     promises.given(Order(number=number, what=what, **more))
     if answer is not None:
@@ -21,7 +21,7 @@ def seen(*images: str, **tasks: tuple[int, str]) -> Done:
 
 
 def test_what_was_acknowledged_must_run_in_that_generation() -> None:
-    promises = Promises()
+    promises = LabPromises()
     asked(promises, 1, "task", name="t", generation=3)
     assert promises.broken(seen(t=(3, "running"))) == []
     assert promises.broken(seen(t=(3, "starting"))) == ["task t is starting"]
@@ -31,7 +31,7 @@ def test_what_was_acknowledged_must_run_in_that_generation() -> None:
 
 @pytest.mark.parametrize("generation", [3, 4])
 def test_what_was_not_answered_may_have_been_done_or_not(generation: int) -> None:
-    promises = Promises()
+    promises = LabPromises()
     asked(promises, 1, "task", name="t", generation=3)
     asked(promises, 2, "task", None, name="t", generation=4)
     assert promises.broken(seen(t=(generation, "running"))) == []
@@ -39,7 +39,7 @@ def test_what_was_not_answered_may_have_been_done_or_not(generation: int) -> Non
 
 
 def test_what_was_told_to_go_does_not_come_back_and_a_refusal_promises_nothing() -> None:
-    promises = Promises()
+    promises = LabPromises()
     asked(promises, 1, "task", name="t", generation=3)
     asked(promises, 2, "no-task", name="t", generation=4)
     asked(promises, 3, "task", "busy", name="t", generation=5)
@@ -49,7 +49,7 @@ def test_what_was_told_to_go_does_not_come_back_and_a_refusal_promises_nothing()
 
 
 def test_images_that_were_published_stay_and_those_removed_stay_away() -> None:
-    promises = Promises()
+    promises = LabPromises()
     asked(promises, 1, "image", name="sha256:a")
     assert promises.broken(seen()) == ["image sha256:a is gone"]
     asked(promises, 2, "no-image", None, image="sha256:a")
@@ -59,7 +59,7 @@ def test_images_that_were_published_stay_and_those_removed_stay_away() -> None:
 
 
 def test_after_a_cut_what_is_there_is_what_is_promised() -> None:
-    promises = Promises()
+    promises = LabPromises()
     asked(promises, 1, "task", None, name="t", generation=3)
     renewed = promises.renewed(seen("sha256:b", t=(3, "running")))
     assert (renewed.tasks, renewed.images, renewed.open) == ({"t": 3}, {"sha256:b": True}, {})

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from agent.api import TaskState
-from agent.host.core.census import Found, Store, judge, lasting
+from agent.host.core.census import FoundOnHost, SubvolumeStore, judge, lasting
 from agent.tasks.core.reconcile import KnownTask
 
 IMAGE = "1" * 64
 RUNNING = KnownTask(TaskState.RUNNING, image=f"sha256:{IMAGE}", ports="80-8080")
-WELL = Found(
+WELL = FoundOnHost(
     tasks={"web": RUNNING},
     records=("web.json", "gone.json"),
     units={"twine-task-web.service": "active", "twine-agent.service": "active"},
     cgroups=("/workload.slice/workload-x.slice/twine-task-web.service",),
     roots=("web",),
-    images=Store((IMAGE,), (IMAGE,)),
+    images=SubvolumeStore((IMAGE,), (IMAGE,)),
     namespaces=("web",),
     veths={"tw01234567890": "web"},
     ports=("80-8080", "none"),
@@ -33,7 +33,7 @@ WELL = Found(
 )
 
 
-def wrong(found: Found) -> list[tuple[str, str]]:
+def wrong(found: FoundOnHost) -> list[tuple[str, str]]:
     return [(a.kind, a.name) for a in judge(found) if a.wrong]
 
 
@@ -90,17 +90,17 @@ STRAYS = {
     "mount of a machine": {"mounts": ("/run/twine/machines/lost/.root",)},
     "mount below one of a machine": {"mounts": ("/run/twine/machines/lost/.nested/proc",)},
     "staging": {"staging": ("x.stream",)},
-    "image without a description": {"images": Store((IMAGE, "2"), (IMAGE,))},
-    "description without an image": {"images": Store((IMAGE,), (IMAGE, "2"))},
-    "image that is open": {"images": Store((IMAGE,), (IMAGE,), (IMAGE,))},
-    "layer": {"layers": Store(("3",), ())},
+    "image without a description": {"images": SubvolumeStore((IMAGE, "2"), (IMAGE,))},
+    "description without an image": {"images": SubvolumeStore((IMAGE,), (IMAGE, "2"))},
+    "image that is open": {"images": SubvolumeStore((IMAGE,), (IMAGE,), (IMAGE,))},
+    "layer": {"layers": SubvolumeStore(("3",), ())},
     "half a record": {"records": (*WELL.records, ".web.new")},
     "file": {"files": (*WELL.files, "core")},
     "file among roots": {"files": (*WELL.files, "tasks/x")},
     "no unit": {"units": {}},
     "unit that ended": {"units": {"twine-task-web.service": "failed"}},
     "no root": {"roots": ()},
-    "no image": {"images": Store()},
+    "no image": {"images": SubvolumeStore()},
     "no record": {"records": ()},
 }
 
@@ -118,7 +118,7 @@ def test_what_is_under_way_is_not_wrong() -> None:
         WELL,
         taking_in=True,
         staging=("x.stream",),
-        images=Store((IMAGE, "2"), (IMAGE,)),
+        images=SubvolumeStore((IMAGE, "2"), (IMAGE,)),
         units={**WELL.units, "twine-fetch-0123.service": "active"},
     )
     leaving = {"web": KnownTask(TaskState.STOPPING, leaving=True)}

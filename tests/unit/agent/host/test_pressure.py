@@ -13,8 +13,8 @@ from agent.host.core.pressure import (
     LOOKS,
     PAUSE_S,
     Load,
+    ShortageWatch,
     Waits,
-    Watch,
     at_own_limits,
     seen_full,
     starts_at_once,
@@ -22,7 +22,7 @@ from agent.host.core.pressure import (
     watched,
     why_evicted,
 )
-from agent.lease.core.lease import Moment
+from agent.lease.core.lease import LeaseMoment
 from agent.resources.core.limits import kept_bytes
 from agent.runtime.core.records import Wanted
 from agent.tasks.core.lifecycle import evicted
@@ -49,7 +49,7 @@ def test_starts_are_let_in_by_what_the_agent_waits_for(waits: Waits, number: int
 
 def test_a_task_goes_only_after_a_shortage_that_lasts_and_then_none_for_a_while() -> None:
     """F-14"""
-    watch, short = Watch(), Waits(tasks=0.9)
+    watch, short = ShortageWatch(), Waits(tasks=0.9)
     for look in range(LOOKS - 1):
         watch, goes = watched(watch, short, float(look))
         assert not goes
@@ -64,7 +64,7 @@ def test_a_task_goes_only_after_a_shortage_that_lasts_and_then_none_for_a_while(
 
 
 def test_one_good_look_ends_a_shortage() -> None:
-    watch = Watch(looks=LOOKS - 1)
+    watch = ShortageWatch(looks=LOOKS - 1)
     watch, goes = watched(watch, Waits(tasks=0.39), 1.0)
     assert (watch.looks, goes) == (0, False)
 
@@ -96,7 +96,7 @@ def test_of_equals_the_last_started_goes_and_promises_are_kept() -> None:
 
 
 def test_an_eviction_is_an_end_by_the_restart_policy() -> None:
-    now = Moment(boot_s=100.0, wall=1000.0, heard_s=100.0)
+    now = LeaseMoment(boot_s=100.0, wall=1000.0, heard_s=100.0)
     task = a_record(state=TaskState.RUNNING, invocation_id="i1", started_boot_s=50.0)
     gone = evicted(task, "why", now)
     assert (gone.state, gone.reason, gone.restarts) == (TaskState.BACKOFF, "why", 1)

@@ -27,7 +27,7 @@ from agent.api import (
 from agent.client import AgentClient
 from agent.host import host_profile
 from agent.host.host_profile import DELIVERED, UNIT
-from agent.host.logs import Logs, Run, journal_command
+from agent.host.logs import LoggedRun, Logs, journal_command
 from agent.machine import Completed, boottime_s
 from agent.machine.fake import Ended
 from agent.runtime.journal import Journal
@@ -187,7 +187,7 @@ async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> Non
         await client.put_task("web", a_spec())
         whole = await _read(client)
         await _read(client, tail=5, since="12.5")
-        host.fake.processes.answers[tuple(journal_command(Run(unit("nothing"))))] = []
+        host.fake.processes.answers[tuple(journal_command(LoggedRun(unit("nothing"))))] = []
         with pytest.raises(NotFound):
             await anext(client.task_logs("nothing"))
 
@@ -211,10 +211,10 @@ async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> Non
 
 
 def test_following_starts_with_everything_unless_a_tail_is_asked_for() -> None:
-    assert {"--lines=all", "--follow"} <= set(journal_command(Run("u"), follow=True))
-    assert "--merge" in journal_command(Run("u"), follow=True)  # else it wants /proc/sys
-    assert "--merge" not in journal_command(Run("u"))
-    assert "--lines=3" in journal_command(Run("u"), follow=True, tail=3)
+    assert {"--lines=all", "--follow"} <= set(journal_command(LoggedRun("u"), follow=True))
+    assert "--merge" in journal_command(LoggedRun("u"), follow=True)  # else it wants /proc/sys
+    assert "--merge" not in journal_command(LoggedRun("u"))
+    assert "--lines=3" in journal_command(LoggedRun("u"), follow=True, tail=3)
 
 
 async def test_without_journalctl_the_reader_is_told_why(host: FakeHost) -> None:
@@ -263,7 +263,7 @@ def _log_threads() -> list[str]:
 
 async def test_a_reader_who_leaves_ends_the_program_and_the_thread() -> None:
     processes = EndlessProcesses()
-    reader = Logs(processes).read(Run("u"), follow=True)
+    reader = Logs(processes).read(LoggedRun("u"), follow=True)
     assert await anext(reader) == b"first\n"
     await reader.aclose()  # type: ignore[attr-defined]
     for thread in threading.enumerate():
@@ -277,7 +277,7 @@ async def test_a_reader_who_leaves_ends_the_program_and_the_thread() -> None:
 async def test_a_reader_who_leaves_while_the_program_starts_ends_it_too() -> None:
     processes = EndlessProcesses()
     processes.may_start.clear()
-    reading = asyncio.ensure_future(anext(Logs(processes).read(Run("u"), follow=True)))
+    reading = asyncio.ensure_future(anext(Logs(processes).read(LoggedRun("u"), follow=True)))
     await asyncio.to_thread(processes.starting.wait, 5)
     reading.cancel()
     await asyncio.wait({reading})
@@ -309,7 +309,7 @@ async def test_a_slow_reader_gets_everything_in_order() -> None:
 
     processes = EndlessProcesses()
     processes.lines = lambda _: Many()  # type: ignore[method-assign]
-    found = [int(line) async for line in Logs(processes).read(Run("u"))]
+    found = [int(line) async for line in Logs(processes).read(LoggedRun("u"))]
 
     assert found == list(range(1000))
 

@@ -14,7 +14,7 @@ from agent.api.presence import Presence, PresenceAnswer, Verdict
 from agent.identity import clone_check as uniqueness
 from agent.identity.clone_check import CloneCheck
 from agent.identity.identity import HostIdentity
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from wire.errors import Conflict, TwineError, Unreachable
 
 AGAIN, SECOND, ALONE = (
@@ -59,7 +59,7 @@ async def holds(condition: Callable[[], bool]) -> None:
 
 
 def a_host(plane: ControlPlane) -> CloneCheck:
-    host = CloneCheck(plane, "boot", EventLog("boot"))
+    host = CloneCheck(plane, "boot", HostEvents("boot"))
     host.served.set()
     return host
 

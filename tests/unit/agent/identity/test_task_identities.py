@@ -19,11 +19,11 @@ from agent.api.task_identity import TaskCertificate
 from agent.identity.identity import HostIdentity
 from agent.identity.task_identities import TaskIdentities
 from agent.runtime.core.records import TaskRecord, key_of
-from agent.runtime.events import EventLog
+from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from control_plane.identity.authority import (
     TASK_LIFE_S,
-    Authority,
+    CertificateAuthority,
     TaskSubject,
     open_authority,
     public_key_of,
@@ -37,7 +37,7 @@ QUICK = RestartPolicy(backoff_s=0.05, backoff_max_s=0.05)
 class Certifier:
     """A control plane that can be away, or refuse."""
 
-    def __init__(self, authority: Authority) -> None:
+    def __init__(self, authority: CertificateAuthority) -> None:
         self.authority, self.bundle = authority, authority.ca_pem
         self.trouble: Exception | None = None
         self.asked: list[str] = []
@@ -71,7 +71,7 @@ class Desk:
     """Identities in a folder, with a clock that tests turn; they begin at the real time."""
 
     def __init__(self, folder: Path, certifier: Certifier) -> None:
-        self.now, self.events, self.lanes = time.time(), EventLog("boot"), Lanes()
+        self.now, self.events, self.lanes = time.time(), HostEvents("boot"), Lanes()
         self._begun = self.events._latest
         self.folder, self.tasks = folder / "identities", {"web-0": WEB}
         self.service = TaskIdentities(

@@ -14,7 +14,7 @@ from builders import IMAGE, FakeHost, a_spec, a_tar, chunks_of, digest_of, runni
 
 from agent.api import ImageFormat, ImagePull
 from agent.images import images
-from agent.images.images import Images
+from agent.images.images import HostImages
 from agent.machine import Property
 from agent.machine.fake import ends_with
 from wire.errors import (
@@ -217,7 +217,7 @@ async def test_an_error_of_the_disk_is_no_bug_of_ours(
 
     async with host.agent() as client:
         with monkeypatch.context() as patch:
-            patch.setattr(Images, "_flush", fails)
+            patch.setattr(HostImages, "_flush", fails)
             with pytest.raises(HostError, match="Input/output error"):
                 await client.put_image(DIGEST, TAR, chunks_of(DATA))
         _nothing_stays(host)

@@ -6,19 +6,19 @@ import pytest
 from builders import a_spec
 
 from agent.api import ImageUser, Volume
-from agent.images.core.image_user import Listed, asks, login, resolve
+from agent.images.core.image_user import ListedUsers, asks, login, resolve
 from agent.runtime.core.records import user_of
-from agent.tasks.core.inside import Command, inside_properties
+from agent.tasks.core.inside import InsideCommand, inside_properties
 from agent.volumes.core.mounts import mount_properties
 from wire.errors import Unprocessable
 
-USERS = Listed(
+USERS = ListedUsers(
     "etc/passwd",
     b"root:x:0:0:root:/root:/bin/sh\ntoor:x:0:0::/root:/bin/sh\n\n# odd\nhalf:x:9\n"
     b"app:x:1000:1001:The App,,:/home/app:/bin/bash\nagain:x:1000:7:::\n"
     b"www data:x:33:33::relative:/bin/sh\nlate:x:44:x:::\nbig:x:4294967295:1::/:\n",
 )
-GROUPS = Listed("etc/group", b"root:x:0:\nstaff:x:1001:app\nwheel:x:10:\nbad name:x:33:\n")
+GROUPS = ListedUsers("etc/group", b"root:x:0:\nstaff:x:1001:app\nwheel:x:10:\nbad name:x:33:\n")
 APP = ImageUser(
     uid=1000,
     gid=1001,
@@ -83,9 +83,9 @@ def test_a_user_that_nobody_knows_is_told_with_what_to_try(user: str, why: str) 
 
 
 def test_an_image_without_lists_takes_numbers_alone() -> None:
-    assert resolve("5:6", Listed(), Listed()) == ImageUser(uid=5, gid=6)
+    assert resolve("5:6", ListedUsers(), ListedUsers()) == ImageUser(uid=5, gid=6)
     with pytest.raises(Unprocessable, match="which it does not have, names no such user"):
-        resolve("app", Listed(), Listed())
+        resolve("app", ListedUsers(), ListedUsers())
 
 
 def test_a_program_is_told_who_it_is_if_the_image_says_so() -> None:
@@ -101,7 +101,7 @@ def test_a_program_is_told_who_it_is_if_the_image_says_so() -> None:
 @pytest.mark.parametrize("home", ["relative", "/a\tb", "/" + "x" * 5000, "/\udc80", ""])
 def test_a_home_that_cannot_be_passed_on_is_the_top(home: str) -> None:
     line = f"app:x:1:1::{home}:{home}".encode(errors="surrogateescape")
-    found = resolve("app", Listed("etc/passwd", line), Listed())
+    found = resolve("app", ListedUsers("etc/passwd", line), ListedUsers())
     assert found
     assert (found.home, found.shell) == ("/", "")
 
@@ -125,7 +125,9 @@ def test_the_root_is_shown_before_volumes_and_let_go_after_them_by_one_shell_eac
     assert (at, first, last) == ("/root", "/data", "")
     assert not {"DynamicUser", "User", "PrivateUsers", "ProtectSystem", "ProtectHome"} & set(found)
     assert not {"ExecStartPre", "ExecStopPost"} & set(
-        inside_properties(found | {"Environment": []}, "web", "/x", "u", Command(("sh",), 1.0))
+        inside_properties(
+            found | {"Environment": []}, "web", "/x", "u", InsideCommand(("sh",), 1.0)
+        )
     )
 
 

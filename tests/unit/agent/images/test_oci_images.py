@@ -24,7 +24,7 @@ from agent.api import (
     asked_for_as,
 )
 from agent.cli.image import fetch
-from agent.images.roots import Roots
+from agent.images.roots import TaskRoots
 from agent.machine import Property
 from agent.machine.fake import ends_with
 from agent.runtime.core.records import TaskRecord
@@ -377,7 +377,7 @@ async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
     digest = an_image(host, registry, BASE, LISTS, config=CONFIG)
     async with host.agent() as client:
         await client.fetch_oci_image(PLACE)
-    roots = Roots(host.fake.btrfs, host.state / "tasks", host.state / "images")
+    roots = TaskRoots(host.fake.btrfs, host.state / "tasks", host.state / "images")
     spec = a_spec(image=digest)
     own_init = replace(spec, relaxations=[Relaxation.OWN_INIT])
     plain, machine = (task_unit(roots, TaskRecord(task_id="web", spec=s)) for s in (spec, own_init))

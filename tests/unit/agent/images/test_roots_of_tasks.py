@@ -10,8 +10,8 @@ from builders import IMAGE, FakeHost, a_spec
 from msgspec.structs import replace
 
 from agent.api import RootMode
-from agent.images.roots import Roots
-from agent.machine import Quota
+from agent.images.roots import TaskRoots
+from agent.machine import QuotaMode
 from wire.errors import HostError
 
 
@@ -19,7 +19,7 @@ def test_the_use_of_an_image_is_written_down_once_a_minute(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     described = host.state / "images" / f"{IMAGE.removeprefix('sha256:')}.json"
-    roots = Roots(host.fake.btrfs, host.state / "tasks", host.state / "images")
+    roots = TaskRoots(host.fake.btrfs, host.state / "tasks", host.state / "images")
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
 
@@ -37,8 +37,8 @@ def test_the_use_of_an_image_is_written_down_once_a_minute(
     assert not used_after(1, "e")
 
 
-def roots_of(host: FakeHost) -> Roots:
-    return Roots(host.fake.btrfs, host.state / "tasks", host.state / "images")
+def roots_of(host: FakeHost) -> TaskRoots:
+    return TaskRoots(host.fake.btrfs, host.state / "tasks", host.state / "images")
 
 
 def test_a_writable_root_is_new_with_each_start_and_bounded(host: FakeHost) -> None:
@@ -58,7 +58,7 @@ def test_a_writable_root_is_new_with_each_start_and_bounded(host: FakeHost) -> N
 
 
 def test_where_nobody_counts_a_writable_root_is_refused_in_words(host: FakeHost) -> None:
-    host.fake.btrfs.can_count = Quota.OFF
+    host.fake.btrfs.can_count = QuotaMode.OFF
     roots = roots_of(host)
     roots.prepare("web", IMAGE)
     with pytest.raises(HostError, match="no quotas, so nothing bounds"):

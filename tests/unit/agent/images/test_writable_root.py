@@ -11,7 +11,7 @@ from agent.api import OciConfig, Relaxation, RootMode, Volume, VolumeKind
 from agent.images.core.writable_root import choose_tops, in_run, is_writable, opened, owner_of_root
 from agent.machine.unit_properties import encode
 from agent.runtime.core.records import has_own_init, key_of
-from agent.tasks.core.inside import Command, inside_properties
+from agent.tasks.core.inside import InsideCommand, inside_properties
 from agent.tasks.core.unit_properties import unit_properties
 from agent.volumes.core.mounts import mount_properties
 
@@ -58,7 +58,7 @@ def test_run_is_in_memory_and_the_same_for_commands_inside() -> None:
     mounts = ["tmpfs", "/run", f"size={size},nr_inodes={size // 4096}", "folder", "/run/pg", ""]
     assert command[-6:] == mounts  # type: ignore[has-type]
     unit = {**unit_properties("db", spec, "/r"), **found}
-    command_inside = Command(("true",), 1.0)
+    command_inside = InsideCommand(("true",), 1.0)
     inside = inside_properties(unit, "db", "/workload.slice/x", "in.service", command_inside)
     assert "ExecStartPre" not in inside
     shm = [str(place).partition(":")[0] for place in unit["TemporaryFileSystem"]]  # type: ignore[attr-defined]

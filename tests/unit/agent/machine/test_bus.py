@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pystemd.dbusexc import DBusBaseError
 
-from agent.machine.bus import CLOSE, Bus, Message, _append, _library, _Reader, open_bus
+from agent.machine.bus import CLOSE, Bus, Message, _append, _BusReader, _library, open_bus
 from agent.machine.unit_properties import encode
 
 NAMES = b"org.example", b"/org/example", b"org.example.A", b"Ask"
@@ -80,7 +80,7 @@ def again(bus: Bus, args: list[tuple[int, object]]) -> object:
     _append(held, message.pointer, args)
     assert held.sd_bus_message_seal(message.pointer, ctypes.c_uint64(1), ctypes.c_uint64(0)) >= 0
     assert held.sd_bus_message_rewind(message.pointer, 1) >= 0
-    return _Reader(message.pointer).values()
+    return _BusReader(message.pointer).values()
 
 
 def test_values_arrive_as_they_were_said(silent: socket.socket) -> None:

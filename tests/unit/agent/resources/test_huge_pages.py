@@ -22,7 +22,7 @@ from agent.resources.core.huge_pages import (
 )
 from agent.runtime.core.records import key_of
 from agent.runtime.core.slices import is_shared_slice, is_without_pages, slice_for
-from agent.tasks.core.inside import Command, inside_properties
+from agent.tasks.core.inside import InsideCommand, inside_properties
 from agent.tasks.core.unit_properties import unit_properties
 
 SMALL, LARGE = 2 << 20, 1 << 30
@@ -104,7 +104,7 @@ def test_the_limit_is_written_before_all_else_and_a_unit_without_one_stays_as_it
 def test_a_command_inside_has_none() -> None:
     whole = unit_properties("web", with_pages(1), "/r") | {"ExecStartPre": [["/bin/mount", "x"]]}
     unit = bounded_unit(whole, bounds(with_pages(1), [SMALL]))
-    asked = Command(("/bin/true",), 1.0)
+    asked = InsideCommand(("/bin/true",), 1.0)
     inside = inside_properties(unit, "web", "/g", "twine-in-web.x.service", asked)
     assert inside["ExecStartPre"] == [command("", none_of([SMALL]))]
     assert "ExecStartPre" not in inside_properties(whole, "web", "/g", "x.service", asked)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.api import Resources, TaskState
 from agent.api.resources import contradiction
-from agent.lease.core.lease import Moment
+from agent.lease.core.lease import LeaseMoment
 from agent.resources.core.exclusive_cpus import (
     Taken,
     allowed_cpus,
@@ -28,7 +28,7 @@ from agent.tasks.core.lifecycle import Action, decide
 from agent.tasks.core.unit_properties import unit_properties
 from wire.cpus import Core
 
-NOW = Moment(wall=100.0, boot_s=100.0)
+NOW = LeaseMoment(wall=100.0, boot_s=100.0)
 TWO_NODES = tuple(Core((n, n + 8), node=n // 4) for n in range(8))
 """Eight cores of two CPUs each, four in each of two nodes: CPUs 0 to 15."""
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agent.api import IoLimit, Limits, Resize, Resources, TaskState
 from agent.api.resources import contradiction
-from agent.lease.core.lease import Moment
+from agent.lease.core.lease import LeaseMoment
 from agent.machine.unit_properties import encode
 from agent.resources.core.limits import (
     absent,
@@ -91,7 +91,7 @@ def test_limits_count_once_the_kernel_says_so() -> None:
 def test_a_change_of_resources_alone_is_made_without_a_restart() -> None:
     old, new = a_spec(), a_spec(generation=2, resources=MUCH)
     task = a_record(spec=new, limits=old.limits, state=TaskState.RUNNING, invocation_id="i1")
-    now = Moment(wall=100.0, boot_s=100.0)
+    now = LeaseMoment(wall=100.0, boot_s=100.0)
 
     decision = decide(task, seen(a_unit(task)), now)
 
@@ -104,7 +104,7 @@ def test_a_change_of_resources_alone_is_made_without_a_restart() -> None:
 def test_a_unit_of_an_earlier_agent_is_left_alone() -> None:  # F-05
     task = a_record(limits=Limits(), state=TaskState.RUNNING, invocation_id="i1")
 
-    assert decide(task, seen(a_unit(task)), Moment(wall=1.0, boot_s=1.0)).action is Action.REST
+    assert decide(task, seen(a_unit(task)), LeaseMoment(wall=1.0, boot_s=1.0)).action is Action.REST
 
 
 def test_a_resize_changes_what_it_names_and_has_a_generation() -> None:

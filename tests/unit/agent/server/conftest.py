@@ -12,7 +12,7 @@ import pytest
 from builders import FakeHost, unit
 
 from agent.cli import main
-from agent.host.logs import Run as LoggedRun
+from agent.host.logs import LoggedRun as LoggedRun
 from agent.host.logs import journal_command
 
 Run = Callable[..., tuple[int, str, str]]

@@ -251,7 +251,7 @@ def test_a_second_agent_ends_with_the_code_for_busy(
 ) -> None:  # F-08
     config = tmp_path / "agent.toml"
     config.write_bytes(_toml(host))
-    monkeypatch.setattr("agent.daemon.real_machine", lambda: host.fake.machine)
+    monkeypatch.setattr("agent.machine.real.real_machine", lambda: host.fake.machine)
     monkeypatch.setattr("wire.log.configure", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["twine-agent", f"--config={config}", "serve"])
 

@@ -11,7 +11,7 @@ from builders import IMAGE, FakeHost, a_spec, unit
 
 from agent.api import Life, TaskState
 from agent.cli import waiting
-from agent.cli.waiting import Watch
+from agent.cli.waiting import StatusWatch
 from agent.client import AgentClient
 from agent.machine.fake import ends_with
 from wire.errors import Unreachable
@@ -55,7 +55,7 @@ async def test_who_waits_goes_on_with_the_next_agent(tmp_path: Path) -> None:
     host.give_image()
     host.fake.systemd.never_up.add(unit("web"))
     async with AgentClient(f"unix:{host.config.socket}") as client:
-        watch = Watch(client)
+        watch = StatusWatch(client)
         async with host.agent():
             await client.put_task("web", a_spec(life=Life(health_gate_s=0.01)))
             before = await watch.known("web")
@@ -84,7 +84,7 @@ async def test_an_agent_that_stays_away_is_told(
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.0)
     async with AgentClient(f"unix:{tmp_path}/nobody.sock") as client:
         with pytest.raises(Unreachable):
-            await Watch(client).verdict("web")
+            await StatusWatch(client).verdict("web")
 
 
 def test_logs_of_a_time_are_asked_for_by_how_long_ago(host: FakeHost, run: Run) -> None:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from agent.api import ImageFormat, TaskState
 from agent.client import AgentClient
-from agent.machine import Machine
+from agent.machine import HostAccess
 from agent.runtime.journal import Journal
 from wire.errors import NotFound, TwineError
 
@@ -63,7 +63,7 @@ class Killer:
             raise Killed
         return call(*args, **kwargs)
 
-    def machine(self, host: FakeHost) -> Machine:
+    def machine(self, host: FakeHost) -> HostAccess:
         whole = host.fake.machine
         return replace(whole, systemd=Mortal(self, whole.systemd), btrfs=Mortal(self, whole.btrfs))
 

@@ -6,7 +6,7 @@ import pytest
 from builders import a_record, a_spec, a_unit, seen
 
 from agent.api import Limits, Resources, TaskState
-from agent.lease.core.lease import Moment
+from agent.lease.core.lease import LeaseMoment
 from agent.resources.core.limits import limit_properties, live_properties
 from agent.tasks.core.lifecycle import decide
 from agent.tasks.core.oomd import OOMD_KILL, is_unclear, killed, told_apart, what_ended
@@ -41,7 +41,7 @@ def test_who_killed_a_task_is_its_result_and_its_reason(said: str, why: str) -> 
     unit = told_apart(ENDED, UNIT, said)
     assert (unit.result, unit.exit_signal) == (OOMD_KILL, "SIGKILL")
     record = a_record(state=TaskState.RUNNING, invocation_id=unit.invocation_id)
-    task = decide(record, seen(unit), Moment(1000.0, 1000.0, 1000.0)).task
+    task = decide(record, seen(unit), LeaseMoment(1000.0, 1000.0, 1000.0)).task
     assert task.state is TaskState.BACKOFF
     assert task.last_exit is not None
     assert task.last_exit.result == OOMD_KILL

@@ -19,7 +19,7 @@ from agent.machine.unit_properties import encode
 from agent.resources.core.limits import limit_properties
 from agent.runtime.core.slices import cgroup_of
 from agent.tasks.core import own_init
-from agent.tasks.core.inside import Command, inside_properties, step_properties
+from agent.tasks.core.inside import InsideCommand, inside_properties, step_properties
 from agent.tasks.core.unit_properties import TASK_HARDENING, unit_properties
 from agent.volumes.core.volumes import OWNER
 
@@ -71,7 +71,7 @@ def test_nothing_that_a_task_says_is_a_word_of_a_program_of_the_host() -> None:
     assert {f"systemd.setenv={k}={v}" for k, v in evil.items()} < set(told)
     assert not any(v in w for v in evil for w in words(found)[: -len(told)])
 
-    command = Command(("env",), 5.0, environment=("TERM=xterm",))
+    command = InsideCommand(("env",), 5.0, environment=("TERM=xterm",))
     group = cgroup_of("web", a_spec())
     inside = inside_properties(found, "web", group, "twine-in-web.exec-1.service", command)
     assert inside["Environment"] == []
@@ -92,7 +92,7 @@ def test_what_is_run_inside_has_the_sandbox_of_the_machine_and_leaves_nothing() 
         configuration={"a": "x"},
         volumes={"data": {"path": "/data"}},
     )
-    command = Command(("true",), 5.0, quiet=True)
+    command = InsideCommand(("true",), 5.0, quiet=True)
     found = inside_properties(whole, "web", group, "twine-in-web.probe.service", command)
     for name in own_init.SANDBOX:
         assert found[name] == whole[name], name

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from agent.api import Exit, Health, Limits, Probe, RestartPolicy, RestartWhen, TaskState
 from agent.api.life import Life
-from agent.lease.core.lease import Moment
+from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord, Wanted
 from agent.tasks.core.lifecycle import Action, Decision, SeenUnit, after_failure, backoff_s, decide
 
 NOW, UP = 100.0, 7000.0
-AT = Moment(wall=NOW, boot_s=UP)
+AT = LeaseMoment(wall=NOW, boot_s=UP)
 S, A = TaskState, Action
 TABLE: list[tuple[str, str, S, A]] = [
     # state          what is seen      new state      action
@@ -188,8 +188,8 @@ def test_a_stepped_clock_makes_no_pause_longer_or_shorter(step_s: float) -> None
     task = a_record(spec=a_spec(restart=policy), state=S.RUNNING, boot_id=BOOT)
     pausing = decide(task, seen(an_ended_unit(task)), AT).task
     pause_s = backoff_s(task, 0)
-    early = decide(pausing, seen(), Moment(NOW + step_s, UP + pause_s - 0.1))
-    due = decide(pausing, seen(), Moment(NOW + step_s, UP + pause_s))
+    early = decide(pausing, seen(), LeaseMoment(NOW + step_s, UP + pause_s - 0.1))
+    due = decide(pausing, seen(), LeaseMoment(NOW + step_s, UP + pause_s))
 
     assert (early.action, early.until) == (A.REST, UP + pause_s)
     assert due.action is A.START

@@ -8,7 +8,7 @@ from builders import a_spec
 from agent.api import Volume, VolumeKind
 from agent.api.volumes import contradiction
 from agent.runtime.core.records import key_of, user_of
-from agent.tasks.core.inside import Command, inside_properties
+from agent.tasks.core.inside import InsideCommand, inside_properties
 from agent.volumes.core.mounts import mount_properties
 from agent.volumes.core.volumes import name_of, read_name, stray_scratch, too_large
 
@@ -52,7 +52,9 @@ def test_volumes_are_mounted_for_the_tasks_user_before_the_start_and_let_go_afte
     assert (root, at_a, at_b, at_c, at_d) == ("/root", "/data", "/work", "/cache", "/theirs")
     assert "DynamicUser" not in found
     assert not {"ExecStartPre", "ExecStopPost"} & set(
-        inside_properties(found | {"Environment": []}, "web", "/x", "u", Command(("sh",), 1.0))
+        inside_properties(
+            found | {"Environment": []}, "web", "/x", "u", InsideCommand(("sh",), 1.0)
+        )
     )
 
 

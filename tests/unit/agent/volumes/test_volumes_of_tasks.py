@@ -11,7 +11,7 @@ from builders import FakeHost, a_spec, gone, running, unit, until
 from agent.api import RestartPolicy, RestartWhen, TaskState, Volume, VolumeKind
 from agent.api.accounts import Account
 from agent.client import AgentClient
-from agent.machine import Quota
+from agent.machine import QuotaMode
 from wire.errors import Conflict, InvalidInput, NotFound, Unprocessable
 
 MIB = 1 << 20
@@ -118,7 +118,7 @@ async def test_a_shared_volume_waits_for_its_owner_and_is_read_only(host: FakeHo
 
 async def test_a_limit_that_nobody_counts_is_refused_by_name(host: FakeHost) -> None:
     """AG9: nothing of the task is taken; without the limit it runs."""
-    host.fake.btrfs.can_count = Quota.OFF
+    host.fake.btrfs.can_count = QuotaMode.OFF
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match=r"volumes\.data\.max_bytes needs quotas"):
             await client.put_task("web", with_volumes())

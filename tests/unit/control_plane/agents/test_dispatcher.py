@@ -18,7 +18,7 @@ from world import a_job, scenario
 
 from agent import api
 from control_plane.agents.core.commands import Start, Stop
-from control_plane.agents.core.stop_queue import Place, StopQueue
+from control_plane.agents.core.stop_queue import QueuePlace, StopQueue
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.observations import Observations
 from control_plane.agents.pool import AgentPool
@@ -324,14 +324,16 @@ def test_a_failure_that_nobody_repeats_is_forgotten():
 @pytest.mark.parametrize("urgent_first", [True, False])
 def test_the_stop_queue_takes_the_urgent_first_and_entitlements_by_turns(urgent_first):
     queue, order = StopQueue(), []
-    places = [Place("m", f"a-{n}") for n in range(3)] + [Place("m", f"b-{n}") for n in range(2)]
+    places = [QueuePlace("m", f"a-{n}") for n in range(3)] + [
+        QueuePlace("m", f"b-{n}") for n in range(2)
+    ]
     if urgent_first:
-        queue.add(Place("m", "x-0"), "c", urgent=True)
+        queue.add(QueuePlace("m", "x-0"), "c", urgent=True)
     for place in places:
         queue.add(place, place.task[0], urgent=False)
     if not urgent_first:
-        queue.add(Place("m", "x-0"), "c", urgent=False)
-        queue.add(Place("m", "x-0"), "c", urgent=True)
+        queue.add(QueuePlace("m", "x-0"), "c", urgent=False)
+        queue.add(QueuePlace("m", "x-0"), "c", urgent=True)
     assert len(queue) == 6
     while (place := queue.first()) is not None:
         queue.take(place)

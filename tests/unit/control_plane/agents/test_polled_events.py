@@ -7,11 +7,11 @@ import pytest
 from aiohttp.test_utils import unused_port
 
 from agent.api import Event, Events
-from control_plane.agents.polled import Patience, PolledAgent, PolledEvents
+from control_plane.agents.polled import PolledAgent, PolledEvents, PollPatience
 from control_plane.runtime.runtime import Runtime
 from wire.errors import Busy, Refused, TwineError, Unreachable
 
-SHORT = Patience(wait_s=0.05, give_up_s=0.2)
+SHORT = PollPatience(wait_s=0.05, give_up_s=0.2)
 
 
 def news(number: int) -> Events:

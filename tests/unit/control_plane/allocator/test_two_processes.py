@@ -16,7 +16,7 @@ from control_plane.errors import UnknownOutcome
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Entry, Put
 from control_plane.store.memory import MemoryStore
-from control_plane.store.outcomes import OUTCOMES, Attempt, Slots
+from control_plane.store.outcomes import OUTCOMES, Slots, WriteAttempt
 from wire.errors import Conflict
 
 
@@ -85,10 +85,10 @@ async def test_a_slot_that_another_writer_moved_is_read_again():
         for slots in (one, other):
             key, revision = await slots.take()
             slots.give_back(key, revision)
-        await Attempt(one, {}, both).make()
+        await WriteAttempt(one, {}, both).make()
         with pytest.raises(Conflict):
-            await Attempt(other, {}, both).make()
-        assert await Attempt(other, {}, both).make()
+            await WriteAttempt(other, {}, both).make()
+        assert await WriteAttempt(other, {}, both).make()
 
 
 async def test_processes_with_names_share_no_slot_and_find_theirs_after_a_restart():
@@ -96,7 +96,7 @@ async def test_processes_with_names_share_no_slot_and_find_theirs_after_a_restar
         both = [Put("a", b""), Put("b", b"")]
         for _ in range(2):
             for writer in ("", "one", "two"):
-                await Attempt(Slots(store, "machines/dc1", writer), {}, both).make()
+                await WriteAttempt(Slots(store, "machines/dc1", writer), {}, both).make()
         keys = [entry.key for entry in (await store.list_prefix(OUTCOMES)).entries]
         assert keys == [f"{OUTCOMES}machines/dc1/{name}0" for name in ("", "one/", "two/")]
 

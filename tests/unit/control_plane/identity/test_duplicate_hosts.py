@@ -16,7 +16,7 @@ from agent.api.presence import Presence, Verdict
 from control_plane.api.duplicates import Duplicate
 from control_plane.errors import UnknownOutcome
 from control_plane.front_end.trail import Query, Trail
-from control_plane.identity.core.duplicates import Finding, Round, found
+from control_plane.identity.core.duplicates import CloneFinding, Round, found
 from control_plane.identity.duplicates import DUPLICATES, DuplicateHosts
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
@@ -150,8 +150,8 @@ def test_a_process_that_ended_after_it_asked_proves_nothing() -> None:
         host = Host()
         old = Presence(mark="m1", boot_id=host.boot)
         again(host)
-        assert found(Round(old, host.presence(), "", [])) is Finding.DOUBT
-        assert found(Round(host.presence(), old, "m1", [])) is Finding.DOUBT
+        assert found(Round(old, host.presence(), "", [])) is CloneFinding.DOUBT
+        assert found(Round(host.presence(), old, "m1", [])) is CloneFinding.DOUBT
 
 
 def test_who_takes_the_address_of_a_running_host_is_the_second() -> None:

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
+from control_plane.identity.authority import (
+    CertificateAuthority,
+    CertificateSubject,
+    OwnIdentity,
+    open_authority,
+)
 from wire import tls
 from wire.tls import Credential
 
@@ -30,9 +35,9 @@ class Clock:
         return time.time() + self.passed_s
 
 
-def issued(authority: Authority, life_s: float) -> Credential:
+def issued(authority: CertificateAuthority, life_s: float) -> Credential:
     """Return a host's credential that lives that long."""
-    return authority.credential(Subject("host", "vm1", (HOST,)), "https://x", life_s)
+    return authority.credential(CertificateSubject("host", "vm1", (HOST,)), "https://x", life_s)
 
 
 def called(own: OwnIdentity, held: Credential) -> None:

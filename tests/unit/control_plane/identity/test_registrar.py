@@ -19,15 +19,15 @@ from agent.api import JoinRequest, MachineFacts
 from control_plane.api.machines import MachineRecord, MachineView, TokenRequest
 from control_plane.identity.authority import (
     LEAF_LIFE_S,
-    Authority,
+    CertificateAuthority,
+    CertificateSubject,
     OwnIdentity,
-    Subject,
     open_authority,
     public_key_of,
 )
 from control_plane.identity.registrar import (
     TOKENS,
-    Failures,
+    JoinFailures,
     Registrar,
     check_named,
     host_of,
@@ -261,7 +261,7 @@ def test_a_wish_for_a_token_is_checked(service: Desk, machine: str, ttl_s: float
 
 def test_failures_are_forgiven_after_a_minute_and_counted_per_address() -> None:
     now = 0.0
-    failures = Failures(Runtime(lambda: now))
+    failures = JoinFailures(Runtime(lambda: now))
     for _ in range(5):
         failures.check("10.0.0.1")
         failures.add("10.0.0.1")
@@ -275,7 +275,7 @@ def test_failures_are_forgiven_after_a_minute_and_counted_per_address() -> None:
 
 
 def test_one_ipv6_host_cannot_use_all_its_addresses() -> None:
-    failures = Failures(Runtime(lambda: 0.0))
+    failures = JoinFailures(Runtime(lambda: 0.0))
     for i in range(5):
         failures.add(f"2001:db8::{i}")
     with pytest.raises(Busy):
@@ -368,8 +368,10 @@ def test_no_leaf_outlives_its_root(tmp_path: Path) -> None:
     now = 1_700_000_000.0
     open_authority(tmp_path / "a.pem", "twine", clock=lambda: now)
     late = now + 10 * 365 * 86_400 - 3600
-    authority: Authority = open_authority(tmp_path / "a.pem", "twine", clock=lambda: late)
-    assert authority.credential(Subject("user", "u"), "").not_after == late + 3600
+    authority: CertificateAuthority = open_authority(
+        tmp_path / "a.pem", "twine", clock=lambda: late
+    )
+    assert authority.credential(CertificateSubject("user", "u"), "").not_after == late + 3600
 
 
 def test_the_control_plane_renews_between_half_and_two_thirds_of_a_life(tmp_path: Path) -> None:
@@ -434,7 +436,9 @@ def test_an_identity_has_a_role_and_a_name() -> None:
 
 
 def test_a_credential_does_not_print_its_key(tmp_path: Path) -> None:
-    held = open_authority(tmp_path / "a.pem", "twine").credential(Subject("user", "u"), "")
+    held = open_authority(tmp_path / "a.pem", "twine").credential(
+        CertificateSubject("user", "u"), ""
+    )
     assert "PRIVATE" not in repr(held)
     assert b"PRIVATE" in msgspec.json.encode(held)
 

@@ -15,7 +15,7 @@ from control_plane.api.maintenance import (
 )
 from control_plane.ops_planner.core.impact import JobNow, overlaps, spared, warnings
 from control_plane.ops_planner.core.waves import (
-    Planned,
+    PlannedWave,
     SeenHost,
     advance,
     divide,
@@ -42,9 +42,9 @@ def a_wave(*machines: str, **changes) -> WaveRecord:
     return WaveRecord(machines=list(machines), **(values | changes))
 
 
-def fleet(msbs: int, racks: int, each: int) -> list[Planned]:
+def fleet(msbs: int, racks: int, each: int) -> list[PlannedWave]:
     return [
-        Planned(f"m-{msb}-{rack}-{n}", ("dc1", f"msb{msb}", "row1", f"rack{rack}"))
+        PlannedWave(f"m-{msb}-{rack}-{n}", ("dc1", f"msb{msb}", "row1", f"rack{rack}"))
         for msb in range(msbs)
         for rack in range(racks)
         for n in range(each)
@@ -71,7 +71,7 @@ def test_without_a_wish_for_waves_all_machines_go_at_once():
 def test_what_matters_least_leaves_first_when_power_is_short():
     """HC13: machines whose tasks have the lowest priority are the first wave."""
     machines = [
-        Planned(f"m{priority}-{n}", ("dc1", "msb1", "row1", f"r{n}"), priority)
+        PlannedWave(f"m{priority}-{n}", ("dc1", "msb1", "row1", f"r{n}"), priority)
         for priority in (900, 100, 500)
         for n in range(2)
     ]

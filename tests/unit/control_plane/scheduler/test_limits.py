@@ -18,7 +18,7 @@ from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.limits import LimitName, LimitView
 from control_plane.api.machines import EventKind, MachineState
 from control_plane.api.maintenance import MaintenanceWish, Work
-from control_plane.runtime.limits import Limit, Limits
+from control_plane.runtime.limits import FrontEndLimits, Limit
 from wire.errors import NotFound
 
 LARGE = TaskLimits(memory_max_bytes=700 << 20)
@@ -74,7 +74,7 @@ def test_a_limit_lets_a_burst_pass_then_its_rate_and_everything_while_it_is_lift
 
 
 def test_a_limit_that_nobody_has_is_not_found():
-    limits = Limits()
+    limits = FrontEndLimits()
     first = limits.of(LimitName.STOPS, 1.0, 1)
     assert limits.of(LimitName.STOPS, 9.0, 9) is first
     assert limits.find("stops") is first

@@ -15,7 +15,7 @@ from virtual_time import RUNTIME, clock
 from agent import api
 from agent.api import Health, ProfileState, TaskState
 from agent.usage import TaskUsage, Usages
-from control_plane.agents.polled import Patience, PolledEvents
+from control_plane.agents.polled import PolledEvents, PollPatience
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.core.capacity import usable_memory
 from wire.errors import Busy, Conflict, NotFound, Refused, Unprocessable, Unreachable
@@ -434,7 +434,7 @@ class FakeAgent:
         async def knock() -> bool:
             return self.machine.reachable
 
-        return PolledEvents(self.get_events, knock, RUNTIME, after, Patience(3.0, PATIENCE_S))
+        return PolledEvents(self.get_events, knock, RUNTIME, after, PollPatience(3.0, PATIENCE_S))
 
     async def close(self) -> None:
         return None

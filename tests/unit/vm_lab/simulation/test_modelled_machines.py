@@ -13,10 +13,10 @@ from vm_lab.region import agent
 from vm_lab.region.history import History
 from vm_lab.region.link import GIVE_UP_S, POLL_S, AgentLink
 from vm_lab.region.loop import Timeline
-from vm_lab.region.machine import Machine, Setting
-from vm_lab.region.network import Condition, Network
+from vm_lab.region.machine import MachineSetting, SimulatedMachine
+from vm_lab.region.network import Condition, SimulatedNetwork
 from vm_lab.region.observer import Observer
-from vm_lab.region.plane import Life
+from vm_lab.region.plane import PlaneLife
 from wire.errors import (
     Busy,
     Conflict,
@@ -36,12 +36,12 @@ class World:
     def __init__(self) -> None:
         self.timeline = Timeline()
         history = History(self.timeline)
-        self.setting = Setting(self.timeline, history)
+        self.setting = MachineSetting(self.timeline, history)
         self.setting.known_images.add(IMAGE)
-        self.network = Network(self.timeline)
-        self.machine = Machine(self.setting, "m1", api.Location(), "seed")
+        self.network = SimulatedNetwork(self.timeline)
+        self.machine = SimulatedMachine(self.setting, "m1", api.Location(), "seed")
         self.network.connect(self.machine)
-        self.life = Life(1, self.timeline, history, Observer())
+        self.life = PlaneLife(1, self.timeline, history, Observer())
         self.link = AgentLink(self.network, self.life, self.machine)
 
     def run(self, body: Callable[[], Awaitable[None]]) -> None:
