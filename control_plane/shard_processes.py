@@ -75,13 +75,13 @@ class ShardProcesses(RunningShards):
 
     async def _move(self, pool: str, to: int) -> None:
         source = self._ownership.shard_of(pool)
-        await self._ownership.announce(pool, to)
         try:
+            await self._ownership.announce(pool, to)
             await self._until_released(pool, source)
-        except TwineError:
+            await self._write(pool, to)
+        except TwineError:  # also where nothing says whether it was announced
             await self._withdraw(pool)
             raise
-        await self._write(pool, to)
 
     async def _until_released(self, pool: str, source: int) -> None:
         ends = self._runtime.now() + _RELEASE_S

@@ -134,11 +134,11 @@ class RoleLeaders:
                 f"cannot run {self.own.name}: no control plane with --role core has led this store",
                 hint="start `twine-control-plane serve --role core` first, with the same [etcd]",
             )
-        if (self.own.shard or 0) >= core.shards:
+        if self.own.shards != core.shards or (self.own.shard or 0) >= core.shards:
             raise ConfigError(
-                f"cannot run {self.own.name}: the region has {core.shards} shards, 0 to"
-                f" {core.shards - 1}",
-                hint="set [scheduler] shards alike for all processes",
+                f"cannot run {self.own.name} with shards = {self.own.shards}: the core has"
+                f" {core.shards}, 0 to {core.shards - 1}",
+                hint="set [scheduler] shards alike for all processes, and restart the core first",
             )
 
     def _heard(self, name: str, _: RoleProcess | None, after: RoleProcess | None) -> None:
@@ -146,13 +146,15 @@ class RoleLeaders:
             return
         if name == (self.own.lock or _FIRST) and after.life != self.own.life:
             if after.epoch > self._store.epoch():
-                error = Busy(f"another process leads {self.own.name} now: {after.host}")
-                self._replaced.set_exception(error)
+                self._end(f"another process leads {self.own.name} now: {after.host}")
         elif name == _FIRST and not self.own.is_core and after.role != CORE:
-            error = Busy(f"{self.own.name} ends: a control plane with --role {after.role} leads")
-            self._replaced.set_exception(error)
+            self._end(f"{self.own.name} ends: a control plane with --role {after.role} leads")
         else:
             self._epoch = max(self._epoch, after.epoch)
+
+    def _end(self, why: str) -> None:
+        self._replaced.set_exception(Busy(why))
+        self._replaced.exception()  # whoever runs the process asks with `wait_replaced`
 
 
 def away(shard: int, why: str) -> Unreachable:

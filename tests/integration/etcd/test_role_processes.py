@@ -193,7 +193,7 @@ async def test_a_paused_leader_of_a_shard_that_wakes_up_is_refused_and_ends(
         await region.until(lambda: region.is_stable("j1"), "the second process leads")
         first.send(signal.SIGCONT)
         assert first.process is not None
-        assert await asyncio.to_thread(first.process.wait, 60) == Busy.exit_code
+        assert await asyncio.to_thread(first.process.wait, 180) == Busy.exit_code
         assert first.said("lead")
         assert await region.is_stable("j1")
         assert region.started() == before
@@ -201,20 +201,22 @@ async def test_a_paused_leader_of_a_shard_that_wakes_up_is_refused_and_ends(
 
 async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_path: Path) -> None:
     """SH1: all roles in one process beside shards in others would be two owners."""
-    async with region_of_processes(tmp_path, one, 2) as region:
+    async with region_of_processes(tmp_path, one, 2, ttl_s=60) as region:
         whole = region.made("whole", "all")
         core, shard = region.processes[:2]
         core.end(signal.SIGTERM)
+        shard.send(signal.SIGSTOP)  # its lease goes on for a minute
         whole.start()
         assert whole.process is not None
-        assert await asyncio.to_thread(whole.process.wait, 60) == Busy.exit_code
+        assert await asyncio.to_thread(whole.process.wait, 180) == Busy.exit_code
         assert whole.said("shard-1")
-        await shard.until_said("--role all leads")
+        shard.send(signal.SIGCONT)
         assert shard.process is not None
-        assert await asyncio.to_thread(shard.process.wait, 60) == Busy.exit_code
+        assert await asyncio.to_thread(shard.process.wait, 180) == Busy.exit_code
+        assert shard.said("--role all leads")
         shard.start()
         assert shard.process is not None
-        assert await asyncio.to_thread(shard.process.wait, 60) == Busy.exit_code
+        assert await asyncio.to_thread(shard.process.wait, 180) == Busy.exit_code
         assert shard.said("--role core")
 
 

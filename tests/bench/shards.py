@@ -1,0 +1,112 @@
+"""What does a machine cost with one, two and four shards that are processes of their own?
+
+    python -m tests.bench.shards [--machines 20] [--shards 1 2 4] [--seconds 30] [--json]
+
+A core and that many processes of shards on one etcd, with production agents on machines in memory,
+`--machines` for each shard, one task each. `cpu_ms_N` are milliseconds of computing per machine and
+minute of all processes of N shards while nothing happens: polls, and following the store.
+`restart_ms_N` is what they compute per machine to restart every task. `mib_N` is the memory of one
+such process. `growth` is `cpu_ms` with the most shards over that with the fewest (goal: 0.85 to
+1.15, which is what "scales out" means); `forwarded_ms` the median time of a request about a job in
+another process less that about one in the core's own shard (goal: 1 ms).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from tests.etcd import Cluster, etcd_cluster
+from tests.role_processes import RegionOfProcesses, region_of_processes, used
+
+_ASKED = 200
+"""Requests of which the median is taken."""
+
+
+def main() -> None:
+    """Measure, and print one JSON line or one line for each figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--machines", type=int, default=20, help="for each shard")
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--seconds", type=float, default=30.0, help="for which nothing happens")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    logging.disable(logging.WARNING)
+    found: dict[str, float] = {}
+    for shards in given.shards:
+        with etcd_cluster(1) as cluster, tempfile.TemporaryDirectory(prefix="tsh-") as folder:
+            work = measured(Path(folder), cluster, shards, given.machines, given.seconds)
+            found |= asyncio.run(work)
+    first, last = min(given.shards), max(given.shards)
+    found["growth"] = round(found[f"cpu_ms_{last}"] / found[f"cpu_ms_{first}"], 2)
+    if given.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:16} {value:g}")
+
+
+async def measured(
+    folder: Path, cluster: Cluster, shards: int, machines: int, seconds: float
+) -> dict[str, float]:
+    """Return the figures of a region with so many processes of shards."""
+    async with region_of_processes(folder, cluster, shards + 1) as region:
+        await region.join(machines * shards + 1)
+        image = await region.image()
+        await region.entitle("own", 1, 0)
+        await region.run("own", "own", 1, image)
+        for number in range(1, shards + 1):
+            await region.entitle(f"e{number}", machines, number)
+            await region.run(f"j{number}", f"e{number}", machines, image)
+        everything = machines * shards
+        began, began_at = cpu_s(region), time.monotonic()
+        await asyncio.sleep(seconds)
+        idle_s, minutes = cpu_s(region) - began, (time.monotonic() - began_at) / 60
+        began = cpu_s(region)
+        for number in range(1, shards + 1):
+            await restarted(region, f"j{number}", machines)
+        restart_s = cpu_s(region) - began
+        found = {
+            f"cpu_ms_{shards}": round(1000 * idle_s / minutes / everything, 1),
+            f"restart_ms_{shards}": round(1000 * restart_s / everything, 1),
+            f"mib_{shards}": round(max(used(p)[1] for p in region.processes[1:]) / (1 << 20), 1),
+        }
+        own_s, other_s = await asked_s(region, "own"), await asked_s(region, "j1")
+        return found | {"forwarded_ms": round(1000 * (other_s - own_s), 2)}
+
+
+def cpu_s(region: RegionOfProcesses) -> float:
+    """Return the CPU seconds of all processes of shards."""
+    return sum(used(process)[0] for process in region.processes[1:])
+
+
+async def restarted(region: RegionOfProcesses, job: str, machines: int) -> None:
+    """Restart every task of a job, and return when that is done."""
+    await region.client.change_job("restart", job)
+
+    async def is_done() -> bool:
+        record = (await region.client.get_job(job)).record
+        done = [t for t in record.tasks if t.version == record.version]
+        return len(done) == machines and await region.is_stable(job)
+
+    await region.until(is_done, f"{job} is restarted")
+
+
+async def asked_s(region: RegionOfProcesses, job: str) -> float:
+    """Return the median time of a request about a job, in seconds."""
+    took = []
+    for _ in range(_ASKED):
+        began = time.perf_counter()
+        await region.client.get_job(job)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What a process makes of the elections of all roles (docs/adr/0154)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.api import Location
+from agent.api.term import HEADER, OWNER_HEADER, read_term
+from control_plane.api.machines import MachineRecord
+from control_plane.api.ownership import EntitlementOwner
+from control_plane.runtime.following import Following
+from control_plane.shards.ownership import OwnershipMap
+from control_plane.shards.processes import OwnRole, RoleLeaders
+from control_plane.store.memory import MemoryStore
+from wire.errors import Busy, ConfigError, Unreachable
+
+CORE = OwnRole(name="core", shards=3, url="https://core:7440")
+FIRST = OwnRole(name="shard-1", shard=1, shards=3, url="https://one:7441")
+
+
+async def elected(store: MemoryStore, role: OwnRole, epoch: int) -> None:
+    """Write what an election writes."""
+    await store.txn({}, role.announced(epoch))
+
+
+async def test_the_newest_epoch_of_any_role_counts_and_every_process_says_it() -> None:
+    """SH3: a machine that passes to another shard never hears a lower number."""
+    async with MemoryStore() as store:
+        await elected(store, CORE, 4)
+        await elected(store, FIRST, 7)
+        for role in (CORE, FIRST):
+            leaders = RoleLeaders(store, role)
+            await leaders.load()
+            ownership = OwnershipMap(store)
+            ownership.epoch = leaders.epoch
+            await ownership.load()
+            assert ownership.number() == 7
+
+
+async def test_a_deposed_leader_says_no_number_of_its_successors_time() -> None:
+    """AV2: it hears of its successor before it hears of later epochs, and ends."""
+    async with MemoryStore() as store:
+        await elected(store, CORE, 1)
+        await elected(store, FIRST, 2)
+        leaders = RoleLeaders(store, FIRST)
+        following = Following(store, [leaders.table])
+        await leaders.load()
+        running = asyncio.create_task(following.run())
+        await elected(store, CORE, 3)
+        assert await following.reached(store.revision(), 5.0)
+        assert leaders.epoch() == 3
+        successor = OwnRole(name="shard-1", shard=1, shards=3, url="https://two:7441")
+        await elected(store, successor, 4)
+        await elected(store, CORE, 5)
+        assert await following.reached(store.revision(), 5.0)
+        with pytest.raises(Busy, match="another process leads shard-1"):
+            await asyncio.wait_for(leaders.wait_replaced(), 5.0)
+        assert leaders.epoch() == 3
+        running.cancel()
+
+
+async def test_a_shard_without_a_core_that_fits_does_not_start() -> None:
+    async with MemoryStore() as store:
+        with pytest.raises(Busy, match="--role core"):
+            await RoleLeaders(store, FIRST).load()
+        await elected(store, OwnRole(name="all", shards=3), 1)
+        with pytest.raises(Busy, match="--role core"):
+            await RoleLeaders(store, FIRST).load()
+        await elected(store, OwnRole(name="core", shards=2), 2)
+        with pytest.raises(ConfigError, match="shards = 3: the core has 2"):
+            await RoleLeaders(store, FIRST).load()
+
+
+async def test_hosts_hear_one_life_of_the_store_from_all_processes() -> None:
+    """The core's, no further than each has followed (docs/adr/0111)."""
+    async with MemoryStore() as store:
+        await elected(store, CORE, 1)
+        said = []
+        for role in (CORE, FIRST):
+            leaders = RoleLeaders(store, role)
+            leaders.following = Following(store, [leaders.table])
+            await leaders.load()
+            said.append(read_term(leaders.headers()[HEADER]))
+        assert said[0] == said[1]
+        assert said[0] is not None
+        assert said[0].began == said[0].now == store.revision()
+
+
+async def test_a_shard_that_never_led_is_away_and_another_ones_machine_is_not_commanded() -> None:
+    """AV7: the error may be tried again; hosts take no change with number 0."""
+    async with MemoryStore() as store:
+        await elected(store, CORE, 1)
+        leaders = RoleLeaders(store, CORE)
+        await leaders.load()
+        with pytest.raises(Unreachable, match="shard 2 is away") as refusal:
+            leaders.url_of(2)
+        assert refusal.value.retryable
+        ownership = OwnershipMap(store)
+        ownership.is_ours, ownership.epoch = CORE.runs, leaders.epoch
+        await ownership.load()
+        async with ownership.table.lock("web"):
+            await ownership.table.commit("web", EntitlementOwner(entitlement="web", shard=2))
+        machine = MachineRecord(
+            machine="m1", location=Location(), machine_type="small", entitlement="web"
+        )
+        ownership.find_machine = {"m1": machine}.get
+        assert ownership.said("m1") == {OWNER_HEADER: "web/0"}
+
+
+async def test_a_withdrawn_move_cannot_be_released_any_more() -> None:
+    """SH4: what the old shard says too late is refused."""
+    async with MemoryStore() as store:
+        core, shard = OwnershipMap(store), OwnershipMap(store)
+        await core.announce("web", 2)
+        await shard.load()
+        assert shard.moves_to("web") == 2
+        await core.announce("web", None)
+        with pytest.raises(Exception, match="ownerships/web"):
+            await shard.release("web")
+        assert not await core.is_released("web")
+        await core.announce("web", 1)
+        await shard.table.list_again()
+        await shard.release("web")
+        assert await core.is_released("web")
+        await core.move("web", 1)
+        assert not await core.is_released("web")
+        assert (core.shard_of("web"), core.moves_to("web")) == (1, None)
