@@ -216,7 +216,7 @@ async def test_a_member_whose_disk_is_full_is_done_without(tmp_path: Path) -> No
     """AV1: etcd ends there; the other two take all writes, none that was acknowledged is lost."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    run("mount", "-t", "tmpfs", "-o", "size=300m", "none", str(disk))
+    run("mount", "-t", "tmpfs", "-o", "size=700m", "none", str(disk))
     try:
         with etcd_cluster(3, disk) as cluster:
             folder = next(disk.iterdir())
@@ -224,7 +224,7 @@ async def test_a_member_whose_disk_is_full_is_done_without(tmp_path: Path) -> No
             cluster.members[0].kill()
             kept = tmp_path / "kept"
             shutil.copytree(small, kept)
-            run("mount", "-t", "tmpfs", "-o", "size=132m", "none", str(small))
+            run("mount", "-t", "tmpfs", "-o", "size=300m", "none", str(small))
             try:
                 shutil.copytree(kept, small, dirs_exist_ok=True)
                 small.chmod(0o700)
@@ -240,7 +240,7 @@ async def test_a_member_whose_disk_is_full_is_done_without(tmp_path: Path) -> No
 
 async def fill_disk(cluster: Cluster, small: Path) -> None:
     """Write while the first member's disk has no room, until that member has ended."""
-    settings = EtcdSettings(endpoints=cluster.urls, prefix="/full", standby=False)
+    settings = EtcdSettings(endpoints=cluster.urls, prefix="/full", standby=False, ttl_s=30)
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
         slots, made = Slots(store, "lane"), {}
         free = os.statvfs(small).f_bavail * os.statvfs(small).f_frsize
@@ -253,6 +253,7 @@ async def fill_disk(cluster: Cluster, small: Path) -> None:
                 made[f"k/{n % 20}"] = revision, value
                 n += 1
             except (Busy, UnknownOutcome):
+                assert store.failure() == ""
                 await asyncio.sleep(0.1)
         found = {e.key: (e.revision, e.value) for e in (await store.list_prefix("k/")).entries}
         assert found == made
