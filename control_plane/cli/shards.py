@@ -12,6 +12,7 @@ from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.errors import InvalidInput, NotFound
 from wire.routes import decode_json
 
 if TYPE_CHECKING:
@@ -100,3 +101,38 @@ def _told(moved: ShardMoved, *, plan: bool) -> str:
         f"entitlement {moved.entitlement} {verb} from shard {moved.from_shard} to"
         f" {moved.to_shard}, with {moved.machines} machines and {len(moved.jobs)} jobs"
     )
+
+
+@shard.command("drain")
+@click.argument("number", type=click.IntRange(min=0))
+@click.option("--plan", is_flag=True, help="Only say what would move.")
+@output_option
+@click.pass_obj
+def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
+    """Give all entitlements of a shard to those with the fewest machines; no task restarts.
+
+    Entitlements that are created meanwhile may come to it: drain it again until nothing moves.
+    """
+
+    async def work(client: ControlPlaneClient) -> list[ShardMoved]:
+        loads = {one.shard: one for one in (await client.list_shards()).shards}
+        if number not in loads:
+            raise NotFound(f"there is no shard {number}", hint="twinectl shard list")
+        machines = {shard: one.machines for shard, one in loads.items() if shard != number}
+        if not machines:
+            raise InvalidInput(f"shard {number} is the only one: nothing can take its entitlements")
+        done = []
+        for entitlement in loads[number].entitlements:
+            to = min(machines, key=lambda shard: (machines[shard], shard))
+            done.append(await client.move_entitlement(entitlement, to, dry_run=plan))
+            machines[to] += done[-1].machines
+        return done
+
+    moved = target.ask(work)
+
+    def tell() -> None:
+        for one in moved:
+            click.echo(show.printable(_told(one, plan=plan)))
+        click.echo(f"{len(moved)} entitlements")
+
+    show.emit(output, moved, tell)

@@ -42,7 +42,7 @@ from wire.errors import Busy, Conflict, TwineError
 
 log = logging.getLogger(__name__)
 _BELOW_ALL = Numbers(0, 0)
-_NOTE, _SHIFT = b"migration", b"shift"
+_NOTE, _MIGRATING, _SHIFT = b"migration", b"migrating", b"shift"
 _NEVER = (1 << 63) - 1
 """A revision that no key has."""
 _PAGE = 1000
@@ -94,7 +94,7 @@ class EtcdStore:
             leadership.of_role(self._role, lambda epoch: map(self._put, self._announce(epoch)))
             revision = await leadership.take(self._standing_by if self._settings.standby else None)
             stack.push_async_callback(leadership.give_up)
-            revision += await self._read_meta()
+            revision += await self._read_meta(leadership)
             self._feed, self._newest = Feed(revision, revision, self._history), revision
             self._moved = asyncio.Event()
             for loop in (self._follow(self._feed), self._compact_forever(self._feed)):
@@ -221,12 +221,30 @@ class EtcdStore:
             raise self._stale(leadership, {}, answer)
         self.note, self._shift = note, shift
 
-    async def _read_meta(self) -> int:
-        """Return what revisions lack, and refuse a store that is moved or being moved."""
+    async def _read_meta(self, leadership: Leadership) -> int:
+        """Return what revisions lack; refuse a store that is moved or is being moved.
+
+        A migration says first that it is there, then looks for other leaders; they lead first, then
+        look for it: so at least one of the two is refused.
+        """
+        passing = self._meta + _MIGRATING
+        if self._migrating:
+            request = self._request(leadership, {}, [])
+            request.success.append(pb.RequestOp(request_put=leadership.passing(passing)))
+            answer = await self._client.write(request)
+            if not answer.succeeded:
+                raise self._stale(leadership, {}, answer)
         end = self._meta[:-1] + b"0"  # the byte after the slash
-        request = pb.RangeRequest(key=self._meta, range_end=end)
-        answer = await self._client.read("KV/Range", request)
+        answer = await self._client.read("KV/Range", pb.RangeRequest(key=self._meta, range_end=end))
         found = {kv.key.removeprefix(self._meta): kv.value for kv in answer.kvs}
+        own = leadership.key.removeprefix(self._meta)
+        others = [key for key in found if key.startswith(b"leader") and key != own]
+        if others if self._migrating else _MIGRATING in found:
+            name = found[others[0] if self._migrating else _MIGRATING].decode()
+            raise Busy(
+                f"cannot open the store: another process has it ({name})",
+                hint="a migration needs it alone: stop all control planes, or wait until it ends",
+            )
         self._shift = int(found.get(_SHIFT, b"0"))
         self.note = None
         if _NOTE in found:

@@ -90,6 +90,10 @@ class Leadership:
             except TwineError as e:  # it expires by itself
                 log.warning("cannot end the lease", extra={"why": e})
 
+    def passing(self, key: bytes) -> pb.PutRequest:
+        """Return a write of a key that goes away with the lease."""
+        return pb.PutRequest(key=key, value=self._name.encode(), lease=self._lease)
+
     def failure(self) -> str:
         """Return why this process no longer leads; empty: it leads."""
         if self.lost.done():

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -23,9 +24,11 @@ from control_plane.client import ControlPlaneClient
 from control_plane.config import Config, EtcdSettings
 from control_plane.daemon import serve
 from control_plane.restore_store import copy_all, restore
-from control_plane.store import Delete, Put, Store, migration
+from control_plane.store import Delete, Put, Store, etcd, migration
 from control_plane.store.bulk import put_all
 from control_plane.store.etcd import EtcdStore
+from control_plane.store.etcd_client import EtcdClient
+from control_plane.store.leadership import Leadership
 from control_plane.store.opening import main_store, stopped_store
 from control_plane.store.records import RESTORED
 from control_plane.store.sqlite import SqliteStore
@@ -259,6 +262,35 @@ async def test_a_store_in_use_is_not_moved_and_nothing_is_changed(both: Config) 
     assert await openable(both) == ["sqlite"]
 
 
+class OtherRole(Leadership):
+    """Leads a role of its own on the same store."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.key += b"-shard-1"
+
+
+async def test_no_leader_of_another_role_and_no_migration_have_one_store_together(
+    both: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AV2: whichever comes second is refused, and a migration that has ended is in no one's way."""
+    await fill(both, 10)
+
+    async with EtcdClient(both.etcd) as client:
+        root = f"{both.etcd.prefix}/meta/".encode()
+        other = OtherRole(client, root, both.etcd.ttl_s, "other")
+        await other.take(None)
+        with pytest.raises(Busy, match=r"another process has it \(other\)"):
+            await migrate_store.move(both, to_etcd=False)
+        await other.give_up()
+        async with EtcdStore(both.etcd, migrating=True):
+            monkeypatch.setattr(etcd, "Leadership", OtherRole)
+            with pytest.raises(Busy, match="another process has it"):
+                await EtcdStore(both.etcd).__aenter__()
+            monkeypatch.undo()
+    assert await openable(both) == ["etcd"]
+
+
 async def test_ends_that_do_not_fit_are_refused_with_one_error(both: Config) -> None:
     with pytest.raises(ConfigError, match="names no etcd cluster"):
         await migrate_store.move(sqlite_of(both), to_etcd=True)
@@ -362,8 +394,8 @@ async def test_a_restored_cluster_is_put_back_as_a_store_that_asks_first(
 async def test_a_started_control_plane_does_not_open_half_a_store(both: Config) -> None:
     """A standby that waits for the lease of a killed migration ends with the reason."""
     await fill(sqlite_of(both), 10)
-    async with EtcdStore(both.etcd, migrating=True) as etcd:
-        end = migrate_store.EtcdEnd(etcd, "/x")
+    async with EtcdStore(both.etcd, migrating=True) as target:
+        end = migrate_store.EtcdEnd(target, "/x")
         source = migrate_store.SqliteSource(both.store_path)
         async with source.store:
             with pytest.raises(KeyError):

@@ -91,7 +91,9 @@ async def test_a_cluster_that_answers_after_half_a_second_keeps_its_leader(
     three: Cluster, tmp_path: Path
 ) -> None:
     """AV2: slow is not gone: the lease is renewed, all writes are made, no change is missed."""
-    async with slow(three.urls[0]) as url, asyncio.timeout(PATIENCE_S):
+    relay = Relay(three.urls[0])
+    relay.answers_after_s = SLOW_S
+    async with relay.running() as url, asyncio.timeout(PATIENCE_S):
         settings = EtcdSettings(endpoints=[url], prefix=f"/{tmp_path.name}", standby=False)
         async with EtcdStore(settings) as store:
             watch = store.watch("k/", store.revision())
@@ -106,32 +108,74 @@ async def test_a_cluster_that_answers_after_half_a_second_keeps_its_leader(
             assert store.failure() == ""
 
 
-@asynccontextmanager
-async def slow(url: str) -> AsyncIterator[str]:
-    """Relay to a member; each piece that it sends arrives half a second later."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    relays: set[asyncio.Task[None]] = set()
-    ends: list[asyncio.StreamWriter] = []
+class Relay:
+    """A way to one member that can be slow, or lose what goes in one direction."""
 
-    async def relay(source: asyncio.StreamReader, to: asyncio.StreamWriter, by_s: float) -> None:
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self._member = host, int(port)
+        self.answers_after_s = 0.0
+        self.loses_answers = self.loses_requests = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: list[asyncio.StreamWriter] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Yield the URL at which it listens."""
+        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            for task in self._tasks:
+                task.cancel()
+            for end in self._ends:
+                end.close()
+            closed = (end.wait_closed() for end in self._ends)
+            await asyncio.gather(*self._tasks, *closed, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection(*self._member)
+        self._ends += [requests, writer]
+        for work in (self._requests(reader, requests), self._answers(answers, writer)):
+            self._tasks.add(asyncio.create_task(work))
+
+    async def _requests(self, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            if not self.loses_requests:
+                to.write(data)
+        to.close()
+
+    async def _answers(self, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         while data := await source.read(1 << 16):
-            loop.call_later(by_s, to.write, data)
-        loop.call_later(by_s, to.close)
+            if not self.loses_answers:
+                loop.call_later(self.answers_after_s, to.write, data)
+        loop.call_later(self.answers_after_s, to.close)
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, requests = await asyncio.open_connection(host, int(port))
-        for one in (relay(reader, requests, 0), relay(answers, writer, SLOW_S)):
-            relays.add(asyncio.create_task(one))
-        ends.extend((requests, writer))
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for task in relays:
-            task.cancel()
-        for end in ends:
-            end.close()
-        await asyncio.gather(*relays, *(end.wait_closed() for end in ends), return_exceptions=True)
+@pytest.mark.parametrize(("answers", "requests"), [(True, False), (False, True), (True, True)])
+async def test_a_leader_that_is_cut_off_from_etcd_stops_before_another_leads(
+    three: Cluster, tmp_path: Path, answers: bool, requests: bool
+) -> None:
+    """AV2: one way or both: a write without an answer is made or not, and never made later."""
+    relay, prefix = Relay(three.urls[0]), f"/{tmp_path.name}"
+    async with asyncio.timeout(PATIENCE_S), relay.running() as url:
+        settings = EtcdSettings(endpoints=[url], prefix=prefix, ttl_s=2)
+        other = EtcdSettings(endpoints=three.urls[1:], prefix=prefix, ttl_s=2)
+        async with EtcdStore(settings) as first:
+            revision = await first.txn({}, [Put("a", b"first")])
+            relay.loses_answers, relay.loses_requests = answers, requests
+            late = asyncio.ensure_future(first.txn({"a": revision}, [Put("a", b"late")]))
+            async with EtcdStore(other) as second:
+                assert first.failure() != ""
+                entry = await second.get("a")
+                assert entry is not None
+                assert entry.value == (b"first" if requests else b"late")
+                await second.txn({"a": entry.revision}, [Put("a", b"second")])
+                relay.loses_answers = relay.loses_requests = False
+                with pytest.raises((Busy, UnknownOutcome)):
+                    await late
+                with pytest.raises(Busy):
+                    await first.txn({"a": revision}, [Put("a", b"later")])
+                assert (await second.get("a")).value == b"second"
 
 
 def ask(url: str, what: str, **words: object) -> Any:
@@ -172,7 +216,7 @@ async def test_a_member_whose_disk_is_full_is_done_without(tmp_path: Path) -> No
     """AV1: etcd ends there; the other two take all writes, none that was acknowledged is lost."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    run("mount", "-t", "tmpfs", "-o", "size=300m", "none", str(disk))
+    run("mount", "-t", "tmpfs", "-o", "size=700m", "none", str(disk))
     try:
         with etcd_cluster(3, disk) as cluster:
             folder = next(disk.iterdir())
@@ -180,7 +224,7 @@ async def test_a_member_whose_disk_is_full_is_done_without(tmp_path: Path) -> No
             cluster.members[0].kill()
             kept = tmp_path / "kept"
             shutil.copytree(small, kept)
-            run("mount", "-t", "tmpfs", "-o", "size=132m", "none", str(small))
+            run("mount", "-t", "tmpfs", "-o", "size=300m", "none", str(small))
             try:
                 shutil.copytree(kept, small, dirs_exist_ok=True)
                 small.chmod(0o700)
@@ -196,7 +240,7 @@ async def test_a_member_whose_disk_is_full_is_done_without(tmp_path: Path) -> No
 
 async def fill_disk(cluster: Cluster, small: Path) -> None:
     """Write while the first member's disk has no room, until that member has ended."""
-    settings = EtcdSettings(endpoints=cluster.urls, prefix="/full", standby=False)
+    settings = EtcdSettings(endpoints=cluster.urls, prefix="/full", standby=False, ttl_s=30)
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
         slots, made = Slots(store, "lane"), {}
         free = os.statvfs(small).f_bavail * os.statvfs(small).f_frsize
@@ -209,6 +253,7 @@ async def fill_disk(cluster: Cluster, small: Path) -> None:
                 made[f"k/{n % 20}"] = revision, value
                 n += 1
             except (Busy, UnknownOutcome):
+                assert store.failure() == ""
                 await asyncio.sleep(0.1)
         found = {e.key: (e.revision, e.value) for e in (await store.list_prefix("k/")).entries}
         assert found == made

@@ -39,3 +39,21 @@ def test_a_move_is_planned_and_done_and_kept_in_the_audit_log(region: Region) ->
     assert "entitlement/front" in ctl(region, "audit", "-o", "json").stdout
     same = ctl(region, "shard", "move", "front", "--to", "0")
     assert same.stdout == "entitlement front is in shard 0 already\n"
+
+
+def test_a_shard_is_drained_into_those_with_the_fewest_machines(region: Region) -> None:
+    shards = region.control_plane.shards
+    assert isinstance(shards, CannedShards)
+    planned = ctl(region, "shard", "drain", "0", "--plan")
+    assert planned.stdout.splitlines() == [
+        "entitlement ads would move from shard 0 to 1, with 3 machines and 1 jobs",
+        "entitlement front would move from shard 0 to 1, with 3 machines and 1 jobs",
+        "2 entitlements",
+    ]
+    assert ctl(region, "shard", "drain", "0").exit_code == 0
+    moves = [("ads", 1), ("front", 1)]
+    assert shards.moves == [(*m, True) for m in moves] + [(*m, False) for m in moves]
+    assert ctl(region, "shard", "drain", "1").stdout == "0 entitlements\n"
+    wrong = ctl(region, "shard", "drain", "2")
+    assert wrong.exit_code != 0
+    assert "there is no shard 2" in wrong.output
