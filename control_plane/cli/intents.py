@@ -20,6 +20,7 @@ from control_plane.api.intent_wishes import (
 )
 from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.cli import show
+from control_plane.cli.images import names_of
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.options import seconds
@@ -75,7 +76,7 @@ def intents(target: Target, name: str, output: str) -> None:
 @click.option(
     "--file", type=click.Path(path_type=Path), help="The job file to push; its size is not."
 )
-@click.option("--image", help="The image to push, with all else as it is.")
+@click.option("--image", help="The image to push, by name or digest; all else is as it is.")
 @_config_option("Push these files instead of the configuration there is; repeat.")
 @click.option(
     "--share",
@@ -101,10 +102,10 @@ def push(
     """Push a specification to a part of job NAME; without --file and --image the next stage."""
     from control_plane.cli.jobfile import read_job
 
-    spec = None if file is None else read_job(file, ())
+    spec = None if file is None else read_job(file, (), lambda: names_of(target))
     wish = PushWish(
         spec=spec,
-        image=image,
+        image=_digest(target, image),
         configuration=configuration or None,
         share=share,
         tasks=tasks,
@@ -137,7 +138,7 @@ def scale(
 @_options
 @click.option("--tasks", type=click.IntRange(1, 15_000), default=1, show_default=True)
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), help="Instead of --tasks.")
-@click.option("--image", help="Another image.")
+@click.option("--image", help="Another image, by name or digest.")
 @click.option("--env", "environment", metavar="KEY=VALUE", multiple=True, help="Over the job's.")
 @_config_option("Over the job's configuration; repeat.")
 @click.option("--machine-type", help="Only on machines of this type, for as long as they last.")
@@ -147,6 +148,7 @@ def canary(
     target: Target,
     name: str,
     lasts_s: float | None,
+    image: str | None,
     environment: tuple[str, ...],
     end: bool,
     output: str,
@@ -162,7 +164,7 @@ def canary(
     if wrong:
         raise click.UsageError(f"--env takes KEY=VALUE, not {wrong[0]!r}")
     pairs = dict(text.split("=", 1) for text in environment)
-    wish = CanaryWish(lasts_s=lasts_s, environment=pairs, **given)
+    wish = CanaryWish(lasts_s=lasts_s, image=_digest(target, image), environment=pairs, **given)
     _put(target, name, Dimension.CANARY, wish, output)
 
 
@@ -219,6 +221,12 @@ def runtime(target: Target, name: str, runtime: str, output: str, **meta: Any) -
     """Have the next push of job NAME start with a runtime; operators only."""
     wish = InfrastructureWish(runtime=runtime, **meta)
     _put(target, name, Dimension.INFRASTRUCTURE, wish, output)
+
+
+def _digest(target: Target, image: str | None) -> str | None:
+    from control_plane.cli.jobfile import digest_of
+
+    return None if image is None else digest_of(image, lambda: names_of(target))
 
 
 def _put(target: Target, name: str, dimension: Dimension, wish: IntentWish, output: str) -> None:

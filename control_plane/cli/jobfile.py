@@ -52,12 +52,21 @@ def _with_digest(
     image = document.get("image")
     if not isinstance(image, str) or image.startswith("sha256:"):
         return document, []
+    try:
+        return document | {"image": digest_of(image, names)}, []
+    except InvalidInput as e:
+        return document, [FieldError(field="image", reason=str(e))]
+
+
+def digest_of(image: str, names: Callable[[], Mapping[str, str]]) -> str:
+    """Return the digest that a name of an image means now, or raise `InvalidInput`."""
+    if image.startswith("sha256:"):
+        return image
     digest = names().get(image)
     if digest is None:
-        reason = f"no image of the image store is called {image!r} (twinectl image list)"
-        return document, [FieldError(field="image", reason=reason)]
+        raise InvalidInput(f"no image of the image store is called {image!r} (twinectl image list)")
     progress(f"image {image} is {digest}")
-    return document | {"image": digest}, []
+    return digest
 
 
 def read_document(path: Path) -> Any:

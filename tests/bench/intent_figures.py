@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from msgspec.structs import replace
@@ -288,10 +289,20 @@ def main() -> None:
     if 8 in chosen:
         figures["figure_8"] = _models(options.jobs, options.out)
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(dict(_flat(figures))))
     else:
         for figure, found in figures.items():
             print(f"{figure}: {json.dumps(found, indent=2)}")
+
+
+def _flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    """Yield each figure by a name of all that leads to it."""
+    for key, value in found.items():
+        name = f"{before}{key}".replace(" ", "_")
+        if isinstance(value, dict):
+            yield from _flat(value, f"{name}_")
+        else:
+            yield name, value
 
 
 def _models(jobs: int, out: Path | None) -> dict[str, dict[str, float]]:

@@ -288,7 +288,6 @@ class Bucket:
 
 
 _ROUNDING = 1e-5
-_LARGE = 64  # from this part of a bucket on, passing over the others takes less than sorting
 _ORDERS_KEPT = 64
 
 
@@ -327,29 +326,32 @@ class Cell:
         self, demand: Demand | None = None, *, tight: bool = False, supply: Supply | None = None
     ) -> Iterator[Machine]:
         """Return the machines that take tasks, in the order of `Bucket.usable`."""
-        if self.size * _LARGE > self.bucket.size and not (supply or tight or self.is_scarce):
+        if self.size * 2 > self.bucket.size and not (supply or tight or self.is_scarce):
             self._all = self._all or frozenset(self.machines)
             return filter(self._all.__contains__, self.bucket.usable(demand))
         gpus, watts = 0 if demand is None else demand.gpus, self.bucket.capacity.power_w
-        there = [
-            machine
-            for machine in self.machines
-            if machine.shelf != BLOCKED
-            and machine.bucket is self.bucket
-            and machine.free_gpus >= gpus
-            and (
-                supply is None
-                or machine.jobs
-                or machine in supply.lit
-                or supply.has_power(machine.place, watts)
-            )
-        ]
-        if self.is_scarce or not tight:
-            last = BLOCKED if self.is_scarce else EMPTY
-            there.sort(key=lambda m: m.shelf or last)
+        there = (
+            m
+            for m in self.machines
+            if (m.shelf != BLOCKED and m.bucket is self.bucket and m.free_gpus >= gpus)
+            and (not supply or m.jobs or m in supply.lit or supply.has_power(m.place, watts))
+        )
+        if self.is_scarce:
+            return iter(sorted(there, key=lambda m: m.shelf or BLOCKED))
+        if tight:
+            return iter(sorted(there, key=lambda m: (not m.jobs, tightness(m))))
+        return _most_room_first(there)
+
+
+def _most_room_first(machines: Iterable[Machine]) -> Iterator[Machine]:
+    """Yield those without tasks as they come: who takes the first one looks at no other."""
+    others = list[Machine]()
+    for machine in machines:
+        if machine.shelf == EMPTY:
+            yield machine
         else:
-            there.sort(key=lambda m: (not m.jobs, tightness(m)))
-        return iter(there)
+            others.append(machine)
+    yield from sorted(others, key=lambda m: m.shelf)
 
 
 Part = Bucket | Cell

@@ -535,6 +535,12 @@ def test_an_image_is_called_by_its_name_and_applied_by_its_digest(
     assert region.control_plane.jobs["cache"].image == digest
     assert f"image {digest} redis:7" in ctl("job", "status", "cache").stdout
     assert f"{digest[7:19]} redis:7" in ctl("job", "list").stdout
+    for verb in (("push", "cache"), ("canary", "cache", "--for", "1h")):
+        assert ctl("job", *verb, "--image", "redis:7").exit_code == 0
+        assert region.control_plane.intents.written[-1][2].image == digest
+        assert "is called 'redis:8'" in ctl("job", *verb, "--image", "redis:8").stderr
+    assert ctl("job", "push", "cache", "--file", str(job)).exit_code == 0
+    assert region.control_plane.intents.written[-1][2].spec.image == digest
     unknown = ctl("job", "apply", str(job), "--set", "image=redis:8")
     assert unknown.exit_code == 64
     assert "no image of the image store is called 'redis:8'" in unknown.stderr
