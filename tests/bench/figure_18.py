@@ -2,11 +2,11 @@
 
     python -m tests.bench.figure_18 [--days 3] [--tasks 12] [--out FOLDER] [--json]
 
-Two services, one task on each machine, with host profiles of their own, on the real control plane of
-a simulated region with the real autoscaler as its client. The load of the one follows the users that
-are active (ALM): it rises in hours 3 to 8 and falls in hours 13 to 20; the other one does its work
-when there are few users. The free pool is smaller than what they exchange, so machines go from one
-to the other and change their profile on the way.
+Two services, one task on each machine, with host profiles of their own, on the real control plane
+of a simulated region with the real autoscaler as its client. The load of the one follows active
+users (ALM): it rises in hours 3 to 8 and falls in hours 13 to 20; the other one does its work in
+the hours with few users. Their quotas add up to more than there is, and the free pool is smaller
+than what they exchange: so machines go from one to the other and change profile on the way.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def alm_level(now: float) -> float:
 
 def replayed(days: float, tasks: int, *, seed: int = 1) -> Flow:
     """Run so many days; `tasks` is the size of each service at its peak."""
-    machines = 2 * (tasks + 1)
+    machines, start = round(tasks * (1 + LOW)) + 3, round(tasks * (1 + LOW) / 2)
     scenario = Scenario(
         name="figure-18",
         says="Figure 18",
@@ -86,8 +86,9 @@ def replayed(days: float, tasks: int, *, seed: int = 1) -> Flow:
         work=Work(
             entitlements=2,
             jobs=2,
-            tasks=(tasks, tasks),
-            spare=2.0,
+            tasks=(start, start),
+            spare=1.3 * tasks / (start * CORES / 8),
+            overgranted=True,
             memory_mib=(5000, 5000),
             cpu_cores=(CORES, CORES),
             stop_jobs=0.0,

@@ -70,6 +70,8 @@ class Work(_Written, frozen=True, kw_only=True):
     slow_to_stop: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs whose tasks use up two minutes to stop; machines that are cut off stop
     them."""
+    overgranted: bool = False
+    """Quotas add up to more than there is: not all of them are used at once."""
     borrowers: Annotated[int, Meta(ge=0)] = 0
     """The last so many entitlements have no machines of their own: they live on loans."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0

@@ -151,7 +151,7 @@ def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[st
         memory = sum(spec.tasks * spec.limits.memory_max_bytes for spec in own) / usable
         cores = sum(spec.tasks * (spec.limits.cpu_max_cores or 1.0) for spec in own) / shape.cpus
         needed = max(2, round(max(memory, cores) * work.spare + 1))
-        share = shape.machines // work.entitlements
+        share = shape.machines // (1 if work.overgranted else work.entitlements)
         boots = chance.random() < work.reboot_profiles
         borrows = number >= work.entitlements - work.borrowers
         found[name] = EntitlementSpec(
