@@ -55,9 +55,9 @@ class Flow:
             "to ALM services in all hours": self.changed[ALM].total(),
             "to other services in hours 13 to 20": self.between(OTHER, 13, 21),
             "to other services in all hours": self.changed[OTHER].total(),
-            "days between two changes of a machine": round(days * self.machines / changes, 2)
-            if changes
-            else 0.0,
+            "days between two changes of a machine": round(
+                days * self.machines / max(1, changes), 2
+            ),
             "violations": len(self.violations),
         }
 
@@ -76,7 +76,7 @@ def alm_level(now: float) -> float:
 
 def replayed(days: float, tasks: int, *, seed: int = 1) -> Flow:
     """Run so many days; `tasks` is the size of each service at its peak."""
-    machines, start = round(tasks * (1 + LOW)) + 3, round(tasks * (1 + LOW) / 2)
+    machines, start = round(tasks * (1 + LOW)) + 2, max(2, round(tasks * LOW))
     scenario = Scenario(
         name="figure-18",
         says="Figure 18",
@@ -123,14 +123,11 @@ def replayed(days: float, tasks: int, *, seed: int = 1) -> Flow:
         down=SpeedLimit(share=0.1, per_s=900.0),
     )
     peak = tasks * CORES * TARGET * 0.9
-    LoadedJobs(
-        region,
-        {"job0": policy, "job1": policy},
-        {
-            "job0": lambda now: peak * alm_level(now),
-            "job1": lambda now: peak * (1 + LOW - alm_level(now)),
-        },
-    )
+    loads = {
+        "job0": lambda now: peak * alm_level(now),
+        "job1": lambda now: peak * (1 + LOW - alm_level(now)),
+    }
+    LoadedJobs(region, dict.fromkeys(loads, policy), loads)
     region.run([])
     flow.violations = [str(v) for v in region.checker.violations]
     return flow
