@@ -1,7 +1,7 @@
 """Elastic capacity: what entitlements say of loans, what is lent, how promises were kept.
 
-A *promise* is the time in which a lent machine is back once it is wanted. It is also the notice
-that the borrower's tasks get: the two sides of one number.
+The *promise of a loan* is the time in which a lent machine is back once it is wanted. It is also
+the notice that the borrower's tasks get: the two sides of one number.
 """
 
 from __future__ import annotations

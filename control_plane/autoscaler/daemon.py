@@ -79,7 +79,7 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
     """Run until `stopping` is set, or until the store or a loop fails."""
     runtime = Runtime()
     async with AsyncExitStack() as stack:
-        store = await _opened(stack, Path(config.state), stopping)
+        store = await opened(stack, Path(config.state), stopping)
         if store is None:
             return
         client = await stack.enter_async_context(client_of(config))
@@ -108,7 +108,7 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
             await asyncio.gather(*working, ended, return_exceptions=True)
 
 
-async def _opened(
+async def opened(
     stack: AsyncExitStack, folder: Path, stopping: asyncio.Event
 ) -> SqliteStore | None:
     """Return the store once no other process has it; None: it is time to stop."""

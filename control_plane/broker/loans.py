@@ -26,6 +26,8 @@ from wire.errors import Conflict, FieldError, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
+_FORCE_S = 5.0
+"""Before the end of a promise, a machine goes back by force."""
 ProfileOf = Callable[[str], str]
 """Return the host profile of an entitlement, empty if there is no such entitlement."""
 IsEmpty = Callable[[str], bool]
@@ -136,7 +138,7 @@ class Loans:
     async def _try(self, record: MachineRecord, empty: bool, profile_of: ProfileOf) -> None:
         """Give a machine back if it is time; what stands against it may be gone next time."""
         assert record.loan is not None
-        if not empty and _return_by(record) > self._runtime.date():
+        if not empty and _forced_at(record) > self._runtime.date():
             return
         if not empty and self._limit is not None and self._limit.take(self._runtime.now()) > 0:
             return
@@ -163,6 +165,17 @@ def revoke_times_s(record: MachineRecord) -> list[float]:
         for event in record.unavailability
         if event.kind is EventKind.REVOKED and event.end is not None
     ]
+
+
+def _forced_at(record: MachineRecord) -> float:
+    """Return when a machine goes back whatever still runs there.
+
+    Where a time was promised, tasks have until just before that to stop after their deadline.
+    """
+    loan = record.loan
+    if loan is None or loan.revoked_at is None or not loan.promise_s:
+        return _return_by(record)
+    return max(_return_by(record), loan.revoked_at + loan.promise_s - _FORCE_S)
 
 
 def _return_by(record: MachineRecord) -> float:

@@ -32,6 +32,7 @@ from control_plane.cli.restored import restored
 from control_plane.cli.shards import shard, shards
 from control_plane.cli.ui import ui
 from control_plane.cli.updates import move, pause, restart, resume, rollback
+from control_plane.cli.work import work
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,7 +48,7 @@ def main() -> None:
 
 _COMMANDS = (
     *(job, pipeline, task, plan_offline, machine, maintenance, rebalance, limit, profile),
-    *(entitlement, capacity, autoscale, shard, image, token),
+    *(entitlement, capacity, autoscale, work, shard, image, token),
     *(role, user, group, whoami, audit, authority, restored, ui),
 )
 for _command in _COMMANDS:

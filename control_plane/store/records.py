@@ -18,6 +18,7 @@ from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
+from control_plane.api.opportunistic import QueuedWork
 from control_plane.api.ownership import EntitlementOwner, EntitlementRelease, RoleProcess
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
@@ -59,6 +60,7 @@ SCHEMAS: dict[type, int] = {
     UseHistory: 1,
     PromiseCounts: 1,
     FreedBy: 1,
+    QueuedWork: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
 
@@ -80,6 +82,8 @@ REVOKED = "people/revoked/"
 SHARDS = "shards/"
 REBALANCE = "rebalance/"
 USE_HISTORIES, PROMISES, FREED = "elastic/uses/", "elastic/promises/", "elastic/freed/"
+WORK = "work/"
+"""In the store of the opportunistic scheduler alone."""
 OWNERSHIPS = "ownerships/"
 RELEASES = "entitlement-releases/"
 """Written by the shard that gives an entitlement away; the move deletes it."""

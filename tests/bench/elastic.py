@@ -1,6 +1,6 @@
 """How long is a matching of idle machines with borrowers, and a look for what to call back?
 
-    python -m tests.bench.elastic [--machines 100000]
+    python -m tests.bench.elastic [--machines 100000] [--json]
 
 Machines are of 6 types in 60 MSBs, free or of 200 donors; 40 borrowers want all of them. The target
 is 1 s for 100,000 machines on one core.
@@ -9,6 +9,7 @@ is 1 s for 100,000 machines on one core.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
 
@@ -49,7 +50,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--machines", type=int, default=100_000)
-    count = parser.parse_args().machines
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    count = options.machines
     chance = random.Random(1)
     idle, offers = stock(count, chance)
     takers = [
@@ -86,8 +89,17 @@ def main() -> None:
     began = time.process_time()
     calls = called_back(open_, needs, 0.0, idle_after_s=120.0, most=10_000)
     calling_s = time.process_time() - began
-    print(f"{count} idle machines, {len(loans)} lent to {len(takers)}: {lending_s:.3f} s")
-    print(f"{len(open_)} loans, {len(calls)} called back for 10 owners: {calling_s:.3f} s")
+    figures = {
+        "idle machines": count,
+        "lent": len(loans),
+        "matching, s": round(lending_s, 3),
+        "called back": len(calls),
+        "calling back, s": round(calling_s, 3),
+    }
+    for name, value in figures.items():
+        print(f"{name:20} {value:g}")
+    if options.json:
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -53,12 +53,21 @@ class Violation:
         return f"{self.at:.1f}s {self.rule}: {self.text}"
 
 
+class _StoredLoan(msgspec.Struct, frozen=True):
+    """What is read of the loan of a stored machine."""
+
+    since: float
+    promise_s: float = 0.0
+    revoked_at: float | None = None
+
+
 class _Owner(msgspec.Struct):
     """What is read of a stored machine."""
 
     machine: str
     entitlement: str = ""
     state: str = "up"
+    loan: _StoredLoan | None = None
 
 
 def is_profile_of(name: str, base: str) -> bool:
@@ -86,6 +95,7 @@ class CheckerStanding:
     overdue_at: float = float("inf")
     spared_at: float = float("-inf")
     """When work was called off last that had begun."""
+    loan: _StoredLoan | None = None
 
     def overdue(self, now: float) -> bool:
         """Return whether its tasks may go whatever else is said.
@@ -110,6 +120,8 @@ class Checker(Observer):
     """Task and machine → since when its copy there is not well."""
     undisturbed_since: float = 0.0
     """Since when the control plane has been running without a pause."""
+    loans_revoked: int = 0
+    """Machines that were called back, with a promise."""
     _before_pause: float = 0.0
     """Since when it had been running when it last stood still …"""
     _paused_at: float = 0.0
@@ -295,6 +307,7 @@ class Checker(Observer):
         if record.entitlement != standing.entitlement:
             self._assigned_anew(record.machine, record.entitlement)
             standing.entitlement = record.entitlement
+        self._lent(record.machine, standing, record.loan)
         if record.state == standing.state:
             return
         standing.state = record.state
@@ -303,6 +316,25 @@ class Checker(Observer):
         else:
             standing.down_since = self.now
             self._verdict(record.machine, standing)
+
+    def _lent(self, name: str, standing: CheckerStanding, loan: _StoredLoan | None) -> None:
+        """A machine that was lent is back within what was promised, once it is called back."""
+        before, standing.loan = standing.loan, loan
+        if loan is None or not loan.promise_s or loan.revoked_at is None:
+            return
+        if before is None or before.revoked_at is None:
+            self.loans_revoked += 1
+            called_at = self.now
+            self.region.timeline.after(loan.promise_s, self._is_back, name, loan.since, called_at)
+
+    def _is_back(self, name: str, since: float, called_at: float) -> None:
+        loan = self.standings[name].loan
+        life = self.region.plane.life
+        calm = life is not None and life.alive and self.undisturbed_since <= called_at
+        sound = self.region.stores_sound(self.now - called_at + LAG_S)
+        if loan is not None and loan.since == since and calm and sound:
+            waited = self.now - called_at
+            self.violate("promise", f"{name} is not back {waited:.0f} s after it was called", name)
 
     def _verdict(self, name: str, standing: CheckerStanding) -> None:
         """A machine is called down after it was silent for as long as that takes, not before."""

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 from agent.api import ImageFormat, ImageInfo
 from control_plane.api.machines import MachineRecord
-from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.api.settings import Overgrant, PortalSettings, SchedulerSettings
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
@@ -126,6 +126,7 @@ class Plane:
         self.images: set[str] = set()
         self.profile_keys: dict[str, list[str]] = {}
         """What owners may change of each profile."""
+        self.overgrant = Overgrant.REFUSE
         self.clock_off_s = 0.0
         self.life: PlaneLife | None = None
         self.lives = 0
@@ -237,7 +238,7 @@ class Plane:
             broker_stores=stores,
             call_controller=self.callers(life),
             boot_id="always the same",
-            portal=PortalSettings(profile_keys=self.profile_keys),
+            portal=PortalSettings(profile_keys=self.profile_keys, overgrant=self.overgrant),
             solve=_solved,
             ownership=ownership,
         )

@@ -75,6 +75,10 @@ class ScenarioWork(_Written, frozen=True, kw_only=True):
     surge_tasks: Annotated[int, Meta(ge=0)] = 0
     """Extra tasks that the jobs of an entitlement may have at once; no task of a job may be missed
     then, and each has one extra. 0: as it is said of `paced`."""
+    overgranted: bool = False
+    """Quotas add up to more than there is: not all of them are used at once."""
+    borrowers: Annotated[int, Meta(ge=0)] = 0
+    """The last so many entitlements have no machines of their own: they live on loans."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the entitlements whose profile needs a reboot."""
 

@@ -16,7 +16,7 @@ from agent.api import JoinRequest
 from control_plane.api.autoscale import Autoscale
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
-from control_plane.api.settings import SchedulerSettings
+from control_plane.api.settings import Overgrant, SchedulerSettings
 from vm_lab.region import owners, quiescence, topology
 from vm_lab.region.applications import Applications
 from vm_lab.region.checker import Checker, Violation
@@ -121,6 +121,8 @@ class SimulatedRegion:
             name,
         )
         self.witness = IntentWitness(self)
+        if scenario.work.overgranted:
+            self.plane.overgrant = Overgrant.ALLOW
         self.checker = Checker(self)
         self.applications = Applications(self.checker, scenario.work.replicas)
         self.plane.callers = self.applications.caller

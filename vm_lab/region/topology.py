@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.api import Disconnect, DisconnectPolicy, Limits, Location
 from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.elastic import Elastic, Promise
 from control_plane.api.jobs import ControllerRef, JobProbe, JobSpec, UpdatePolicy
 from vm_lab.region.applications import KINDS
 from vm_lab.region.machine import RESERVE_BYTES
@@ -132,6 +133,10 @@ def _cut_off(spec: JobSpec, *, stop: bool) -> JobSpec:
     return replace(spec, disconnect=Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0))
 
 
+def _notice(number: int) -> Promise:
+    return Promise.USUAL if number % 2 else Promise.QUICK
+
+
 def usable_bytes(memory_bytes: int) -> int:
     """Return how much of a machine's memory tasks may have; the rest is its host's."""
     return memory_bytes - max(RESERVE_BYTES, memory_bytes // 10)
@@ -149,11 +154,13 @@ def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[st
         memory = sum(spec.tasks * spec.limits.memory_max_bytes for spec in own) / usable
         cores = sum(spec.tasks * (spec.limits.cpu_max_cores or 1.0) for spec in own) / shape.cpus
         needed = max(2, round(max(memory, cores) * work.spare + 1))
-        share = shape.machines // work.entitlements
+        share = shape.machines // (1 if work.overgranted else work.entitlements)
         boots = chance.random() < work.reboot_profiles
+        borrows = number >= work.entitlements - work.borrowers
         found[name] = EntitlementSpec(
-            machines=min(share, needed),
+            machines=0 if borrows else min(share, needed),
             surge_tasks=work.surge_tasks or None,
             host_profile=f"boot{number}" if boots else f"soft{number}",
+            elastic=Elastic(borrow=min(share, needed), notice=_notice(number)) if borrows else None,
         )
     return found

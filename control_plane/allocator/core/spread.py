@@ -80,21 +80,33 @@ def evened(preferences: Sequence[Preference]) -> Even | None:
     return by_machine
 
 
-def fullest_first(claims: Iterable[Claim], over: Even, number: int) -> list[int]:
+def fullest_first(
+    claims: Iterable[Claim], over: Even, number: int, *, for_good: bool = False
+) -> list[int]:
     """Return tasks to take away so that the rest stands as evenly as can be.
 
     Each comes from the bin that has most tasks for its weight by then, and there from the
     machine that has most; of several the one with the highest index. With a number beyond the
-    tasks all are returned.
+    tasks all are returned. Tasks that go `for_good` come from the machine that is nearest to being
+    empty, whichever jobs are there, so that whole machines are freed (AS3).
     """
     machines: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    others: dict[str, int] = {}
     for claim in claims:
-        machines[bin_of(over.property, claim.machine), claim.machine.name].append(claim.task)
+        name = claim.machine.name
+        tasks = machines[bin_of(over.property, claim.machine), name]
+        tasks.append(claim.task)
+        others[name] = len(claim.machine.jobs) - len(tasks)
+
+    def order(name: str, tasks: list[int]) -> _Most:
+        first = others[name] + len(tasks) if for_good else -len(tasks)
+        return first, -tasks[-1], name
+
     of_bin: defaultdict[str, list[_Most]] = defaultdict(list)
     sizes: Counter[str] = Counter()
     for (bin_, name), tasks in machines.items():
         tasks.sort()
-        of_bin[bin_].append((-len(tasks), -tasks[-1], name))
+        of_bin[bin_].append(order(name, tasks))
         sizes[bin_] += len(tasks)
     for heap in of_bin.values():
         heapify(heap)
@@ -108,7 +120,7 @@ def fullest_first(claims: Iterable[Claim], over: Even, number: int) -> list[int]
         found.append(tasks.pop())
         sizes[bin_] -= 1
         if tasks:
-            heapreplace(heap, (-len(tasks), -tasks[-1], heap[0][2]))
+            heapreplace(heap, order(heap[0][2], tasks))
         else:
             heappop(heap)
         if heap:

@@ -14,9 +14,9 @@ from itertools import islice
 
 from control_plane.broker.core.assignment import FREE
 
-MARGIN_S = 10.0
-"""Tasks are told a deadline this much before the promise ends: the machine has to be back by then,
-and loops look once a second. A promise is at least 120 s."""
+MARGIN_S = 30.0
+"""Tasks have to be gone this much before the promise ends: they drain and stop (10 s by default),
+and the machine goes back once it is empty. A promise is at least 120 s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,6 @@ def _ranks(
     for version in set(versions.values()):
         among = {index for index, its in versions.items() if its == version}
         claims = [claim for claim in seen.claims if claim.task in among]
-        fullest = fullest_first(claims, seen.evened, left)
+        fullest = fullest_first(claims, seen.evened, left, for_good=True)
         ranks |= {index: rank for rank, index in enumerate(fullest)}
     return ranks

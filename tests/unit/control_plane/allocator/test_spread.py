@@ -118,6 +118,24 @@ def test_a_scale_down_takes_from_the_fullest_domain():
     assert sorted(spread.fullest_first(claims, OVER_MSBS, 99)) == list(range(6))
 
 
+def test_a_smaller_size_empties_machines_one_after_the_other():
+    """AS3: of the fullest bin the machine goes first that is nearest to being empty of all jobs."""
+    index = a_region(msbs=2, machines=3)
+    allocate(index, a_request(12))
+    allocate(index, a_request(1, "other"))
+    claims = list(index.claims["web"])
+    gone = spread.fullest_first(claims, OVER_MSBS, 4, for_good=True)
+    left = Counter(c.machine.name for c in claims if c.task not in gone)
+    shared = {c.machine.name for c in index.claims["other"]}
+    emptied = {c.machine.name for c in claims} - left.keys()
+    assert len(emptied) == 2
+    assert not emptied & shared
+    msbs = Counter(c.machine.place.msb for c in claims if c.task not in gone)
+    assert set(msbs.values()) == {4}
+    spread_out = spread.fullest_first(claims, OVER_MSBS, 4)
+    assert len({c.machine.name for c in claims if c.task not in spread_out}) == 6
+
+
 def test_of_an_even_job_the_last_tasks_go():
     index = a_region(msbs=3, machines=1)
     allocate(index, a_request(3))

@@ -123,5 +123,5 @@ def test_everything_that_is_wrong_with_all_files_is_told_at_once(files: Path):
     (files / "e.toml").write_text("[front]\nmachines = 0\n[back]\n")
     (files / "machines.csv").write_text(MACHINES)
     refused = plan(files, "--entitlements", str(files / "e.toml")).stderr
-    assert "front.machines: 0 is not valid" in refused
+    assert "front.machines: a quota of 0 is for entitlements that borrow" in refused
     assert "back.machines: a quota is missing" in refused

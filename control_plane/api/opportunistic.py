@@ -1,0 +1,98 @@
+"""Best-effort work: what users hand to the opportunistic scheduler, and what becomes of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Ack
+from control_plane.api.jobs import JobName, JobSpec
+from control_plane.api.people import Needs
+from wire.routes import Route
+
+
+class QueuedState(StrEnum):
+    """How far a piece of work is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    """Its job is in the region; some of its tasks may wait for machines."""
+    DONE = "done"
+    FAILED = "failed"
+    """It failed as often as it may; its reason says how."""
+
+
+class QueuedWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A piece of work as its user hands it in."""
+
+    job: JobSpec
+    """What is run: tasks that end. Its entitlement is the scheduler's, its restart policy `never`;
+    `life.pre_stop` is the hook in which tasks save what they have done (a checkpoint)."""
+    priority: Annotated[int, Meta(ge=0, le=1000)] = 500
+    """Higher first; running work of lower priority makes room."""
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 3
+    """How often it may fail. That a machine was called back is no failure."""
+
+
+class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of work as it is stored and shown."""
+
+    schema: int = 1
+    name: JobName
+    user: str
+    wish: QueuedWish
+    submitted_at: float
+    state: QueuedState = QueuedState.WAITING
+    failures: int = 0
+    retry_at: float = 0.0
+    """After a failure it waits until then, in seconds since 1970."""
+    moves: int = 0
+    """Tasks that went to another machine: what they ran on was called back, or failed."""
+    machine_s: float = 0.0
+    """Task seconds that it ran; what its user is charged for."""
+    ended_at: float | None = None
+    reason: str = ""
+
+
+class WorkQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """All work, in the order in which it is chosen."""
+
+    entitlement: str
+    capacity: str
+    """What the region says: full, short or absent; empty: it was not heard yet."""
+    failing: str = ""
+    """Why the front end cannot be used at present; what runs goes on."""
+    work: list[QueuedWork] = []
+
+
+_ONE = "/v1/work/{work}"
+OPTIMUS_ROUTES: tuple[Route, ...] = (
+    Route(
+        "list_work",
+        "GET",
+        "/v1/work",
+        response=WorkQueue,
+        needs=Needs.VIEWER,
+        summary="All best-effort work",
+    ),
+    Route(
+        "submit_work",
+        "PUT",
+        _ONE,
+        request=QueuedWish,
+        response=QueuedWork,
+        needs=Needs.VIEWER,
+        summary="Hand in a piece of work; the same again changes nothing",
+    ),
+    Route(
+        "cancel_work",
+        "DELETE",
+        _ONE,
+        response=Ack,
+        needs=Needs.VIEWER,
+        summary="Stop a piece of work and forget it",
+    ),
+)

@@ -1,0 +1,98 @@
+"""`twinectl work`: best-effort work of the opportunistic scheduler (docs/elastic.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWish, QueuedWork, WorkQueue
+from control_plane.cli import show
+from control_plane.cli.jobfile import read_document
+from control_plane.cli.show import output_option
+from wire.routes import invalid
+from wire.violations import violations
+
+if TYPE_CHECKING:
+    from wire.client import WireClient
+
+DEFAULT_SOCKET = "/run/twine/optimus.sock"
+_ROUTE = {route.name: route for route in OPTIMUS_ROUTES}
+_SOCKET = click.option(
+    "--socket",
+    envvar="TWINE_OPTIMUS",
+    default=DEFAULT_SOCKET,
+    show_default=True,
+    metavar="PATH",
+    help="Where twine-optimus answers.",
+)
+
+
+@click.group()
+def work() -> None:
+    """Best-effort work on lent machines (docs/elastic.md)."""
+
+
+def _ask(socket: str, call: Callable[[WireClient], Awaitable[Any]]) -> Any:
+    from wire.client import WireClient
+
+    async def asked() -> Any:
+        async with WireClient(f"unix:{socket}") as client:
+            return await call(client)
+
+    return asyncio.run(asked())
+
+
+@work.command("submit")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--priority", type=click.IntRange(0, 1000), default=500, show_default=True)
+@click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True)
+@_SOCKET
+@output_option
+def work_submit(file: Path, priority: int, attempts: int, socket: str, output: str) -> None:
+    """Hand in the work of a job FILE, to run on lent machines."""
+    document = {"job": read_document(file), "priority": priority, "attempts": attempts}
+    if found := violations(document, QueuedWish):
+        raise invalid(found, str(file))
+    wish = msgspec.convert(document, QueuedWish)
+    made: QueuedWork = _ask(
+        socket, lambda client: client.call(_ROUTE["submit_work"], wish, work=wish.job.name)
+    )
+    show.emit(output, made, lambda: click.echo(f"work {made.name}: {made.state}"))
+
+
+@work.command("list")
+@_SOCKET
+@output_option
+def work_list(socket: str, output: str) -> None:
+    """Show all work, what is chosen first in front."""
+    found: WorkQueue = _ask(socket, lambda client: client.call(_ROUTE["list_work"]))
+    columns = ("work", "user", "priority", "tasks", "state", "failures", "moves", "reason")
+    rows = [
+        (
+            *(w.name, w.user, w.wish.priority, w.wish.job.tasks, w.state, w.failures, w.moves),
+            w.reason or "-",
+        )
+        for w in found.work
+    ]
+
+    def lines() -> None:
+        click.echo(f"entitlement {found.entitlement}: capacity {found.capacity or 'not heard yet'}")
+        if found.failing:
+            click.echo(show.printable(f"nothing is chosen: {found.failing}"), err=True)
+        show.table(columns, rows)
+
+    show.emit(output, found, lines)
+
+
+@work.command("cancel")
+@click.argument("name")
+@_SOCKET
+def work_cancel(name: str, socket: str) -> None:
+    """Stop a piece of work and forget it."""
+    _ask(socket, lambda client: client.call(_ROUTE["cancel_work"], work=name))
+    click.echo(f"work {name} is cancelled")

@@ -1,0 +1,1 @@
+"""Which work runs: pure functions of values."""

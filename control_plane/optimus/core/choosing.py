@@ -1,0 +1,119 @@
+"""Which work runs, which waits, and what the end of its tasks means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from agent.api import RestartPolicy, RestartWhen, TaskState
+from control_plane.api.jobs import JobSpec, JobStatus
+from control_plane.api.opportunistic import QueuedState, QueuedWork
+
+RETRY_S, RETRY_MAX_S = 30.0, 1800.0
+"""Pause after the first failure; it doubles with each one."""
+OPEN = (QueuedState.WAITING, QueuedState.RUNNING)
+
+
+def job_of(work: QueuedWork, entitlement: str) -> JobSpec:
+    """Return the job of a piece of work: nobody else's machines, and no restart behind our back."""
+    return replace(
+        work.wish.job,
+        name=work.name,
+        entitlement=entitlement,
+        restart=RestartPolicy(when=RestartWhen.NEVER),
+    )
+
+
+def in_order(work: Sequence[QueuedWork], shares: Mapping[str, int]) -> list[QueuedWork]:
+    """Return the open work, what is to run first in front.
+
+    By priority; of equal ones those that run already, then those of the user that had least for
+    its share of late, then the oldest. So nobody's work is stopped for work that is no better.
+    """
+    used, tasks = Counter[str](), Counter[str]()
+    for one in work:
+        used[one.user] += int(one.machine_s)
+        if one.state is QueuedState.RUNNING:
+            tasks[one.user] += one.wish.job.tasks
+
+    def rank(one: QueuedWork) -> tuple[int, bool, float, float, float, str]:
+        share = shares.get(one.user, 100)
+        return (
+            -one.wish.priority,
+            one.state is not QueuedState.RUNNING,
+            tasks[one.user] / share,
+            used[one.user] / share,
+            one.submitted_at,
+            one.name,
+        )
+
+    return sorted((one for one in work if one.state in OPEN), key=rank)
+
+
+def chosen(
+    work: Sequence[QueuedWork], shares: Mapping[str, int], room: int, now: float
+) -> tuple[list[str], list[str]]:
+    """Return the names of work to start and of running work to stop, for `room` tasks in all.
+
+    One piece of work is chosen at a time, so that users take turns by their shares. What is larger
+    than the room is chosen if nothing else is: its tasks come as machines do.
+    """
+    running = {one.name for one in work if one.state is QueuedState.RUNNING}
+    ready = [one for one in work if one.name in running or one.retry_at <= now]
+    picked, taken = set[str](), 0
+    left = list(ready)
+    while left and taken < max(1, room):
+        first = next(iter(in_order(left, shares)), None)
+        if first is None:
+            break
+        size = first.wish.job.tasks
+        if taken and taken + size > room and first.name not in running:
+            break
+        picked.add(first.name)
+        taken += size
+        # from here on it counts as running, so that others have their turn
+        left = [
+            replace(one, state=QueuedState.DONE, machine_s=one.machine_s + size)
+            if one.name == first.name
+            else one
+            for one in left
+        ]
+    start = [one.name for one in ready if one.name in picked - running]
+    waits = max((one.wish.priority for one in ready if one.name in start), default=-1)
+    stop = [one.name for one in work if one.name in running - picked and one.wish.priority < waits]
+    return start, stop
+
+
+def seen(work: QueuedWork, status: JobStatus | None, now: float, look_s: float) -> QueuedWork:
+    """Return running work with what its job says: it goes on, is done, or failed."""
+    if status is None or not status.record.tasks:
+        return work
+    tasks = status.record.tasks
+    ended = [t for t in tasks if t.state in (TaskState.STOPPED, TaskState.FAILED)]
+    bad = [t for t in ended if t.last_exit is not None and t.last_exit.result not in _NO_FAULT]
+    work = replace(work, machine_s=work.machine_s + status.running * look_s)
+    if bad and bad[0].last_exit is not None:
+        return failed(work, f"task {bad[0].index}: {bad[0].last_exit.result}", now)
+    done = [t for t in ended if t.last_exit is not None and t.last_exit.result == "success"]
+    if len(done) == len(tasks) == work.wish.job.tasks:
+        return replace(work, state=QueuedState.DONE, ended_at=now, reason="")
+    waiting = next((t.reason for t in tasks if t.placement is None and t.reason), "")
+    return replace(work, reason=waiting)
+
+
+_NO_FAULT = ("success", "lost", "cut-off", "evicted")
+"""Ends that are not the work's own doing: the region starts such a task again elsewhere."""
+
+
+def failed(work: QueuedWork, why: str, now: float) -> QueuedWork:
+    """Return work that failed once more: it is tried again later, or never."""
+    failures = work.failures + 1
+    if failures >= work.wish.attempts:
+        state, ended = QueuedState.FAILED, now
+        return replace(work, state=state, failures=failures, ended_at=ended, reason=why)
+    pause = min(RETRY_S * 2.0 ** (failures - 1), RETRY_MAX_S)
+    return replace(
+        work, state=QueuedState.WAITING, failures=failures, retry_at=now + pause, reason=why
+    )

@@ -1,0 +1,175 @@
+"""`twine-optimus`: best-effort work on lent machines. A client of the front end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import click
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from agent.api import Ack, Name
+from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWork, WorkQueue
+from control_plane.autoscaler.daemon import AutoscalerConfig as ClientConfig
+from control_plane.autoscaler.daemon import client_of, opened
+from control_plane.cli.jobfile import read_document
+from control_plane.optimus.service import EVERY_S, Optimus
+from control_plane.runtime.runtime import Runtime
+from wire import log as logs
+from wire.errors import ConfigError, Forbidden, TwineError
+from wire.fairness import Peer
+from wire.peers import local_user
+from wire.routes import Route
+from wire.server import Call, http_log, make_app
+from wire.violations import violations
+
+_http_log = http_log(__name__)
+Share = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class OptimusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of the opportunistic scheduler, TOML."""
+
+    entitlement: Name
+    """Whose loans it uses: one with `machines = 0` and `elastic.borrow`."""
+    endpoint: str = "unix:/run/twine/control-plane.sock"
+    """The front end: `unix:/PATH` or `https://HOST:PORT`."""
+    credential: str = ""
+    """File of an owner of the entitlement; not needed on the socket."""
+    state: str = "/var/lib/twine-optimus"
+    """Folder of its store. A second process with the same one stands by."""
+    socket: str = "/run/twine/optimus.sock"
+    """Where users hand in work; its group may use it."""
+    shares: dict[str, Share] = {}
+    """User → share of what is lent; 100 for users who are not named."""
+    ahead: Annotated[int, Meta(ge=1, le=100_000)] = 50
+    """Tasks that ask the region for machines beside those that run."""
+    every_s: Annotated[float, Meta(ge=1, le=600)] = EVERY_S
+
+
+def optimus_config(path: Path) -> OptimusConfig:
+    """Return the configuration of a file, or raise `ConfigError` with everything that is wrong."""
+    document = read_document(path)
+    if found := violations(document, OptimusConfig):
+        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
+        raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
+    return msgspec.convert(document, OptimusConfig)
+
+
+def application(optimus: Optimus) -> web.Application:
+    """Return the application of the unix socket: the caller's user owns the work."""
+
+    async def list_work(_: Call) -> WorkQueue:
+        return optimus.queue()
+
+    async def submit_work(call: Call) -> QueuedWork:
+        return await optimus.submit(call.path["work"], call.body, call.peer.name)
+
+    async def cancel_work(call: Call) -> Ack:
+        name, user = call.path["work"], call.peer.name
+        known = [one for one in optimus.queue().work if one.name == name]
+        if known and user not in (known[0].user, "root"):
+            raise Forbidden(f"work {name!r} is of {known[0].user}")
+        await optimus.cancel(name)
+        return Ack()
+
+    handlers = {f.__name__: f for f in (list_work, submit_work, cancel_work)}
+    version = metadata.version("twine-cluster")
+    return make_app("Twine Optimus", OPTIMUS_ROUTES, handlers, _authorize, version=version)
+
+
+def _authorize(request: web.Request, _: Route) -> Peer:
+    """Return the caller by the name of its user; the mode of the socket's file says who may ask."""
+    user = local_user(request.transport)
+    if user is None:
+        raise Forbidden("best-effort work is handed in on the unix socket only")
+    try:
+        name = pwd.getpwuid(user[0]).pw_name
+    except KeyError:
+        name = str(user[0])
+    return Peer(name=name, role="local", is_trusted=user[0] in (0, os.getuid()))
+
+
+@asynccontextmanager
+async def _serving(optimus: Optimus, path: Path) -> AsyncIterator[None]:
+    """Serve on a unix socket until left."""
+    runner = web.AppRunner(application(optimus), handle_signals=False, logger=_http_log)
+    mask = os.umask(0o117)
+    try:
+        await runner.setup()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # the store's lock is held: no other process serves there
+        await web.UnixSite(runner, str(path)).start()
+    except OSError as e:
+        raise ConfigError(f"cannot listen on {path}: {e.strerror or e}") from e
+    finally:
+        os.umask(mask)
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+        path.unlink(missing_ok=True)
+
+
+async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
+    """Run until `stopping` is set, or until the store or a loop fails."""
+    runtime = Runtime()
+    async with AsyncExitStack() as stack:
+        store = await opened(stack, Path(config.state), stopping)
+        if store is None:
+            return
+        front = ClientConfig(endpoint=config.endpoint, credential=config.credential)
+        client = await stack.enter_async_context(client_of(front))
+        optimus = Optimus(
+            *(runtime, client, store, config.entitlement, config.shares, config.ahead),
+            config.every_s,
+        )
+        await optimus.load()
+        await stack.enter_async_context(_serving(optimus, Path(config.socket)))
+        click.echo(f"optimus serves at {config.socket}", err=True)
+        loops = (optimus.run(), runtime.watch_clocks(), store.wait_failed(), stopping.wait())
+        working = [asyncio.create_task(work) for work in loops]
+        try:
+            done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="twine-cluster", prog_name="twine-optimus")
+@click.option("--config", "file", type=click.Path(path_type=Path), required=True, help="TOML file.")
+def main(file: Path) -> None:
+    """Run queued best-effort work on the machines that are lent to one entitlement."""
+    logs.configure("twine-optimus", "info")
+
+    async def work() -> None:
+        stopping = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        await serve(optimus_config(file), stopping)
+
+    try:
+        asyncio.run(work())
+    except TwineError as e:
+        click.echo(f"error: {e}", err=True)
+        if e.hint:
+            click.echo(f"hint:  {e.hint}", err=True)
+        sys.exit(e.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The loop of the opportunistic scheduler: looks at its jobs, chooses work, starts and stops it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from control_plane.api.capacity import EntitlementView
+from control_plane.api.elastic import CapacitySignal
+from control_plane.api.jobs import JobSpec, JobStatus
+from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork, WorkQueue
+from control_plane.optimus.core.choosing import chosen, failed, in_order, job_of, seen
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import Table
+from control_plane.store import Store
+from control_plane.store.records import WORK
+from wire.errors import Conflict, InvalidInput, NotFound, TwineError, Unprocessable
+
+log = logging.getLogger(__name__)
+EVERY_S = 15.0
+KEEP_S = 7 * 86_400.0
+"""Work that ended is shown for so long, and counts for its user's share."""
+
+
+class BestEffortApi(Protocol):
+    """What is asked of the front end: `ControlPlaneClient` has all of it."""
+
+    async def get_entitlement(self, name: str) -> EntitlementView: ...
+    async def get_signal(self, entitlement: str) -> CapacitySignal: ...
+    async def get_job(self, job: str) -> JobStatus: ...
+    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus: ...
+    async def stop_job(self, job: str) -> JobStatus: ...
+
+
+class Optimus:
+    """Runs queued work on what is lent to one entitlement."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        api: BestEffortApi,
+        store: Store,
+        entitlement: str,
+        shares: Mapping[str, int],
+        ahead: int,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """Start nothing yet. Beside what runs, `ahead` tasks ask the region for machines."""
+        self._runtime, self._api, self._entitlement = runtime, api, entitlement
+        self._shares, self._ahead, self._every_s = shares, ahead, every_s
+        self._table = Table(store, WORK, QueuedWork, "work")
+        self._capacity, self._failing = "", ""
+        self._placed: dict[str, dict[int, str]] = {}
+        """Work → task → machine, as seen last."""
+        self._running = 0
+
+    async def load(self) -> None:
+        """Read the queue."""
+        await self._table.load()
+
+    async def check(self) -> None:
+        """Raise `Unprocessable` if the entitlement has machines of its own."""
+        spec = (await self._api.get_entitlement(self._entitlement)).record.spec
+        if spec.machines != 0 or not spec.borrows:
+            raise Unprocessable(
+                f"entitlement {self._entitlement!r} is not for best-effort work alone",
+                hint="give it machines = 0 and elastic.borrow (docs/elastic.md)",
+            )
+
+    async def run(self) -> None:
+        """Look and choose until cancelled."""
+        while True:
+            try:
+                await self.look()
+                self._failing = ""
+            except TwineError as e:
+                self._failing = str(e)
+                log.warning("nothing was chosen", extra={"reason": str(e)})
+            await self._runtime.sleep(self._every_s)
+
+    async def look(self) -> None:
+        """Take in how the work stands, then start and stop what that asks for."""
+        await self.check()
+        self._capacity = (await self._api.get_signal(self._entitlement)).state.value
+        now, self._running = self._runtime.date(), 0
+        for work in self._table.records():
+            if work.state is QueuedState.RUNNING:
+                await self._follow(work, now)
+            elif work.ended_at is not None and now - work.ended_at > KEEP_S:
+                await self._put(work.name, None)
+        room = self._running + self._ahead
+        start, stop = chosen(self._table.records(), self._shares, room, now)
+        for name in stop:
+            await self._stop(name)
+            work = self._table.get(name)
+            why = "work of higher priority needs its machines"
+            await self._put(name, replace(work, state=QueuedState.WAITING, reason=why))
+        for name in start:
+            await self._start(self._table.get(name), now)
+
+    async def _follow(self, work: QueuedWork, now: float) -> None:
+        try:
+            status = await self._api.get_job(work.name)
+        except NotFound:
+            await self._put(work.name, replace(work, state=QueuedState.WAITING))
+            return
+        self._running += status.running
+        places = {t.index: t.placement.machine for t in status.record.tasks if t.placement}
+        before = self._placed.get(work.name, {})
+        moves = sum(before.get(task, machine) != machine for task, machine in places.items())
+        self._placed[work.name] = before | places
+        after = seen(replace(work, moves=work.moves + moves), status, now, self._every_s)
+        if after.state is not QueuedState.RUNNING:
+            await self._stop(work.name)
+        if after != work:
+            await self._put(work.name, after)
+
+    async def _start(self, work: QueuedWork, now: float) -> None:
+        try:
+            await self._api.get_job(work.name)
+            return  # its last try has not gone yet
+        except NotFound:
+            pass
+        # stored first: a job that is started and forgotten would run for ever
+        running = replace(work, state=QueuedState.RUNNING, reason="")
+        await self._put(work.name, running)
+        try:
+            await self._api.apply_job(job_of(work, self._entitlement))
+        except (InvalidInput, Conflict, Unprocessable) as e:
+            await self._put(work.name, failed(running, str(e), now))
+
+    async def _stop(self, name: str) -> None:
+        self._placed.pop(name, None)
+        with suppress(NotFound):
+            await self._api.stop_job(name)
+
+    async def _put(self, name: str, work: QueuedWork | None) -> None:
+        async with self._table.lock(name):
+            await self._table.commit(name, work)
+
+    # -- for users
+
+    def queue(self) -> WorkQueue:
+        """Return all work: what is open in the order in which it is chosen, then what ended."""
+        records = self._table.records()
+        order = in_order(records, self._shares)
+        ended = [one for one in records if one.ended_at is not None]
+        return WorkQueue(
+            entitlement=self._entitlement,
+            capacity=self._capacity,
+            failing=self._failing,
+            work=[*order, *sorted(ended, key=lambda one: -(one.ended_at or 0.0))],
+        )
+
+    async def submit(self, name: str, wish: QueuedWish, user: str) -> QueuedWork:
+        """Take a piece of work; `Conflict` where another one has the name."""
+        known = self._table.find(name)
+        if known is not None:
+            if known.wish == wish and known.user == user:
+                return known
+            raise Conflict(f"there is work {name!r} already, of {known.user}")
+        if wish.job.tasks < 1:
+            raise InvalidInput(f"cannot take work {name!r}: job.tasks: 0 tasks do nothing")
+        made = QueuedWork(name=name, user=user, wish=wish, submitted_at=self._runtime.date())
+        await self._put(name, made)
+        return made
+
+    async def cancel(self, name: str) -> None:
+        """Stop a piece of work and forget it; `NotFound` if there is none."""
+        work = self._table.get(name)
+        if work.state is QueuedState.RUNNING:
+            await self._stop(name)
+        await self._put(name, None)

@@ -1,0 +1,191 @@
+"""EL8, AP10: best-effort work runs on loans, in turns by share, and again after a revocation."""
+
+import pytest
+from msgspec.structs import replace
+from world import World, a_job, scenario
+
+from agent.api import Exit, Limits, TaskState
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.elastic import Elastic, ElasticMode, ElasticSettings
+from control_plane.api.jobs import JobSpec
+from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork
+from control_plane.optimus.core.choosing import chosen, in_order, job_of
+from control_plane.optimus.service import Optimus
+from control_plane.store.memory import MemoryStore
+from wire.errors import Conflict, Unprocessable
+
+APPLY = ElasticSettings(mode=ElasticMode.APPLY, every_s=30, free_idle_s=60)
+WHOLE = Limits(memory_max_bytes=800 << 20)
+
+
+class FrontEnd:
+    """The front end's answers without HTTP."""
+
+    def __init__(self, world: World) -> None:
+        cp = world.cp
+        self.get_entitlement = cp.capacity.get_entitlement
+        self.get_job, self.apply_job, self.stop_job = cp.get_job, cp.apply_job, cp.stop_job
+        self._elastic = cp.elastic
+
+    async def get_signal(self, entitlement: str):
+        return self._elastic.signal(entitlement)
+
+
+def wish(name: str, tasks: int = 1, priority: int = 500, **changes) -> QueuedWish:
+    job = a_job(tasks, name=name, limits=WHOLE, probe=None, **changes)
+    return QueuedWish(job=job, priority=priority, attempts=2)
+
+
+def work(name: str, user: str = "ann", tasks: int = 1, **changes) -> QueuedWork:
+    values = {"priority": 500} | {k: changes.pop(k) for k in ("priority",) if k in changes}
+    return QueuedWork(
+        name=name, user=user, wish=wish(name, tasks, **values), submitted_at=0.0, **changes
+    )
+
+
+async def an_optimus(world: World, store: MemoryStore) -> Optimus:
+    optimus = Optimus(world.runtime, FrontEnd(world), store, "batch", {}, ahead=2)
+    await optimus.load()
+    return optimus
+
+
+async def lent_region(world: World) -> None:
+    await world.set_up(quota=3)
+    spec = EntitlementSpec(machines=0, host_profile="batch", elastic=Elastic(borrow=3))
+    await world.cp.put_entitlement("batch", spec)
+
+
+async def until(world: World, optimus: Optimus, condition, within_s: float = 900) -> None:
+    ends = world.runtime.now() + within_s
+    while not condition():
+        assert world.runtime.now() < ends, optimus.queue()
+        await optimus.look()
+        await world.runtime.sleep(5)
+
+
+def states(optimus: Optimus) -> dict[str, QueuedState]:
+    return {one.name: one.state for one in optimus.queue().work}
+
+
+def ends(world: World, task: str, result: str = "success") -> None:
+    """Let a task end by itself on whatever machine it is."""
+    for machine in world.region.machines.values():
+        if task in machine.tasks:
+            machine.report(
+                task,
+                state=TaskState.STOPPED,
+                last_exit=Exit(result=result, code=0, at=world.runtime.date()),
+            )
+
+
+async def healthy(world: World, name: str) -> int:
+    return (await world.cp.get_job(name)).running
+
+
+@scenario(elastic=APPLY)
+async def test_work_runs_on_loans_and_is_done_when_its_tasks_end(world: World) -> None:
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        await optimus.submit("index", wish("index", 2), "ann")
+        await until(world, optimus, lambda: world.cp.elastic.signal("batch").machines == 2)
+        await world.until(lambda: is_running(world, "index", 2), 300)
+        ends(world, "index-0")
+        ends(world, "index-1")
+        await until(world, optimus, lambda: states(optimus)["index"] is QueuedState.DONE)
+        await world.until(lambda: not world.cp.elastic.report().loans, 600)  # nothing is kept
+
+
+async def is_running(world: World, name: str, tasks: int) -> bool:
+    return await healthy(world, name) == tasks
+
+
+@scenario(elastic=APPLY)
+async def test_an_owner_comes_first_and_the_work_runs_again_afterwards(world: World) -> None:
+    """The guaranteed job has its machines within the promise; the work was no failure."""
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        await optimus.submit("index", wish("index", 3), "ann")
+        await until(world, optimus, lambda: world.cp.elastic.signal("batch").machines == 3)
+        await world.until(lambda: is_running(world, "index", 3), 300)
+        asked_at = world.runtime.now()
+        await world.cp.apply_job(a_job(3, limits=WHOLE))
+        await world.stable("web", 400)
+        assert world.runtime.now() - asked_at <= 300
+        await optimus.look()
+        assert states(optimus) == {"index": QueuedState.RUNNING}
+        await world.cp.stop_job("web")
+        await until(world, optimus, lambda: world.cp.elastic.signal("batch").machines == 3, 1800)
+        await world.until(lambda: is_running(world, "index", 3), 300)
+        assert optimus.queue().work[0].failures == 0
+
+
+@scenario(elastic=APPLY)
+async def test_work_that_fails_is_tried_again_later_and_not_for_ever(world: World) -> None:
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        await optimus.submit("index", wish("index"), "ann")
+        for state in (QueuedState.WAITING, QueuedState.FAILED):
+            await until(world, optimus, lambda: "index-0" in str(world.region.where()))
+            await world.until(lambda: is_running(world, "index", 1), 300)
+            ends(world, "index-0", "exit-code")
+            wanted = state
+            await until(world, optimus, lambda wanted=wanted: states(optimus)["index"] is wanted)
+        (one,) = optimus.queue().work
+        assert (one.failures, one.reason) == (2, "task 0: exit-code")
+
+
+@scenario(elastic=APPLY)
+async def test_the_queue_outlives_the_process_and_a_name_is_taken_once(world: World) -> None:
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        made = await optimus.submit("index", wish("index"), "ann")
+        assert await optimus.submit("index", wish("index"), "ann") == made
+        with pytest.raises(Conflict, match="of ann"):
+            await optimus.submit("index", wish("index"), "bob")
+        await optimus.look()
+        again = await an_optimus(world, store)
+        assert states(again) == {"index": QueuedState.RUNNING}
+        await again.cancel("index")
+        assert again.queue().work == []
+
+
+@scenario(elastic=APPLY)
+async def test_an_entitlement_with_machines_of_its_own_is_refused(world: World) -> None:
+    await world.set_up(quota=3)
+    async with MemoryStore() as store:
+        optimus = Optimus(world.runtime, FrontEnd(world), store, "front", {}, ahead=2)
+        with pytest.raises(Unprocessable, match="'front' is not for best-effort work alone"):
+            await optimus.look()
+
+
+def test_users_take_turns_by_their_shares_and_what_they_used() -> None:
+    queue = [work(f"a{n}", "ann") for n in range(6)] + [work(f"b{n}", "bob") for n in range(6)]
+    start, stop = chosen(queue, {"bob": 200}, 6, 0.0)
+    assert stop == []
+    assert sum(name.startswith("b") for name in start) == 4
+    used = [replace(queue[0], state=QueuedState.DONE, ended_at=0.0, machine_s=1000.0), *queue[1:]]
+    assert in_order(used, {})[0].user == "bob"
+
+
+def test_work_of_higher_priority_takes_the_place_of_lower_and_none_other_is_stopped() -> None:
+    running = [work(f"r{n}", state=QueuedState.RUNNING) for n in range(2)]
+    same = chosen([*running, work("same")], {}, 2, 0.0)
+    assert same == ([], [])
+    start, stop = chosen([*running, work("urgent", priority=900)], {}, 2, 0.0)
+    assert start == ["urgent"]
+    assert stop == ["r1"]
+
+
+def test_work_that_failed_waits_and_large_work_is_begun_alone() -> None:
+    assert chosen([work("again", retry_at=60.0)], {}, 5, 0.0) == ([], [])
+    assert chosen([work("again", retry_at=60.0)], {}, 5, 60.0) == (["again"], [])
+    assert chosen([work("large", tasks=100)], {}, 5, 0.0) == (["large"], [])
+
+
+def test_its_jobs_are_in_its_entitlement_and_do_not_restart_by_themselves() -> None:
+    job: JobSpec = job_of(work("index"), "batch")
+    assert (job.name, job.entitlement, job.restart.when) == ("index", "batch", "never")
