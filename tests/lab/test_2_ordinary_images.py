@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,14 @@ def test_an_image_of_root_writes_where_it_does_elsewhere(guest: OneGuest) -> Non
     inside = "twine-agent exec web -- /bin/busybox cat /etc/resolv.conf /etc/hosts"
     assert "nameserver 10.77.0.53" in guest.ssh(inside)
     assert "10.1.2.3\tdb.example" in guest.ssh(inside)
+    inside = "twine-agent exec web -- /bin/busybox cat /run/www.pid"
+    assert guest.ssh(inside) == "7\n", "a command inside has the task's own /run"
+    eats = "x=12345678; while :; do x=$x$x; done"
+    said = guest.ssh(f"twine-agent exec web -- /bin/sh -c '{eats}' 2>&1; echo code $?")
+    assert "more than the 32MiB of memory" in said  # BUG-AG32: it ended the task
+    assert said.endswith("code 137\n")
+    task = json.loads(guest.ssh("twine-agent show web -o json"))["task"]
+    assert (task["state"], task["restarts"]) == ("running", 0)
 
     guest.ssh("twine-agent restart web", timeout_s=900)
     lines = told(guest, "web", 2)
