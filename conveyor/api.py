@@ -60,8 +60,8 @@ class PipelineTrigger(_FilePart, frozen=True, kw_only=True):
     """What starts a run. An empty table: only `twinectl pipeline start`."""
 
     image: Annotated[str, Meta(max_length=512)] = ""
-    """Name of the image: a name that it was signed with, or the registry reference that it was
-    fetched from. The newest image of that name in the image store starts a run."""
+    """A name of the image store (`web:stable`), a name that images are signed with, or the registry
+    reference that they are fetched from. A new digest under it starts a run."""
     schedule: Annotated[list[str], Meta(max_length=64)] = []
     """Start only at these times, such as `mon-fri 10:00`; needs `image`."""
     zone: str = "UTC"

@@ -49,7 +49,7 @@ class PushIntents:
             return JobProgress(job=job)
 
     async def newest_image(self, name: str) -> str:
-        """Return the digest of the newest image that was signed with a name or fetched from it."""
+        """Return the digest of the image that a name means now."""
         return newest((await self._client.list_images()).images, name)
 
     async def write(self, act: DeliveryAct) -> None:
@@ -82,8 +82,12 @@ def push_wish(act: PushStage | PushBack | GiveBack) -> PushWish:
 
 
 def newest(images: list[ImageInfo], name: str) -> str:
-    """Return the digest of the newest image of a name; empty: there is none."""
-    found = [image for image in images if _is_named(image, name)]
+    """Return the digest of the newest image of a name; empty: there is none.
+
+    A name of the image store means one image at a time, whatever its age.
+    """
+    found = [image for image in images if name in image.names]
+    found = found or [image for image in images if _is_named(image, name)]
     last = max(found, key=lambda image: (image.created_at, image.digest), default=None)
     return "" if last is None else last.digest
 

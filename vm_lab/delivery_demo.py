@@ -139,7 +139,7 @@ class DeliveryDemo(Demo):
             f"{outcome['requests']} requests, {outcome['failed']} failed ({answers})", bold=True
         )
         click.echo("\n".join(outcome["failures"]), err=True)
-        return outcome | {"run": view["last"], "most_new": _most_new(view["last"])}
+        return outcome | {"run": view["last"]}
 
     def pipeline(self, *words: str, code: int = 0) -> str:
         """Type `twinectl pipeline`."""
@@ -184,10 +184,6 @@ class DeliveryDemo(Demo):
 def _is_reached(view: Any) -> bool:
     steps = view["record"]["active"].get("steps", [])
     return bool(steps) and steps[-1].get("reached") is not None
-
-
-def _most_new(run: Any) -> list[str]:
-    return [step["name"] for step in run["steps"]]
 
 
 @click.command()

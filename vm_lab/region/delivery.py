@@ -51,8 +51,8 @@ ME = "user:conveyor"
 class DeliveredJobs:
     """Pipelines of the first jobs of a region, and all who write to these jobs."""
 
-    def __init__(self, region: SimulatedRegion, count: int) -> None:
-        """Begin when the region does."""
+    def __init__(self, region: SimulatedRegion, count: int, *, is_random: bool = True) -> None:
+        """Begin when the region does; without chance nothing is written but what is asked for."""
         self._region = region
         self._chance = random.Random(f"{region.scenario.name} {region.number} deliveries")
         self.jobs = [f"job{number}" for number in range(count)]
@@ -66,7 +66,9 @@ class DeliveredJobs:
         self._service: DeliveryService | None = None
         self._over_since: dict[str, float] = {}
         self._records: dict[str, PipelineRecord] = {}
-        self._counted: set[tuple[str, int]] = set()
+        self._is_random = is_random
+        self.runs: dict[tuple[str, int], PipelineRun] = {}
+        """Job and number → runs that ended."""
         self._figures = region.figures
         region.foreign = frozenset(self.jobs)
         region.more_unrest = self.unrest
@@ -77,7 +79,7 @@ class DeliveredJobs:
 
     def _look(self) -> None:
         region = self._region
-        if region.story_at and region.timeline.now < region.faults_end:
+        if self._is_random and region.story_at and region.timeline.now < region.faults_end:
             for job in self.jobs:
                 self._write(job)
         for image, job in self.wrong.items():
@@ -220,8 +222,8 @@ class DeliveredJobs:
             for job in self.jobs:
                 self._records[job] = (await service.view(job)).record
                 for run in (await service.history(job, 5, None)).runs:
-                    if run.ended is not None and (job, run.number) not in self._counted:
-                        self._counted.add((job, run.number))
+                    if run.ended is not None and (job, run.number) not in self.runs:
+                        self.runs[job, run.number] = run
                         figure = f"runs {run.state}"
                         self._figures[figure] = self._figures.get(figure, 0) + 1
                 serving = life.control_plane

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from control_plane.api.intents import PushIntent, part_of
+from agent.api import Health, ImageFormat, ImageInfo, TaskState
+from control_plane.api.intents import PushIntent, StoredIntent, part_of
+from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus, TaskPhase, TaskRecord
+from control_plane.api.updates import Rollout
 from conveyor.api import ControlRequest, ControlVerb, PipelineStage, StageKind, StartRequest
+from conveyor.core.progress import progress
 from conveyor.core.stages import wanted
+from conveyor.pipeline_file import pipeline_spec
+from conveyor.push import newest
 from conveyor.runs import RunState
 from tests.unit.conveyor.delivery_model import ME, ModelJob, World, a_pipeline, digest
 
@@ -152,3 +163,87 @@ async def test_a_rollback_of_a_run_that_is_done_takes_the_push_over():
     await world.service.control("web", control("rollback"), "user/bob")
     await world.until("rolled-back")
     assert (job.tasks, job.owner) == ([digest(1)] * 10, "")
+
+
+def a_status(**changes: Any) -> JobStatus:
+    """Return a job of four tasks: one on image 2, one on a tester's image 3, two on image 1."""
+    specs = {
+        version: JobSpec(
+            name="web", entitlement="e", tasks=4, image=digest(image), command=["/bin/serve"]
+        )
+        for version, image in ((1, 1), (2, 2), (3, 3))
+    }
+    tasks = [
+        TaskRecord(
+            index=index,
+            version=version,
+            generation=1,
+            phase=TaskPhase.RUNNING,
+            listed=True,
+            state=TaskState.RUNNING,
+            health=Health.HEALTHY,
+            extra=index == 4,
+        )
+        for index, version in enumerate((2, 3, 1, 1, 2))
+    ]
+    record = JobRecord(
+        name="web",
+        spec=specs[2],
+        version=2,
+        specs=specs,
+        tasks=tasks,
+        trials=(3,),
+        rollout=Rollout(version=2, base=1, passed=True),
+        **changes,
+    )
+    return JobStatus(
+        record=record, phase=JobPhase.PROGRESSING, wanted=4, running=5, healthy=5, updated=2
+    )
+
+
+def test_canaries_of_a_tester_and_extra_tasks_are_neither_new_nor_stable():
+    """JC6: the push is not diluted, and the comparison is with what serves unchanged."""
+    seen = progress(a_status(), digest(2))
+    assert (seen.new, seen.new_healthy, seen.size) == (1, 1, 4)
+    assert (seen.new_tasks, seen.stable_tasks) == (("web-0",), ("web-2", "web-3"))
+
+
+def test_the_push_its_writer_and_a_hold_are_read_from_the_intents():
+    push = StoredIntent(
+        writer=ME, version=7, reason="r", is_owned=True, value={"version": 2, "tasks": 1}
+    )
+    hold = StoredIntent(writer=ANN, expires_at=1_800_000_000.0, reason="the cup final", value={})
+    seen = progress(a_status(intents={"push": push, "hold": hold}), digest(2))
+    assert (seen.push.tasks, seen.push_version, seen.owner) == (1, 7, ME)
+    assert seen.held == "user:ann holds it until 2027-01-15 08:00:00 UTC: the cup final"
+    given_back = replace(push, is_owned=False)
+    assert progress(a_status(intents={"push": given_back}), digest(2)).owner == ""
+
+
+def test_a_registry_tag_names_the_newest_image_that_was_fetched_from_it():
+    """CV1: `trigger.image` is a name that was signed, or a reference of a registry."""
+
+    def an_image(number: int, reference: str) -> ImageInfo:
+        return ImageInfo(
+            digest=digest(number),
+            format=ImageFormat.TAR,
+            stream_bytes=1,
+            created_at=float(number),
+            reference=reference,
+        )
+
+    tag = "registry.example/web:stable"
+    images = [an_image(1, tag), an_image(2, tag), an_image(3, "registry.example/web:next")]
+    assert newest(images, tag) == digest(2)
+    assert newest(images, "web") == ""
+    moved = [replace(images[0], names=["web:stable"]), *images[1:]]
+    assert newest(moved, "web:stable") == digest(1), "a name means one image, however old"
+
+
+def test_the_tutorial_shows_the_file_of_the_demo():
+    root = Path(__file__).resolve().parents[3]
+    page = (root / "docs/pipelines.md").read_text()
+    lines = (root / "vm_lab/delivery/web.toml").read_text().splitlines()
+    missing = [line for line in lines if not line.startswith("#") and line not in page]
+    assert missing == []
+    pipeline_spec(tomllib.loads("\n".join(lines)), "the demo's pipeline")

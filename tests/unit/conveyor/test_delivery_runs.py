@@ -253,6 +253,18 @@ async def test_jobs_in_order_begin_when_the_one_before_is_through():
     assert pushes == ["web"] * 3 + ["api"] * 3
 
 
+async def test_a_bug_never_reaches_the_second_of_two_regions():
+    """CV3, AV15: with a job for each region or shard, in order, the first one stops the release."""
+    world = World(a_pipeline(jobs=["web", "api"], order="in-order"))
+    world.plane.jobs["api"] = ModelJob()
+    await world.begin()
+    world.plane.images["web"] = digest(2)
+    world.meter.bad = {digest(2)}
+    await world.until("rolled-back")
+    assert {c[1] for c in world.plane.calls} == {"web"}
+    assert world.plane.jobs["api"].tasks == [digest(1)] * 10
+
+
 async def test_a_failure_of_the_second_job_rolls_both_back():
     world = World(a_pipeline(jobs=["web", "api"], order="together"))
     world.plane.jobs["api"] = ModelJob()
@@ -306,6 +318,17 @@ async def test_a_step_of_the_clock_backwards_only_waits_longer():
     world.now -= 3600
     run = await world.until("done", most=2000)
     assert run.state is RunState.DONE
+
+
+async def test_a_step_of_the_clock_forwards_skips_no_gate():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(6)
+    world.now += 86_400
+    world.meter.bad = {digest(2)}
+    run = await world.until("rolled-back")
+    assert [s.name for s in run.steps] == ["canary 1", "rollback"]
+    assert max(c[3] for c in world.plane.calls if c[0] == "push") == "canary"
 
 
 async def test_a_schedule_starts_the_newest_image_once_at_each_time():

@@ -1,0 +1,18 @@
+"""TC14 with the conveyor: a release at the peak is slower by itself, and no rule is broken."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+from conveyor.runs import RunState
+from tests.bench.peak_releases import simulated, svg_of
+
+
+def test_a_release_at_the_peak_takes_longer_without_a_person() -> None:
+    """TC14, CV4: capacity is short at six in the evening, and at six in the morning it is not."""
+    day = simulated(8, hours=20.0, at=(6, 18))
+    morning, evening = day.took_s().values()
+    assert evening > 1.5 * morning
+    assert {run.state for run in day.runs} == {RunState.DONE}
+    assert day.violations == []
+    assert ET.fromstring(svg_of(day)).tag.endswith("svg")
