@@ -22,7 +22,7 @@ from control_plane.api.autoscale import Autoscale
 from conveyor.runs import PipelineRun
 from vm_lab.region.delivery import DeliveredJobs
 from vm_lab.region.load import LoadedJobs, LoadSample
-from vm_lab.region.scenario import Scenario, Shape, Work
+from vm_lab.region.scenario import Scenario, ScenarioWork, Shape
 from vm_lab.region.seed import SimulatedRegion
 
 DAY_S, HOUR_S = 86_400.0, 3600.0
@@ -70,7 +70,7 @@ def simulated(
         minutes=hours * 60,
         settle_minutes=60.0,
         shape=Shape(machines=machines, msbs=4, racks=8, datacenters=2, cpus=8, memory_gib=8),
-        work=Work(
+        work=ScenarioWork(
             entitlements=1,
             jobs=1,
             tasks=(tasks, tasks),
