@@ -63,7 +63,10 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return Peer(name=caller, role="forwarded", is_trusted=True)
 
     def _checked(self, route: Route, handler: Handler) -> Handler:
-        """Return a handler that refuses what another shard decides about."""
+        """Return a handler that refuses what another shard decides about.
+
+        Its answer counts only while this process still leads: another one may have changed it.
+        """
 
         async def checked(call: Call) -> object:
             shards, job = self._control_plane.shards, call.path.get("job", "")
@@ -71,7 +74,10 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
                 shards.of_job(job)
             elif route.name in ("apply_job", "plan_job"):
                 shards.of_entitlement(call.body.entitlement)
-            return await handler(call)
+            answer = await handler(call)
+            if failure := self._store.failure():
+                raise Busy(f"this shard cannot answer any more: {failure}")
+            return answer
 
         return checked if route.name in FORWARDED else handler
 
