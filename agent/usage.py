@@ -38,6 +38,6 @@ class Usages(Struct, frozen=True, kw_only=True):
     at_boot_s: Moment
     """When this was read, in seconds since boot; two readings give rates."""
     tasks: Annotated[list[TaskUsage], Meta(max_length=100_000)]
-    energy_j: float | None = None
+    energy_j: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     """Joules that the processors drew, by RAPL's counters, which begin again at some value; two
     readings give watts. None: the host does not say (guests do not)."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from agent.api.ranges import NO_NUL, Bytes, Id, Moment, Reported
+from agent.api.ranges import NO_NUL, NO_NUL_WORDS, Bytes, Id, Moment, Reported
 
 CONFIGURATION = "configuration"
 """Among the capabilities of a host whose agent can hand a configuration to tasks."""
@@ -24,7 +24,14 @@ FileName = Annotated[
     ),
 ]
 Configuration = Annotated[
-    dict[FileName, Annotated[str, Meta(max_length=32 << 10, pattern=NO_NUL)]], Meta(max_length=64)
+    dict[
+        FileName,
+        Annotated[
+            str,
+            Meta(max_length=32 << 10, pattern=NO_NUL, description=NO_NUL_WORDS.format("32,768")),
+        ],
+    ],
+    Meta(max_length=64),
 ]
 """File → its text, in UTF-8."""
 
