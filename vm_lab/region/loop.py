@@ -9,6 +9,7 @@ the control plane's is due. Nothing here looks at a real clock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import selectors
 from collections import deque
@@ -283,8 +284,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 break
             for task in tasks:
                 task.cancel()
-            self.run_until_complete(asyncio.sleep(0))
-            self.run_until_complete(asyncio.sleep(0))
+            for _ in range(2):
+                # Killed in the turn in which it ended, its main task stops the loop once more.
+                with contextlib.suppress(RuntimeError):
+                    self.run_until_complete(asyncio.sleep(0))
         self.run_until_complete(self.shutdown_asyncgens())
         self.close()
 
