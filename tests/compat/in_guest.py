@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from agent import api
-from agent.api.exec import ExecWord
+from agent.api.exec import ExecEnd, ExecWord
 from agent.cli.asked import checked
 from agent.client import AgentClient
 from agent.config import load, local_socket
@@ -58,14 +58,17 @@ class Trial:
             writer.close()
         return heard.decode(errors="replace")
 
-    async def inside(self, command: str) -> str:
-        """Return what a command in the task says."""
+    async def inside(self, command: str, *, must: bool = False) -> str:
+        """Return what a command in the task says; with `must` it has to succeed."""
         words = ["/bin/sh", "-c", command]
         heard = b""
         async with self._client.exec_task(self._name, words, tty=False) as duplex:
             await duplex.send(msgspec.json.encode(ExecWord(end_of_input=True)).decode())
             async for frame in duplex.frames():
                 if isinstance(frame, str):
+                    end = msgspec.json.decode(frame, type=ExecEnd)
+                    if must and end.code != 0:
+                        raise Unfit(f"{command!r} fails: {heard.decode(errors='replace')[-200:]!r}")
                     break
                 heard += frame[1:]
         return heard.decode(errors="replace")
@@ -167,7 +170,7 @@ async def attempt(
     await trial.said()
     found["logs"] = True
     if recipe["write"]:
-        await trial.inside(recipe["write"])
+        await trial.inside(recipe["write"], must=True)
         await trial.again()
         await trial.serve()
         heard = await trial.inside(recipe["read"])
