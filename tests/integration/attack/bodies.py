@@ -68,7 +68,7 @@ class Maker:
             case inspect.IntType() if name == "generation":
                 return next(self._numbers)
             case inspect.IntType() | inspect.FloatType():
-                least = max(info.ge or 0, name == "machines")
+                least = max(info.ge or 0, int(name == "machines"))
                 return least + 1 if info.gt is not None else least
             case inspect.BoolType():
                 return False
