@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root
 PRELUDE = """
 import sys
 from pathlib import Path
-from sidekick.apply import Run
+from sidekick.apply import ApplyRun
 from sidekick.cli import real_host
 from sidekick.profile import Library
 from sidekick.settings import SETTINGS
@@ -35,7 +35,7 @@ def target(text):
     return target_of(Library([folder], SETTINGS).load("p", {}), host)
 
 def apply(wanted):
-    report = Run(host, state, wanted).carry_out()
+    report = ApplyRun(host, state, wanted).carry_out()
     return report, {s.setting: s.outcome.value for s in report.settings}
 
 def changed(before):

@@ -13,7 +13,7 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 from sidekick.cli import real_host
-from sidekick.report import Change, Outcome
+from sidekick.report import SettingChange, ApplyOutcome
 from sidekick.settings.scratch import ScratchSetting
 
 MIB = 1 << 20
@@ -22,8 +22,8 @@ setting, host, name = ScratchSetting(), real_host(Path("/")), f"scratch.{sys.arg
 
 def to(value):
     before = setting.read(host, name)
-    made = setting.apply(host, Change(setting=name, before=before or "", after=value))
-    assert (made.outcome, made.actual) == (Outcome.APPLIED, value), made
+    made = setting.apply(host, SettingChange(setting=name, before=before or "", after=value))
+    assert (made.outcome, made.actual) == (ApplyOutcome.APPLIED, value), made
 
 def size():
     found = os.statvfs(place)

@@ -41,7 +41,7 @@ import sys
 from pathlib import Path
 from sidekick.cli import real_host
 from sidekick.profile import Library
-from sidekick.report import Outcome
+from sidekick.report import ApplyOutcome
 from sidekick.settings.nic import NicSetting
 
 folder = Path(sys.argv[1])
@@ -57,7 +57,7 @@ able = [w for w in wanted if w.setting != "nic.v0.lro"]
 changes = setting.plan(able, before, {})
 assert {c.setting for c in changes} >= {"nic.v0.tx_checksum"}, before
 for change in changes:
-    assert setting.apply(host, change).outcome is Outcome.APPLIED, change
+    assert setting.apply(host, change).outcome is ApplyOutcome.APPLIED, change
 assert setting.read(host, "nic.v0.tso") == "off", "goes with its checksums"
 assert setting.plan(able, setting.observe(host, names), before) == []
 for change in reversed(changes):
