@@ -211,7 +211,7 @@ class Layers:
 
 
 class _Applying:
-    """One process that applies layers to a tree, one after the other, each when it is told to."""
+    """One process that applies layers to a tree, in order, and waits for a word before each."""
 
     def __init__(self, sandbox: Sandbox, layers: Sequence[Layer], layout: Path, tree: Path) -> None:
         """Start it; it applies the first at once."""
@@ -221,8 +221,8 @@ class _Applying:
         for path in self._pipes:
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
-            # To read and to write: so nobody waits for the other side to open it, and the process
-            # reads an end once this is closed.
+            # Opened to read and to write, so that no open waits for the other side. The process
+            # reads an end of file once this is closed.
             self._ends.append(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         self._told = asyncio.Semaphore(0)
         self._loop = asyncio.get_running_loop()

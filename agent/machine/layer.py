@@ -68,7 +68,7 @@ def main(
 ) -> int:
     """Apply layers as told by the arguments; say in one line why not.
 
-    `ask` and `tell` are its input and output. It ends where nobody asks for the next layer.
+    `ask` and `tell` are its input and output. It ends when its input ends before a layer.
     """
     folder, tree, *words = argv
     layers = [words[n : n + 4] for n in range(0, len(words), 4)]

@@ -33,6 +33,7 @@ from control_plane.api.rebalancing import (
 )
 from control_plane.api.settings import RebalanceMode
 from control_plane.broker.core.assignment import FREE
+from control_plane.ops_planner.ports import Announcements
 from control_plane.rebalancer.core.pacing import (
     OPEN,
     Side,
@@ -50,7 +51,7 @@ from control_plane.rebalancer.core.survey import Load, claimed_load, sizes_of, u
 from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner, explained, swap_explained
 from control_plane.rebalancer.ports import AgentClients, Moves, ShardedPlaces, Solve
-from control_plane.rebalancer.swaps import Drains, MachineSwaps
+from control_plane.rebalancer.swaps import MachineSwaps
 from control_plane.runtime.table import Table, ignore
 from control_plane.store import Store
 from control_plane.store.records import REBALANCE
@@ -84,7 +85,7 @@ class ReBalancer:
         solve: Solve,
         unwell: Callable[[], str],
         agents: AgentClients,
-        drains: Drains,
+        drains: Announcements,
     ) -> None:
         """Plan nothing yet. `unwell` says why nothing is to be moved now; empty: nothing does."""
         self._settings, self._runtime = region.settings.rebalance, region.runtime

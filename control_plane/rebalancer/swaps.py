@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -20,6 +19,7 @@ from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.api.rebalancing import RebalanceRecord, SwapState, SwapView
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.unavailability import of_plan
+from control_plane.ops_planner.ports import Announcements
 from control_plane.rebalancer.ports import ShardedPlaces
 from control_plane.runtime.table import Table
 from wire.errors import TwineError
@@ -32,27 +32,6 @@ _TAKE_S = 120.0
 """A machine that cannot be taken for so long stays in the free pool: a quota may be used up."""
 
 
-class Drains(Protocol):
-    """Announces that machines will be away."""
-
-    async def plan_unavailability(
-        self,
-        machines: Collection[str],
-        kind: EventKind,
-        reason: str,
-        start: float | None = None,
-        deadline: float | None = None,
-        expected_duration_s: float | None = None,
-        *,
-        tasks_survive: bool = False,
-        plan: str = "",
-    ) -> list[MachineRecord]:
-        """Announce that machines will be away under the name of a plan."""
-
-    async def end_plan(self, machines: Collection[str], plan: str) -> None:
-        """End what a plan announced."""
-
-
 class MachineSwaps:
     """Carries exchanges of machines out, one after the other."""
 
@@ -60,7 +39,7 @@ class MachineSwaps:
         self,
         region: Region,
         places: ShardedPlaces,
-        drains: Drains,
+        drains: Announcements,
         table: Table[RebalanceRecord],
     ) -> None:
         """Exchange nothing yet."""

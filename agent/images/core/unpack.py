@@ -131,8 +131,8 @@ def layer_properties(
 ) -> dict[str, object]:
     """Return the properties of the unit that applies layers, blobs below `folder`, to a tree.
 
-    One process for all: to start one takes longer than a small layer. `pipes` are the paths of its
-    input and output, by which it is told to go on. It has its time for each.
+    All layers have one process: to start one takes longer than to apply a small layer. `pipes` are
+    the paths of its input and output. A line on the input lets it apply the next layer.
     """
     apply = [python, "-I", "-m", "agent.machine.layer", folder, tree]
     for layer in layers:
