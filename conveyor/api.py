@@ -11,7 +11,7 @@ from msgspec import Meta
 from agent.api import Argument, DigestStr, EnvName, Name
 from control_plane.api.policy import JobName
 
-DAY_S = 86_400.0
+DAY_S = 86_400
 STAGE_MAX_S = 28 * DAY_S
 """Longer is taken for a mistake: a push that takes months is none."""
 Span = Annotated[float, Meta(ge=0, le=STAGE_MAX_S)]

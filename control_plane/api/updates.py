@@ -11,7 +11,7 @@ from msgspec import Meta
 from agent.api import Count, Few, Seconds, Words
 
 SURGE_MAX = 1000
-DAY_S = 86_400.0
+DAY_S = 86_400
 
 
 class OnFailure(StrEnum):
