@@ -91,7 +91,7 @@ def used_by_msb(owner_of: OwnerOf, pool: str, lent: Callable[[str], bool]) -> Co
     found = Counter[str]()
     for machine in owner_of(pool).index.pool(pool).machines():
         if machine.jobs and not lent(machine.name):
-            found[f"{machine.place.datacenter}/{machine.place.msb}"] += 1
+            found[machine.place.msb] += 1  # a path: it begins with the data center
     return found
 
 
