@@ -1,4 +1,4 @@
-"""Credentials that an agent holds for tasks: what is told of them, never what they are.
+"""Credentials that an agent holds for tasks: their names and sizes, never their values.
 
 And the configuration of a task: texts in the same folder that are no secrets.
 """

@@ -296,7 +296,7 @@ class _UnitWatch:
         self._numbers = itertools.count()
         self._busy: set[str] = set()
         self._due: dict[str, float] = {}
-        """Units whose job is over, without a change signal yet → when that is told anyway."""
+        """Unit whose job is over without a change signal → when its end is reported without one."""
         self._wake_read, self._wake_write = os.pipe()
         try:
             bus = self._subscribed()

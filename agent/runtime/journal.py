@@ -187,8 +187,8 @@ class Journal:
     def _recognise(self) -> None:
         """Raise `HostError` where this is not the journal that this boot began with.
 
-        Of a file system that is not mounted there is an empty folder. An agent that began anew in
-        it would take all tasks for strange ones, and start those of others with empty volumes.
+        A file system that is not mounted leaves an empty folder. An agent that started with an
+        empty journal would take all tasks for unknown ones, and start others with empty volumes.
         """
         if self._copies is None:
             return
@@ -197,7 +197,7 @@ class Journal:
             if known and name != known:
                 raise HostError(
                     f"{self._folder} is not the journal of this host's tasks",
-                    hint="is its file system mounted? To begin anew without their records: "
+                    hint="is its file system mounted? To start without their records: "
                     f"rm -r {self._copies}",
                 )
             if not name:

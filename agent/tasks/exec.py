@@ -39,7 +39,7 @@ IDLE_S = 900.0
 LONGEST_S = 8 * 3600.0
 _START_S = 60.0
 OOM = "oom-kill"
-"""systemd's word for the end of a unit of which the kernel killed a process for want of memory."""
+"""systemd's word for the end of a unit after the kernel killed one of its processes for memory."""
 _DRAIN_S = 0.25
 """Once a command has ended nothing more is waited for after so long without a word of it: another
 process may hold its output. What it wrote is told, however slowly it is taken.
@@ -167,7 +167,7 @@ class _Session:
     async def _told(
         self, telling: Sequence[asyncio.Future[None]], over: set[asyncio.Future[None]]
     ) -> None:
-        """Return once all is told that the command wrote, or the caller has gone."""
+        """Return once the caller has all output of the command, or has gone."""
         left = set(telling)
         while left and not any(future.done() for future in over):
             said = self._said

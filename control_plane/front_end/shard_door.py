@@ -69,17 +69,22 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         """
 
         async def checked(call: Call) -> object:
-            shards, job = self._control_plane.shards, call.path.get("job", "")
-            if job and shards.number_of_job(job) is not None:
-                shards.of_job(job)
-            elif route.name in ("apply_job", "plan_job"):
-                shards.of_entitlement(call.body.entitlement)
+            if route.name in FORWARDED:
+                self._check_owner(route, call)
             answer = await handler(call)
             if failure := self._store.failure():
                 raise Busy(f"this shard cannot answer any more: {failure}")
             return answer
 
-        return checked if route.name in FORWARDED else handler
+        return handler if route.name in ("healthz", "readyz") else checked
+
+    def _check_owner(self, route: Route, call: Call) -> None:
+        """Raise if a request is about what another shard decides."""
+        shards, job = self._control_plane.shards, call.path.get("job", "")
+        if job and shards.number_of_job(job) is not None:
+            shards.of_job(job)
+        elif route.name in ("apply_job", "plan_job"):
+            shards.of_entitlement(call.body.entitlement)
 
     @web.middleware
     async def _in_step(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Huge pages of a task: whether there are enough, and what the kernel is told of them.
+"""Huge pages of a task: whether there are enough, and the limits that the kernel gets.
 
 Pure. systemd has no property for the hugetlb controller, so a command of the host's own, before the
 unit's, enables it down to the unit's cgroup and writes the limits (docs/adr/0100). Source: Linux,
