@@ -15,6 +15,7 @@ from builders import FakeHost, a_spec, running, unit, until
 from msgspec.structs import replace
 
 from agent.api import (
+    COUNT_MAX,
     Event,
     Health,
     Probe,
@@ -394,6 +395,24 @@ async def test_an_older_profile_is_a_conflict_also_before_the_newer_one_is_appli
 
     assert isinstance(answers[3], Conflict)
     assert calls[-1][3] == "--generation=5"
+
+
+async def test_a_profile_of_a_term_that_never_was_is_replaced_on_the_host(host: FakeHost) -> None:
+    """BUG-HT25: a report with epoch 2^53 lets no control plane apply one; an operator can."""
+    calls = _sidekick(host)
+    (host.folder / "sidekick").mkdir()
+    report = {"name": "web", "generation": 3, "epoch": COUNT_MAX, "state": "verified"}
+    (host.folder / "sidekick" / "status.json").write_text(json.dumps(report))
+    async with host.serving() as (services, client):
+        services.contact.heard("", 5)
+        wanted = ProfileSpec(name="base", generation=4, epoch=5)
+        with pytest.raises(Conflict, match=f"of {COUNT_MAX}"):
+            services.profile.ask(wanted)  # as the control plane's word is taken
+        await client.put_profile(wanted)  # by the host's own socket
+        await _profile(client, ProfileState.VERIFIED, 4)
+        assert not services.profile.ask(wanted)
+        assert services.profile.ask(ProfileSpec(name="web", generation=5, epoch=5))
+    assert [call[1:3] for call in calls] == [["apply-profile", "base"]]
 
 
 async def test_a_sidekick_that_ends_without_a_report_leaves_the_profile_degraded(
