@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
+from typing import cast
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import admits, admits_any_of, is_large_enough, judge
-from control_plane.allocator.core.free_space_classes import scarcity
+from control_plane.allocator.core.free_space_classes import EMPTY, scarcity
 from control_plane.allocator.core.machine_pools import Cell, Kinds, Machine, Part
 from control_plane.allocator.core.request import Group
 from control_plane.allocator.core.stranding import Totals, needs, rarities, stranded
@@ -139,6 +140,28 @@ class Search:
                     return None
             if barren:
                 bucket.missed(demand, news, moves)
+        return None
+
+    def first_empty(self, work: Draft, parts: Sequence[Part]) -> Machine | None:
+        """Return the machine without tasks that a `Source` of one cell would offer first.
+
+        None says nothing. Preferences over racks and rows begin with such a machine in each bin,
+        and a `Source` for each of them costs more than all else (BUG-AL27).
+        """
+        demand, mine = self.demand, work.mine
+        if len(parts) != 1 or not self.plain or self.tight or demand.gpus or demand.requires:
+            return None
+        cell, bucket = parts[0], parts[0].bucket
+        if cell is bucket or cell.size * 2 > bucket.size or work.apart:
+            return None
+        if cell.is_scarce or self.fills(cell.capacity) or self.keeps(cell):
+            return None
+        if bucket in work.gained or bucket.is_hopeless(demand):
+            return None
+        for machine in islice(cast("Cell", cell).machines, _AT_SIGHT):
+            if machine.shelf == EMPTY and machine.bucket is bucket and machine not in mine:
+                fails = judge(demand, machine, work.room(machine)) or work.is_short(machine)
+                return None if fails else machine
         return None
 
     def _strands(self, part: Part) -> float:

@@ -193,21 +193,27 @@ class Planning(Draft):
                 order.drop()
                 continue
             source = sources.get(bins)
-            if source is None:
-                source = sources[bins] = Source(self, search, own.get(bins, ()), free.get(bins, ()))
-            machine = source.pick_last() if growing else source.pick()
-            if source.paused:
-                yield
-                continue
+            machine = None
+            if source is None and not growing:
+                machine = search.first_empty(self, own.get(bins, ()))
             if machine is None:
-                if not growing and (bins in free or source.has_kept):
-                    order.must_grow()
-                else:
-                    order.drop()
-                continue
+                if source is None:
+                    parts = own.get(bins, ()), free.get(bins, ())
+                    source = sources[bins] = Source(self, search, *parts)
+                machine = source.pick_last() if growing else source.pick()
+                if source.paused:
+                    yield
+                    continue
+                if machine is None:
+                    if not growing and (bins in free or source.has_kept):
+                        order.must_grow()
+                    else:
+                        order.drop()
+                    continue
             floors = ranking.floors() if ahead else []
             self._claim(search.group, tasks[position], machine, bins)
-            source.used(machine)
+            if source is not None:
+                source.used(machine)
             order.placed()
             if ahead and ranking.floors() != floors:  # the emptiest one caught up
                 for waiting in ahead:

@@ -81,6 +81,11 @@ class _Slot:
         """Tasks of the job by bin."""
         self.floor = None if preference.max_skew is None else Floor(self.counts)
 
+    @property
+    def only_counts(self) -> bool:
+        """Whether the score of a bin is how many tasks it has."""
+        return self.preference.strategy is Strategy.EVEN and self.even is None
+
     def bin(self, machine: Candidate) -> str:
         found = bin_of(self.property, machine)
         return str(self.position(found)) if self.is_static else found
@@ -202,7 +207,7 @@ class Ranking:
         if number >= len(self._slots):
             return lambda _bins: 0
         slot = self._slots[number]
-        if slot.preference.strategy is Strategy.EVEN and slot.even is None:
+        if slot.only_counts:
             counts = slot.counts
             return lambda bins: counts[bins[number]]  # the default; asked thrice per task
         return lambda bins: slot.score(bins[number])
@@ -212,6 +217,11 @@ class Ranking:
         if len(scorers) == 2:
             first, second = scorers
             return lambda bins: (first(bins), second(bins))
+        if all(slot.only_counts for slot in self._slots):
+            tables = [slot.counts for slot in self._slots]
+            return lambda bins: tuple(
+                [table[bin_] for table, bin_ in zip(tables, bins, strict=True)]
+            )
         return lambda bins: tuple([scorer(bins) for scorer in scorers])
 
     def group(self, bins: Bins) -> Bins:
