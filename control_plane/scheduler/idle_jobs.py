@@ -21,7 +21,7 @@ from control_plane.scheduler.core.reconcile import serves_as_seen
 from control_plane.scheduler.core.rollout import is_quiet
 
 _WHOLE_EVERY = 10
-"""Looks by the clock of which one is a whole round, in a job of which there is no news."""
+"""In a job without news, one of so many looks by the clock is a whole round."""
 
 
 @dataclass(slots=True)

@@ -92,7 +92,7 @@ class Placements:
         return self.allocator.entitlement_of(record.spec)
 
     def image_keys(self, spec: JobSpec) -> list[str]:
-        """Return the keys of which one must have signed a job's image, as it is asked for now."""
+        """Return the keys that may sign a job's image now; empty: it needs no signature."""
         entitlement = self.allocator.entitlement_of(spec)
         return [] if entitlement is None else entitlement.image_keys
 

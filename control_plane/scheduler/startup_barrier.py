@@ -2,7 +2,7 @@
 
 After a start every machine does, and each has tasks of many jobs: a round for every job at each of
 them is work that grows with machines times jobs, while the next machine waits to be heard. A job is
-looked at once all of its machines were heard, and after a while whoever is missing.
+looked at once all of its machines were heard, or after a while without those that are missing.
 """
 
 from __future__ import annotations

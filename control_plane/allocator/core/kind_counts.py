@@ -19,7 +19,7 @@ class KindCounts:
         self._counts: Counter[tuple[Capacity, Place]] = Counter()
 
     def __iter__(self) -> Iterator[tuple[Capacity, Place]]:
-        """Return each kind and MSB of which there is a machine."""
+        """Return each kind and MSB that has a machine."""
         return iter(self._counts)
 
     def totals(self) -> Totals:

@@ -307,8 +307,8 @@ class RegionIndex:
     def reserve(self, change: Change) -> tuple[str, ...]:
         """Take the room of a plan, or nothing: then the names of machines that lack it.
 
-        What the same change frees on a machine can be used there at once; nobody else gets
-        it before `settle`, because until then a crash would bring it back.
+        The change can use what it frees on a machine at once. Other changes get it after
+        `settle`, because until then a crash would bring it back.
         """
         return _finished(self.reserving(change))
 
