@@ -246,7 +246,7 @@ class SimulatedRegion:
             self.rested_at = self._rested_since
             then()
         elif self.timeline.now >= deadline and (self._reasons or self._rested_since is None):
-            why = "; ".join(self._reasons[:6]) or "nobody can be asked"
+            why = "; ".join(self._reasons[:6]) or "no machine can be asked"
             begun = "the region does not come to rest" if self._begun else "it was never ready"
             self.checker.violate("rest", f"{begun}: {why}", "rest")
             self.plane.finish()
