@@ -348,7 +348,7 @@ def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
 
 @main.command("new-authority")
 @click.confirmation_option(
-    "--yes", prompt="Every host has to join again, every credential has to be written anew. Go on?"
+    "--yes", prompt="Every host has to join again, every credential has to be written again. Go on?"
 )
 @CONFIG
 @STATE

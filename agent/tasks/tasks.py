@@ -97,7 +97,7 @@ class HostTasks:
         for record in replay.tasks.values():
             self._start(record)
         for task_id in leftovers(replay.tasks, replay.unreadable, units, roots):
-            log.warning("removing a task that nobody asked for", extra={"task": task_id})
+            log.warning("removing a task that has no record", extra={"task": task_id})
             self._start(_condemned(task_id))
         for task_id, why in replay.unreadable.items():
             message = f"the record cannot be read ({why}); what runs is left running"

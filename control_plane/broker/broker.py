@@ -190,7 +190,7 @@ class Broker:
         return await self._holds.commit(transaction)
 
     async def abort(self, transaction: str) -> None:
-        """Let go of what a transaction holds; again changes nothing."""
+        """Release what a transaction holds; again changes nothing."""
         await self._holds.abort(transaction)
 
     def holds(self, transaction: str) -> bool:

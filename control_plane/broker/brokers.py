@@ -251,9 +251,9 @@ class Brokers:
         return await self.of(machine).release(machine, revision=revision)
 
     async def find_out(self, machine: str) -> None:
-        """Read a machine again if nobody knows whether its last write was made."""
+        """Read a machine again if the outcome of its last write is unknown."""
         async with self.of(machine).table.lock(machine):
-            pass  # whoever takes the lock asks first
+            pass  # taking the lock reads the record first
 
     async def release_many(self, machines: Mapping[str, int]) -> list[MachineRecord]:
         """Free several, in one transaction per data center."""
@@ -289,7 +289,7 @@ class Brokers:
         return {datacenter: why for datacenter, (why, _) in self._away.items()}
 
     async def _noted(self, broker: Broker, work: Awaitable[T]) -> T:
-        """Return what a broker answers, and note if it does not: nobody need wait for it then."""
+        """Return what a broker answers; note if it does not, so that later calls do not wait."""
         try:
             return await work
         except (Conflict, NotFound):
@@ -303,7 +303,7 @@ class Brokers:
             raise
 
     async def abort(self, transaction: str) -> None:
-        """Let go of what a transaction holds at its brokers; again changes nothing."""
+        """Release what a transaction holds at its brokers; again changes nothing."""
         await _all(broker.abort(transaction) for broker in self._brokers_of(transaction))
         self._parties.pop(transaction, None)
 

@@ -22,7 +22,7 @@ class DuplicateHandlers:
         return await self._duplicates.check(principal(call.peer), call.body, call.peer.address)
 
     async def list_duplicates(self, _: Call) -> Duplicates:
-        """Show the second hosts that were found."""
+        """Return the clones that were found."""
         return self._duplicates.all()
 
     async def forget_duplicate(self, call: Call) -> Ack:

@@ -44,7 +44,7 @@ async def begin_anew(store: Store, path: Path) -> list[str]:
     for first in range(0, len(hosts), ROWS_MAX):
         gone: list[Operation] = [Delete(TRUST + host) for host in hosts[first : first + ROWS_MAX]]
         await store.txn({}, gone)
-    log.warning("the authority begins anew", extra={"hosts": len(hosts)})
+    log.warning("authority replaced", extra={"hosts": len(hosts)})
     return hosts
 
 

@@ -124,7 +124,7 @@ class Rotation:
             if found and not force:
                 raise Conflict(
                     f"to {step.value} locks somebody out: {'; '.join(found)}",
-                    hint="hosts renew within minutes, credentials end or are written anew; "
+                    hint="hosts renew within minutes, credentials end or are written again; "
                     "--force does it all the same, and who is locked out has to join again",
                 )
             if self.file is not None:

@@ -41,7 +41,7 @@ MANY = 200
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The caller who asks or decides, as the front end knows them."""
+    """A user who requests or decides, as the front end knows them."""
 
     name: str
     is_operator: bool = False

@@ -27,7 +27,7 @@ class Failing(StrEnum):
     ENDS = "ends"
     """It holds what others rely on, and the process cannot say how much of it is true: it ends,
     and the one that is started after it reads everything again."""
-    BEGINS_ANEW = "begins-anew"
+    RESTARTS = "restarts"
     """It derives everything from what others hold, so it may be started again beside them."""
 
 
@@ -94,7 +94,7 @@ class Loops:
                 return
             except Exception as e:
                 self.down[name] = _reason(e)
-                log.exception("loop failed, and begins anew", extra={"actor": name})
+                log.exception("loop failed and is restarted", extra={"actor": name})
             pause_s = _PAUSE_S if self._runtime.now() - began > _FORGIVEN_S else pause_s
             await self._runtime.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)

@@ -307,6 +307,6 @@ def unusable(error: sqlite3.Error) -> Busy:
 
 def _unknown(why: str) -> UnknownOutcome:
     return UnknownOutcome(
-        f"nobody knows whether the store made a write: {why}",
+        f"unknown whether the store made a write: {why}",
         hint="look whether it is there before sending it again",
     )

@@ -109,7 +109,7 @@ def usable_disk(disk_bytes: int) -> int:
 def capacity_of(record: MachineRecord) -> Capacity:
     """Return what a machine offers: as its agent says, else as the inventory says.
 
-    A machine of which no RRU are known has one per CPU.
+    A machine whose RRU are unknown has one per CPU.
     """
     hardware, facts = record.hardware, record.facts
     memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
