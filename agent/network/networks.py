@@ -114,6 +114,10 @@ class Networks(TaskStage):
             self._wanted[task_id] = net
             return [net.address6, net.address4]
 
+    def changed(self, task: TaskRecord) -> None:
+        """Hold a task that has come up to its ports."""
+        self.gates.changed(task)
+
     async def release(self, task_id: str) -> None:
         """Remove the network of a task; one that is not there is no error."""
         self.gates.forget(task_id)
