@@ -151,7 +151,7 @@ async def _build(
     from control_plane.runtime.runtime import Runtime
     from control_plane.shards.ownership import OwnershipMap
     from control_plane.shards.processes import CORE, RoleLeaders
-    from control_plane.store.term import OwnTerm
+    from control_plane.store.opening import OwnTerm
     from control_plane.task_control.caller import ControllerCaller
     from control_plane.task_control.core.addresses import rules_of
     from control_plane.web.serving import Console

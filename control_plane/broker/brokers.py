@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from agent.api import JoinRequest
 from control_plane.api.inventory import ImportResult, InventoryMachine, MachineScope
 from control_plane.api.machine_commands import MachineCommand
-from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.api.machines import MachineRecord
 from control_plane.broker.broker import Broker, Take
 from control_plane.broker.core.assignment import taken
 from control_plane.broker.core.inventory import scope_test
@@ -130,33 +130,6 @@ class Brokers:
     def count(self, entitlement: str) -> int:
         """Return how many machines an entitlement has in the region."""
         return sum(broker.count(entitlement) for broker in self.by_datacenter.values())
-
-    def find_machines(
-        self,
-        *,
-        region: str | None = None,
-        datacenter: str | None = None,
-        msb: str | None = None,
-        row: str | None = None,
-        rack: str | None = None,
-        machine_type: str | None = None,
-        entitlement: str | None = None,
-        cluster: str | None = None,
-        state: MachineState | None = None,
-    ) -> list[MachineRecord]:
-        """Return the machines for which all of this holds, by name (MO2)."""
-        scope = MachineScope(
-            region=region,
-            datacenter=datacenter,
-            msb=msb,
-            row=row,
-            rack=rack,
-            machine_type=machine_type,
-            entitlement=entitlement,
-            cluster=cluster,
-            state=state,
-        )
-        return self.find_scope(scope)
 
     def find_scope(self, scope: MachineScope) -> list[MachineRecord]:
         """Return the machines of a scope, by name."""

@@ -342,8 +342,3 @@ def _figures(region: SimulatedRegion, story: Sequence[Fault]) -> dict[str, int]:
     figures["largest value"] = max(disk.largest_value for disk in region.disks.values())
     figures["largest transaction"] = max(d.largest_transaction for d in region.disks.values())
     return figures
-
-
-def without_faults(scenario: Scenario) -> Scenario:
-    """Return a scenario in which nothing happens."""
-    return replace(scenario, faults=[])

@@ -22,7 +22,7 @@ from control_plane.allocator.core.claims import (
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import admits_any_of, judge
 from control_plane.allocator.core.freed_room import FreedRoom
-from control_plane.allocator.core.kind_counts import KindCounts
+from control_plane.allocator.core.machine_class import KindCounts
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.no_fit_cache import Relief
 from control_plane.allocator.core.power import Power

@@ -57,11 +57,6 @@ class Capacity:
         object.__setattr__(self, "per_rru", per_rru)
         object.__setattr__(self, "per_cpu", per_cpu)
 
-    @property
-    def rru_per_cpu(self) -> float:
-        """How many relative resource units one core is; 1 where its cores are not known."""
-        return self.per_cpu / self.per_rru
-
     def rru_of(self, grains: int) -> float:
         """Return grains as relative resource units."""
         return grains / (self.per_rru * MICRO)
