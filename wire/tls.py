@@ -112,7 +112,6 @@ class Followers:
     """
 
     def __init__(self) -> None:
-        """Follow nothing yet."""
         self._made: weakref.WeakKeyDictionary[_Context, Maker] = weakref.WeakKeyDictionary()
 
     def add(self, make: Maker, credential: Credential) -> ssl.SSLContext:

@@ -37,7 +37,7 @@ class Networks(TaskStage):
     """Makes and removes networks, one after the other."""
 
     def __init__(self, network: NetworkAccess, lanes: Lanes, site: Callable[[str], Site]) -> None:
-        """Touch nothing yet. `site` makes the host's share of the plan from its address."""
+        """`site` makes the host's share of the plan from its address."""
         self._network, self._lanes, self._site = network, lanes, site
         self._wanted: dict[str, TaskNet] = {}
         self._known: dict[str, TaskNet] = {}

@@ -31,7 +31,6 @@ class PortGates:
     """Keeps the programs for the ports of this host's tasks, and the tasks to theirs."""
 
     def __init__(self, network: NetworkAccess, lanes: Lanes) -> None:
-        """Touch nothing yet."""
         self._network, self._lanes = network, lanes
         self._specs: dict[str, TaskSpec] = {}
         self._up: dict[str, str] = {}

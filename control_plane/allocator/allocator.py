@@ -75,7 +75,7 @@ class Allocator:
         store: Store,
         name: str = "allocator",
     ) -> None:
-        """Know nothing yet; `load` reads the records. `name` tells shards of a region apart."""
+        """`load` reads the records. `name` tells shards of a region apart."""
         self._shards = Shards.of(region)
         self.index = RegionIndex(self._shards.power)
         self.allocations = Allocations(

@@ -49,7 +49,6 @@ class Commits:
     """What is being told to brokers, by transaction."""
 
     def __init__(self, participants: Participants, runtime: Runtime) -> None:
-        """Have nothing to tell yet."""
         self._participants, self._runtime = participants, runtime
         self._work: dict[str, asyncio.Task[None]] = {}
 

@@ -27,7 +27,6 @@ class PoolKeeper:
     """Watches for machines without tasks; the allocator takes machines, this gives them back."""
 
     def __init__(self, region: Region, allocator: Allocator) -> None:
-        """Watch nothing yet."""
         self._broker, self._portal = region.broker, allocator.portal
         self._owns = region.owns
         self._settings, self._runtime = region.settings, region.runtime

@@ -65,7 +65,7 @@ class Imports:
     """Brings the records in line with lists. Callers hold the region's membership."""
 
     def __init__(self, store: Store, runtime: Runtime, homes: Homes, writer: str = "") -> None:
-        """Know of no import yet; rows and decisions are in the region's main store."""
+        """Rows and decisions are in the region's main store."""
         self._store, self._runtime, self._homes = store, runtime, homes
         self._slots = Slots(store, IMPORTS.rstrip("/"), writer)
         self._open: dict[str, WriteAttempt | None] = {}

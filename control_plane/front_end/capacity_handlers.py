@@ -159,7 +159,6 @@ class ProfileHandlers:
     """A handler for each row of `PROFILE_ROUTES`."""
 
     def __init__(self, profiles: ProfileRollouts) -> None:
-        """Take what the handlers call."""
         self._profiles = profiles
 
     async def propose_profile(self, call: Call) -> ProfileView:

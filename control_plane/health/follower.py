@@ -37,7 +37,6 @@ class Follower:
     """Keeps the observations of all machines fresh."""
 
     def __init__(self, region: Region, pool: AgentPool) -> None:
-        """Ask no agent yet."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._is_second, self._follows = region.is_second, region.follows

@@ -53,7 +53,6 @@ class DuplicateHosts:
     """The only writer of duplicates. `load` comes before everything else."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
-        """Read nothing yet."""
         self._store, self._runtime = store, runtime
         self.known: dict[str, Duplicate] = {}
         """By machine: the clone that was found last."""

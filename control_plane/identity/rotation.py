@@ -47,7 +47,6 @@ class Rotation:
     """The only one who changes the roots. `load` comes before everything else."""
 
     def __init__(self, store: Store, authority: CertificateAuthority, runtime: Runtime) -> None:
-        """Read nothing yet."""
         self._store, self._authority, self._runtime = store, authority, runtime
         self._trust: dict[str, HostTrust] = {}
         self._revisions: dict[str, int] = {}

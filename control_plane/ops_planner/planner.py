@@ -69,7 +69,6 @@ class OpsPlanner:
         census: Counters,
         store: Store,
     ) -> None:
-        """Load nothing yet."""
         self._store = store
         self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
         self._waves: Table[WaveRecord] = Table(store, WAVES, WaveRecord, "wave")

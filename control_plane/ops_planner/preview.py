@@ -76,7 +76,6 @@ class Previewer:
     """Judges plans."""
 
     def __init__(self, sources: PreviewSources) -> None:
-        """Look at nothing yet."""
         self._at = sources
 
     async def waves(self, names: Sequence[str], wish: MaintenanceWish) -> list[list[str]]:

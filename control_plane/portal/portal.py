@@ -71,7 +71,7 @@ class Portal:
     def __init__(
         self, store: Store, runtime: Runtime, settings: PortalSettings | None = None
     ) -> None:
-        """Load nothing yet. `supply` has to be told of the broker's machines."""
+        """`supply` has to be told of the broker's machines."""
         self.table: Table[EntitlementRecord] = Table(
             store, ENTITLEMENTS, EntitlementRecord, "entitlement"
         )

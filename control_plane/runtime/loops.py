@@ -35,7 +35,6 @@ class Loops:
     """Loops that were started together and end together."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Run nothing yet."""
         self.down: dict[str, str] = {}
         """Loop → why it does not run at present."""
         self._runtime = runtime

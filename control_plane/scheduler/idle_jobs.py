@@ -39,7 +39,6 @@ class IdleJobs:
     """Which jobs may be left alone, and for how long."""
 
     def __init__(self, observations: Observations, runtime: Runtime, resync_s: float) -> None:
-        """Know of none yet."""
         self._observations, self._runtime, self._resync_s = observations, runtime, resync_s
         self._known: dict[str, _Idle] = {}
         self._news: set[str] = set()

@@ -68,7 +68,7 @@ class JobControl:
         index: RegionIndex,
         default_cpus: float = SchedulerSettings().default_cpu_cores,
     ) -> None:
-        """Do nothing yet; `default_cpus` is claimed where a job says nothing about CPU."""
+        """`default_cpus` is claimed where a job says nothing about CPU."""
         self._default_cpus = default_cpus
         self._jobs, self._portal = jobs, portal
         self._index = index

@@ -47,7 +47,7 @@ class Placements:
     """What the scheduler asks of the allocator."""
 
     def __init__(self, allocator: Places, owns: Callable[[str], bool] = lambda _pool: True) -> None:
-        """Ask nothing yet; `owns(pool)`: it is a pool of this shard."""
+        """`owns(pool)`: it is a pool of this shard."""
         self.allocator, self.owns = allocator, owns
         self.index = allocator.index
         self._asked: dict[str, tuple[JobRecord, EntitlementSpec | None, Request]] = {}

@@ -24,7 +24,6 @@ class PreparedMachines:
     """Takes free machines ahead of those who are to move there."""
 
     def __init__(self, region: Region, places: Places) -> None:
-        """Take nothing yet."""
         self._broker, self._observations, self._runtime = (
             region.broker,
             region.observations,

@@ -36,7 +36,6 @@ class RestoredStore:
     def __init__(
         self, store: Store, region: Region, jobs: Table[JobRecord], directory: Directory
     ) -> None:
-        """Read nothing yet."""
         self._store, self._region, self._jobs = store, region, jobs
         self._directory = directory
         self._noted: Restored | None = None

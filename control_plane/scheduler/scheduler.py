@@ -77,7 +77,6 @@ class Scheduler:
         controllers: Controllers,
         losses: Losses,
     ) -> None:
-        """Run nothing yet."""
         self._jobs = jobs
         self._broker, self._observations = region.broker, region.observations
         self._settings, self.runtime = region.settings, region.runtime

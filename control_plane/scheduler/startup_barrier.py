@@ -20,7 +20,6 @@ class StartupBarrier:
     """Who was heard since the start, and which jobs have machines that were not."""
 
     def __init__(self, observations: Observations, jobs: JobTable) -> None:
-        """Know of no machine yet."""
         self._observations, self._jobs = observations, jobs
         self._here: set[str] = set()
         self._missing: dict[str, int] = {}

@@ -58,7 +58,6 @@ class Writer:
     def __init__(
         self, connection: sqlite3.Connection, checkpoints: Checkpoints, feed: Feed
     ) -> None:
-        """Start nothing yet."""
         self._connection = connection
         self._checkpoints = checkpoints
         self._feed = feed

@@ -72,7 +72,6 @@ class Controllers:
     """All conversations; `run` makes the calls."""
 
     def __init__(self, runtime: Runtime, call: CallController) -> None:
-        """Call no controller yet."""
         self._runtime, self._call = runtime, call
         self._talks: dict[str, _Talk] = {}
         self._listeners: list[Callable[[str], None]] = []

@@ -117,7 +117,7 @@ class Plane:
         settings: SchedulerSettings,
         seed: str,
     ) -> None:
-        """Start nothing yet. `disks` are `main` and those of data centers with their own."""
+        """`disks` are `main` and those of data centers with their own."""
         self.timeline, self.history, self.network = timeline, history, network
         self.disks, self.machines, self.settings = disks, machines, settings
         self.observer = Observer()

@@ -17,7 +17,6 @@ class FreedRoom:
     __slots__ = ("_lent", "left", "total")
 
     def __init__(self) -> None:
-        """Free nothing yet."""
         self.total = NOTHING
         self.left = NOTHING
         self._lent = NOTHING

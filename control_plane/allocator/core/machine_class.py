@@ -58,7 +58,6 @@ class KindCounts:
     """Kinds of machines, without what only single ones have: labels, capabilities, row and rack."""
 
     def __init__(self) -> None:
-        """Know of no machine yet."""
         self._totals: Totals | None = None
         self._counts: Counter[tuple[Capacity, Place]] = Counter()
 

@@ -54,7 +54,6 @@ class Power:
     """All budgets of a region, and which machines count against them."""
 
     def __init__(self, settings: PowerSettings) -> None:
-        """Know of no machine in use yet."""
         factor = settings.overcommit
         self.budgets = [
             Budget(p, w, floor(w * factor + 1e-6)) for p, w in sorted(settings.budgets_w.items())

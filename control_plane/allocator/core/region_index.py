@@ -46,7 +46,7 @@ class RegionIndex:
     """Every machine of the region and every job's claims on them."""
 
     def __init__(self, power: Power | None = None) -> None:
-        """Know nothing yet; without `power` no place has a budget of it."""
+        """Without `power` no place has a budget of it."""
         self.power = power
         self.machines: BigMap[Machine] = BigMap()
         self._relief = Relief()

@@ -139,7 +139,6 @@ class Kinds:
     """Capacities and places, one object each for all machines that are alike, while one has it."""
 
     def __init__(self) -> None:
-        """Know none yet."""
         self._capacities: WeakKeyDictionary[Capacity, ref[Capacity]] = WeakKeyDictionary()
         self._of_hardware: dict[object, tuple[Hardware | None, ref[Capacity]]] = {}
         self._places: dict[object, tuple[Location, ref[Place]]] = {}
