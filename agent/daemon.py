@@ -1,4 +1,4 @@
-"""Composition root of the agent: builds machine, services and servers, in order.
+"""The agent as a process: its lock, its servers and its watchdog; `composition` makes its parts.
 
 Start: lock → journal → adopt what runs → READY → unix socket → TLS, once the host joined.
 Stopping the agent leaves every task alone.
@@ -14,73 +14,27 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
-from msgspec.structs import replace
 
 from agent import api
 from agent.api.signing import SIGN_HINT, distrust
+from agent.composition import HostParts
 from agent.config import AgentConfig
-from agent.credentials.credentials import CredentialHolder
-from agent.host.core.pressure import Waits, starts_at_once
-from agent.host.facts import FactsReader
-from agent.host.gc import Ledger
-from agent.host.host_profile import HostProfile
-from agent.host.logs import Logs
-from agent.host.metrics import AgentMetrics
-from agent.host.pressure import Pressure
 from agent.host.reserved_port import listen
-from agent.host.usage import UsageReader
-from agent.identity.clone_check import CloneCheck
-from agent.identity.identity import LAST_OWNERS, LAST_TERM, HostIdentity
-from agent.identity.task_identities import TaskIdentities
-from agent.images.core.retention import Room
+from agent.identity.identity import HostIdentity
 from agent.images.images import HostImages
-from agent.images.oci import Registries
-from agent.images.roots import FreshRoot, TaskRoots
-from agent.lease.contact import Contact
-from agent.lease.fencing import FencingOwners, FencingTerm
 from agent.machine import HostAccess
 from agent.machine.acl import let_group
 from agent.machine.notify import notify, watchdog_s
-from agent.network.core.resolver_files import Resolver
-from agent.network.name_files import NameFiles
-from agent.network.networks import Networks, site_with
-from agent.resources.exclusive_cpus import ExclusiveCpus
-from agent.resources.huge_pages import HugePages
-from agent.resources.memory_protection import MemoryProtection
-from agent.resources.task_limits import TaskLimits
 from agent.routes import JOIN_ROUTES
-from agent.runtime.core.records import TASK_UNITS
 from agent.runtime.crashpoints import arm_from_environment
-from agent.runtime.disk import StateDisk
-from agent.runtime.events import HostEvents
-from agent.runtime.journal import Journal
 from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import next_round, pause
-from agent.runtime.reserve import Reserve
-from agent.runtime.stage import TaskStage
-from agent.runtime.units import Units
 from agent.server import AgentServices, application
-from agent.tasks.context import HostCapacity, TaskContext
-from agent.tasks.core import own_init
-from agent.tasks.exec import Sessions
-from agent.tasks.inside import Inside
-from agent.tasks.journal_repair import rebuild
-from agent.tasks.oomd import Oomd
-from agent.tasks.prober import Prober
-from agent.tasks.shutdown import HostShutdown
-from agent.tasks.starts import Starts
-from agent.tasks.tasks import HostTasks
-from agent.tasks.unit import SystemContainer, UnitOfTask
-from agent.tasks.unit_view import UnitView
-from agent.volumes.volume_service import VolumeService
-from agent.volumes.volumes import Volumes
-from wire import durable
 from wire.admission import open_admission
 from wire.client import WireClient
 from wire.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
@@ -118,10 +72,14 @@ class Agent:
             lanes = Lanes()
             stack.callback(lanes.close)
             await self._require_btrfs(lanes)
-            prober = Prober()
-            stack.push_async_callback(prober.close)
+            hardware = await lanes.run("facts", self._machine.hardware)
+            parts = HostParts(self.config, self._machine, hardware, self.identity, lanes)
+            stack.push_async_callback(parts.prober.close)
             group = await stack.enter_async_context(_cancelled_at_exit())
-            services = await self._services(lanes, prober, group, stack)
+            stack.callback(parts.units.listen())
+            services = parts.services(group, lambda ask: self._pull(parts.images, ask))
+            find_spec = services.tasks.find_spec
+            await stack.enter_async_context(parts.credentials.serving(find_spec))
             app = application(services, self.config.socket_group)
             runner = web.AppRunner(
                 app, handle_signals=False, shutdown_timeout=2.0, logger=_http_log
@@ -130,9 +88,10 @@ class Agent:
             stack.push_async_callback(runner.cleanup)
             stack.callback(services.events.close)
             await self._serve_socket(runner, stack)
-            await self._adopt(services, lanes)
-            group.create_task(self._serve_tls_forever(runner), name="tls")
-            group.create_task(self._uniqueness.watch(), name="uniqueness")
+            await _adopt(services, parts)
+            tls = self._serve_tls_forever(runner, parts.clones.served)
+            group.create_task(tls, name="tls")
+            group.create_task(parts.clones.watch(), name="clone check")
             yield services
 
     def _lock(self, stack: AsyncExitStack) -> None:
@@ -160,200 +119,6 @@ class Agent:
         except TwineError as e:  # a disk that fails is a state, and told as one
             log.warning("cannot look at the state folder", extra={"why": str(e)})
 
-    async def _services(
-        self, lanes: Lanes, prober: Prober, group: asyncio.TaskGroup, stack: AsyncExitStack
-    ) -> AgentServices:
-        config, machine = self.config, self._machine
-        hardware = await lanes.run("facts", machine.hardware)
-        events = HostEvents(hardware.boot_id)
-        reserve = Reserve(self._state / "reserve", machine.btrfs.sync)
-        disk = StateDisk(self._state, events, reserve, lanes)
-        units = Units(machine.systemd, lanes)
-        stack.callback(units.listen())
-        images = HostImages(
-            self._state,
-            machine.btrfs,
-            units,
-            machine.processes,
-            lanes,
-            events,
-            Registries(config.registry_tls_verify, config.registry_credentials_file),
-        )
-        roots = TaskRoots(machine.btrfs, self._state / "tasks", images.folder)
-        site = site_with(
-            config.network_prefix6,
-            config.network_prefix4,
-            config.network_address,
-            config.address()[1],
-        )
-        networks = Networks(machine.network, lanes, site)
-        leaving = HostShutdown(units, events, machine.boottime_s)
-        self.identity.boot_id = hardware.boot_id
-        self._uniqueness = uniqueness = CloneCheck(self.identity, hardware.boot_id, events)
-        uniqueness.wake = units.wake_all
-        credentials = CredentialHolder(Path(config.run_dir) / "credentials.sock")
-        own = Path(config.run_dir) / "identities"
-        identities = TaskIdentities(own, self.identity, lanes, events)
-
-        cgroups, run = machine.cgroups, Path(config.run_dir)
-        cpus = ExclusiveCpus(units, cgroups, lanes, machine.cores, run / "own-cpus")
-        with_pages = "hugetlb" in hardware.cgroup_controllers
-        pages = HugePages(units, cgroups, lanes, machine.hugepages, controller=with_pages)
-        memory = MemoryProtection(units, cgroups, lanes)
-        volumes = Volumes(machine.btrfs, self._state)
-        volume_service = VolumeService(volumes, lambda: tasks.specs(), lanes)
-        dns = Resolver(*config.dns())
-        stages: tuple[TaskStage, ...] = (
-            credentials,
-            identities,
-            SystemContainer(config.state_dir, config.run_dir),
-            cpus,
-            pages,
-            memory,
-            TaskLimits(units, cgroups, lanes, cpus, pages),
-            FreshRoot(roots, lanes),
-            volume_service,
-            networks,
-            NameFiles(roots.path, machine, lanes, dns, hardware.hostname),
-        )
-        unit = UnitOfTask(roots, stages)
-        host = TaskContext(
-            boot_id=hardware.boot_id,
-            units=units,
-            journal=Journal(self._state / "journal", reserve, run / "records"),
-            events=events,
-            lanes=lanes,
-            roots=roots,
-            stages=stages,
-            unit=unit,
-            inside=Inside(units, unit),
-            prober=prober,
-            oomd=Oomd(machine.processes),
-            contact=Contact(run / "fence", hardware.boot_id, machine.boottime_s),
-            starts=Starts(starts_at_once(hardware.cpu.online, Waits())),
-            leaving=leaving,
-            uniqueness=uniqueness,
-            told=networks.gates.told,
-        )
-        capacity = HostCapacity(
-            roots=roots,
-            cpus=cpus,
-            pages=pages,
-            memory=memory,
-            volumes=volumes,
-            cgroups=cgroups,
-            lanes=lanes,
-            no_containers=lambda: own_init.missing(config.own_init, machine.has_program),
-        )
-        self._host = host
-        sidekick_state = Path(config.sidekick_state_dir)
-
-        standing = FactsReader(machine, config.state_dir, own_init=config.own_init)
-
-        async def facts() -> api.MachineFacts:
-            found = await lanes.run("facts", standing.read, self._name())
-            problems = [p for p in (disk.problem, networks.problem) if p]
-            return replace(found, problems=problems, leaving=leaving.now())
-
-        last_term = FencingTerm(self._state / "identity" / LAST_TERM)
-        last_owners = FencingOwners(self._state / "identity" / LAST_OWNERS)
-
-        async def noted(path: Path, data: bytes) -> None:
-            await lanes.run("last-term", durable.write, path, data)
-
-        group.create_task(last_term.watch(noted), name="last term")
-        group.create_task(last_owners.watch(noted), name="last owners")
-        group.create_task(disk.watch(), name="disk")
-
-        def spawn(work: Coroutine[Any, Any, None]) -> None:
-            group.create_task(_logged(work))
-
-        tasks = HostTasks(
-            host,
-            capacity,
-            hardware,
-            group,
-            reserve_bytes=config.reserve_memory_bytes,
-        )
-        accounts = Ledger(
-            (self._state, run),
-            host,
-            capacity,
-            networks,
-            images,
-            tasks,
-            machine,
-            Room(0, config.image_free_bytes, config.image_keep_s),
-        )
-        await stack.enter_async_context(credentials.serving(tasks.find_spec))
-        reader = UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s, machine.host_text)
-        usage = reader.read
-        pressure = Pressure(
-            machine.cgroups,
-            tasks,
-            reader,
-            host.starts,
-            host.oomd,
-            (hardware.cpu.online, machine.boottime_s),
-        )
-        group.create_task(pressure.watch(), name="pressure")
-        group.create_task(units.watch(TASK_UNITS), name="units")
-        group.create_task(identities.watch(tasks.to_run), name="identities")
-        return AgentServices(
-            tasks=tasks,
-            usage=usage,
-            metrics=AgentMetrics(tasks, images, prober, machine.cgroups, lanes, usage),
-            images=images,
-            logs=Logs(machine.processes),
-            unit_view=UnitView(machine.processes, lanes, unit),
-            events=events,
-            contact=host.contact,
-            credentials=credentials,
-            leaving=leaving,
-            sessions=Sessions(host.inside, units, Path(config.run_dir) / "exec"),
-            networks=networks,
-            profile=HostProfile(
-                units,
-                events,
-                Path(config.sidekick),
-                sidekick_state,
-                hardware.boot_id,
-                machine.boottime_s,
-            ),
-            facts=facts,
-            pull=lambda request: self._pull(images, request),
-            accounts=accounts,
-            volumes=volume_service,
-            spawn=spawn,
-            renew=self.identity.renew_when_asked,
-            uniqueness=uniqueness,
-            last_term=last_term,
-            last_owners=last_owners,
-            domain=self.identity.domain,
-        )
-
-    def _name(self) -> str:
-        held = self.identity.find()
-        return held.machine if held else ""
-
-    async def _adopt(self, services: AgentServices, lanes: Lanes) -> None:
-        await services.images.tidy()
-        await services.sessions.tidy()
-        host = self._host
-        replay = await lanes.run("journal", host.journal.replay)
-        replay = await rebuild(replay, host.units, host.journal, lanes, services.events)
-        specs = {t: record.spec for t, record in replay.tasks.items()}
-        services.networks.expect(specs, replay.unreadable)
-        await services.tasks.adopt(replay)
-        services.spawn(services.networks.adopt())
-        services.spawn(services.networks.gates.keep())
-        services.spawn(services.profile.adopt())
-        services.spawn(services.profile.watch())
-        services.spawn(services.accounts.watch())
-        services.ready = True
-        services.events.add("agent", self._name() or "agent", "ready")
-        log.info("ready", extra={"tasks": len(replay.tasks)})
-
     async def _serve_socket(self, runner: web.AppRunner, stack: AsyncExitStack) -> None:
         path = Path(self.config.socket)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -374,18 +139,18 @@ class Agent:
         await stack.enter_async_context(door)
         stack.callback(path.unlink, missing_ok=True)
 
-    async def _serve_tls_forever(self, runner: web.AppRunner) -> None:
+    async def _serve_tls_forever(self, runner: web.AppRunner, served: asyncio.Event) -> None:
         """Try again where TLS cannot be served: the host's own tools need no TLS (AG4)."""
         while True:
             try:
-                await self._serve_tls(runner)
+                await self._serve_tls(runner, served)
             except TwineError as e:
                 log.error("cannot serve TLS", extra={"code": e.code, "why": str(e)})
             except Exception:
                 log.exception("serving TLS failed; this is a bug")
             await asyncio.sleep(TLS_RETRY_S)
 
-    async def _serve_tls(self, runner: web.AppRunner) -> None:
+    async def _serve_tls(self, runner: web.AppRunner, served: asyncio.Event) -> None:
         """Open the TCP port once the host has an identity, and keep that identity fresh."""
         while self.identity.find() is None:
             await pause(JOIN_POLL_S)
@@ -396,7 +161,7 @@ class Agent:
         async with open_admission(runner, listener, tls, limits, _http_log):
             at, own_port = listener.getsockname()[:2]
             log.info("serving", extra={"address": f"{at}:{own_port}"})
-            self._uniqueness.served.set()
+            served.set()
             await self.identity.renew_forever()
 
     async def _pull(self, images: HostImages, request: api.ImagePull) -> api.ImageInfo:
@@ -419,12 +184,22 @@ class Agent:
             return await images.receive(request.digest, request.format, chunks)
 
 
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    """Run work in the background; where it fails, the agent goes on without it."""
-    try:
-        await work
-    except Exception:
-        log.exception("a background job failed; this is a bug")
+async def _adopt(services: AgentServices, parts: HostParts) -> None:
+    """Take over what is on the host, and serve from then on."""
+    await services.images.tidy()
+    await services.sessions.tidy()
+    replay = await parts.context.storage.replay(parts.units, parts.events)
+    specs = {t: record.spec for t, record in replay.tasks.items()}
+    services.networks.expect(specs, replay.unreadable)
+    await services.tasks.adopt(replay)
+    services.spawn(services.networks.adopt())
+    services.spawn(services.networks.gates.keep())
+    services.spawn(services.profile.adopt())
+    services.spawn(services.profile.watch())
+    services.spawn(services.accounts.watch())
+    services.ready = True
+    services.events.add("agent", parts.name() or "agent", "ready")
+    log.info("ready", extra={"tasks": len(replay.tasks)})
 
 
 @asynccontextmanager

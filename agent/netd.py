@@ -105,7 +105,6 @@ class NetService:
     """Answers one request after the other."""
 
     def __init__(self, do: Callable[[Ask], Awaitable[NetAnswer]] = answer) -> None:
-        """Take what does the work."""
         self._do = do
         self._turn = asyncio.Lock()
         self.called = asyncio.Event()

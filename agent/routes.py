@@ -242,7 +242,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/presence",
         response=Presence,
-        summary="Which process of which boot answers here",
+        summary="The process that answers here, and its boot",
     ),
     Route(
         "leave",

@@ -151,7 +151,7 @@ async def _build(
     from control_plane.runtime.runtime import Runtime
     from control_plane.shards.ownership import OwnershipMap
     from control_plane.shards.processes import CORE, RoleLeaders
-    from control_plane.store.term import OwnTerm
+    from control_plane.store.opening import OwnTerm
     from control_plane.task_control.caller import ControllerCaller
     from control_plane.task_control.core.addresses import rules_of
     from control_plane.web.serving import Console
@@ -348,7 +348,7 @@ def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
 
 @main.command("new-authority")
 @click.confirmation_option(
-    "--yes", prompt="Every host has to join again, every credential has to be written anew. Go on?"
+    "--yes", prompt="Every host has to join again, every credential has to be written again. Go on?"
 )
 @CONFIG
 @STATE

@@ -59,7 +59,7 @@ class JobCalls:
         return summarize(await self._control.pause(name, held_back=paused))
 
     async def restart_job(self, name: str, writer: str = "") -> JobStatus:
-        """Have every task of a job started anew, like an update."""
+        """Restart every task of a job, like an update."""
         return summarize(await self._control.restart(name, writer))
 
     async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
@@ -80,7 +80,7 @@ class JobCalls:
         return await self.task_story(name, index)
 
     async def restart_task(self, name: str, index: int, wish: RestartWish) -> TaskStory:
-        """Have a task start anew where it is: in its turn, or at once."""
+        """Restart a task where it is: in its turn, or at once."""
         if not wish.now:
             await self._control.restart_task(name, index, wish.reason)
         elif not wish.reason:
@@ -130,7 +130,7 @@ class JobCalls:
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0
     ) -> EndpointsNews:
-        """Return where those of many jobs answer of which something else is known."""
+        """Return the endpoints of those jobs whose revision is not the known one."""
         return await self.discovery.watch(known, wait_s)
 
     def goes_back_to(self, job: str) -> str | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from control_plane.config import Config
-from control_plane.identity.loss import begin_anew
+from control_plane.identity.loss import drop_authority
 from control_plane.store.opening import stopped_store
 
 
 async def begin(config: Config) -> None:
     """Let the next start make a new authority, and print what people have to do then."""
     async with stopped_store(config) as store:
-        hosts = await begin_anew(store, config.authority_path)
+        hosts = await drop_authority(store, config.authority_path)
     click.echo(f"the next start makes a new authority; {len(hosts)} hosts have to join again:")
     for host in hosts:
         click.echo(f"twinectl token create --host {host} -o table")

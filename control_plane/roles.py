@@ -63,7 +63,7 @@ from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import OwnRole, RoleLeaders, away
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
-from control_plane.task_control.controllers import CallController, Controllers, nobody
+from control_plane.task_control.controllers import CallController, Controllers, no_controller
 
 
 class ControlPlane(JobCalls):
@@ -82,7 +82,7 @@ class ControlPlane(JobCalls):
         find_image: FindImage,
         portal: PortalSettings | None = None,
         broker_stores: Mapping[str, Store] | None = None,
-        call_controller: CallController = nobody,
+        call_controller: CallController = no_controller,
         boot_id: str = "",
         solve: Solve | None = None,
         ownership: OwnershipMap | None = None,
@@ -197,7 +197,7 @@ class ControlPlane(JobCalls):
         self.identity_ends: Mapping[str, float] = {}
         """Machine → when the certificate of its agent ends, in seconds since 1970."""
         self.duplicates: Mapping[str, Duplicate] = {}
-        """Machine → a second host that has its identity."""
+        """Machine → its clone: another host with its identity."""
         self.quarantined: list[str] = []
         """Stored records that cannot be used: an alarm while there are any."""
         self.ask_shard: Callable[[int, str], Awaitable[None]] = _nobody_asked
@@ -261,7 +261,7 @@ class ControlPlane(JobCalls):
             loops.start("following", self.processes.following.run)
             loops.start("leadership", self.processes.wait_replaced)
         if self.role.is_core:
-            loops.start("date", self._anchor.run, Failing.BEGINS_ANEW)
+            loops.start("date", self._anchor.run, Failing.RESTARTS)
         self.restored.begin = lambda: self._start_commanding(loops)
         if not self.restored.waits:
             self._start_commanding(loops)
@@ -273,20 +273,20 @@ class ControlPlane(JobCalls):
     def _start_commanding(self, loops: Loops) -> None:
         """Start what tells agents to do something, or takes and gives machines.
 
-        Loops that only derive what to do may begin anew beside others.
+        Loops that only derive what to do may restart while others run.
         """
         loops.start("dispatcher", lambda: self._dispatcher.run(self.ownership.number))
         self.shards.start(loops, self.ownership.number)
-        loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)
-        loops.start("profile rollouts", self.profiles.run, Failing.BEGINS_ANEW)
+        loops.start("profiles", self._switcher.run, Failing.RESTARTS)
+        loops.start("profile rollouts", self.profiles.run, Failing.RESTARTS)
         loops.start("controllers", self._controllers.run)
         if not self.role.is_core:
             return
-        loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
-        loops.start("rebalancer", self.rebalancer.run, Failing.BEGINS_ANEW)
-        loops.start("elastic", self.elastic.run, Failing.BEGINS_ANEW)
-        loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
-        loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
+        loops.start("ops planner", self.maintenance.run, Failing.RESTARTS)
+        loops.start("rebalancer", self.rebalancer.run, Failing.RESTARTS)
+        loops.start("elastic", self.elastic.run, Failing.RESTARTS)
+        loops.start("shard maps", self._shards.run, Failing.RESTARTS)
+        loops.start("machines", self.inventory.run, Failing.RESTARTS)
 
     # -- machines
 
@@ -303,7 +303,7 @@ class ControlPlane(JobCalls):
         return await self._broker.join(request)
 
     async def disconnect(self, machine: str) -> None:
-        """Close the connections to a machine's agent, those in use, too; they are made anew.
+        """Close the connections to a machine's agent, those in use, too; later calls make new ones.
 
         For when the identity that its agent showed counts no more: who is there shows another one.
         """

@@ -328,7 +328,7 @@ class RunningShards:
             at = f" {shard.number}" if shard.number else ""
             loops.start(f"scheduler{at}", partial(shard.scheduler.run, number))
             loops.start(f"allocator{at}", shard.allocator.run)
-            loops.start(f"pool keeper{at}", shard.keeper.run, Failing.BEGINS_ANEW)
+            loops.start(f"pool keeper{at}", shard.keeper.run, Failing.RESTARTS)
 
     def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
         """Return what a machine has to do with a task; its shard decides about a stray."""

@@ -122,7 +122,6 @@ class _Images:
     """What the core's image store has, asked when it is needed."""
 
     def __init__(self, processes: RoleLeaders, tls: ssl.SSLContext, runtime: Runtime) -> None:
-        """Ask nothing yet."""
         self._processes, self._tls, self._runtime = processes, tls, runtime
         self._known: dict[str, ImageInfo] = {}
         self._until = float("-inf")

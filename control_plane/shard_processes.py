@@ -136,7 +136,7 @@ class ShardProcesses(RunningShards):
             source.scheduler.forget(job)
 
     def _passed(self, pool: str, old: RunningShard | None, new: RunningShard | None) -> None:
-        """Let go of an entitlement that has another owner, or take it over."""
+        """Release an entitlement that has another owner, or take it over."""
         for record in self._parts.region.broker.held(pool):
             self._look_at(record.machine)
         if old is not None:

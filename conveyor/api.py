@@ -232,11 +232,6 @@ GATE_KINDS = ("query", "compare", "health", "http", "command", "approval")
 """Tables of a gate; each says something else to measure."""
 
 
-def gate_kind(gate: PipelineGate) -> str:
-    """Return the name of the table that says what a gate measures."""
-    return next((kind for kind in GATE_KINDS if getattr(gate, kind) is not None), "")
-
-
 class StartRequest(_FilePart, frozen=True, kw_only=True):
     """Start a run by hand."""
 

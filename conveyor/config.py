@@ -73,8 +73,8 @@ def load(path: Path | None) -> ConveyorConfig:
 
 
 def open_store(config: ConveyorConfig) -> Store:
-    """Return the store of a configuration, not open yet. Whoever opens it leads: SQLite is locked
-    by a file, etcd by a lease, and a second instance waits.
+    """Return the store of a configuration, not open yet. The process that opens it leads: SQLite is
+    locked by a file, etcd by a lease, and a second instance waits.
     """
     if not config.etcd.endpoints:
         return SqliteStore(Path(config.state))

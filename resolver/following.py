@@ -44,7 +44,7 @@ class ZoneFollower:
     """Answers at once for what is followed; follows what is asked for."""
 
     def __init__(self, watch: Watch, changed: Callable[[], None] = lambda: None) -> None:
-        """Follow nothing yet; `changed` is called after each news."""
+        """`changed` is called after each news."""
         self._watch = watch
         self._changed = changed
         self._jobs: dict[str, _Followed] = {}

@@ -29,7 +29,7 @@ class ProxyFile:
     """One file of a proxy, and the programs that check it and have it read."""
 
     def __init__(self, path: Path, check: Sequence[str], reload: Sequence[str]) -> None:
-        """Write nothing yet. An empty command is none."""
+        """An empty command is none."""
         self.path = path
         self._check = check
         self._reload = reload

@@ -2,7 +2,7 @@
 
 A profile is a TOML file, or a template of one (`sidekick/template.py`). `extends` names one
 parent; `[[when]]` tables hold where their `if` is true of the host; a text that begins with `=` is
-an expression of facts (`sidekick/expression.py`).
+an expression of facts (`sidekick/expression.py`). `sidekick/profile_file.py` reads one file.
 Every kind of setting has one table, whose type and way of inheriting its module knows. All errors
 of all files of a lineage are told at once, each with its file and line.
 """
@@ -13,62 +13,20 @@ import contextlib
 import fnmatch
 import os
 import re
-import tomllib
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from sidekick.expression import ExpressionError, Facts, parse
+from sidekick.expression import Facts
+from sidekick.profile_file import MAX_BYTES, ProfileFile, Section, Table, read_file
 from sidekick.report import ProfileText
-from sidekick.template import SUFFIX, TemplateLines, render_template
-from sidekick.toml_lines import TomlLines, find_excess
-from wire.errors import ConfigError, FieldError, NotFound
+from sidekick.template import SUFFIX
+from wire.errors import ConfigError, NotFound
 
-MAX_BYTES = 64 * 1024
-"""No profile is larger; a file that is was not meant to be one."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _FILE_NAME = re.compile(r"(.+)\.toml(\.j2)?")
-
-Table = dict[str, Any]
-
-
-class Section(Protocol):
-    """What a profile must know of a kind of setting: it has one table."""
-
-    @property
-    def kind(self) -> str:
-        """The name of its table, and the first part of its settings' names."""
-
-    @property
-    def section(self) -> Any:
-        """What the table is decoded as; every field has a default, since files say only some."""
-
-    def merge(self, parent: Table, child: Table) -> Table:
-        """Return a child's table laid over its parent's, both as the files have them."""
-
-
-class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says about itself, beside the tables of its settings."""
-
-    description: str
-    extends: str | None = None
-    version: Annotated[int, Meta(ge=1)] = 1
-    """Raised with every change that machines are to be brought to."""
-    owner: str = ""
-    """Who may change the file. One that inherits from a file with `allow` says only what that
-    lets this owner say."""
-    unset: list[str] = []
-    """What of its parents it leaves as the host has it: `sysctl.vm.swappiness`, a member of a list
-    such as `modules.br_netfilter`, or a whole table such as `thp`."""
-    fits: str = ""
-    """An expression of facts: which hosts it was made for. `recommend` goes by it; nothing else."""
-    allow: dict[str, list[str]] = {}
-    """By owner, which settings their profiles may set: `web-team = ["sysctl.net.*"]`."""
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -98,38 +56,6 @@ class Profile(msgspec.Struct, frozen=True):
         parts = setting.split(".")
         names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
         return next((self.sources[n] for n in names if n in self.sources), self.name)
-
-
-class _Block(msgspec.Struct, frozen=True):
-    """Tables of settings that hold together: a file's own, or those of one `[[when]]`."""
-
-    at: tuple[str | int, ...]
-    """Where in the file: () or ("when", 0)."""
-    tables: Table
-    holds: bool = True
-
-
-class _File(msgspec.Struct):
-    """One file as it was read, and what is wrong with it."""
-
-    name: str
-    path: str
-    lines: TomlLines
-    origin: TemplateLines | None = None
-    """Of a template: from which of its lines each line of the TOML is."""
-    header: Header | None = None
-    fits: bool | None = None
-    blocks: list[_Block] = msgspec.field(default_factory=list)
-    errors: list[FieldError] = msgspec.field(default_factory=list)
-
-    def where(self, at: Sequence[str | int]) -> str:
-        line = self.lines.find(at)
-        return f"{self.name}:{self.origin.find(line) if self.origin else line}"
-
-    def wrong(self, at: Sequence[str | int], reason: str) -> None:
-        names = at[2:] if at[:1] == ("when",) and len(at) > 2 else at
-        dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in names).lstrip(".")
-        self.errors.append(FieldError(field=dotted, reason=f"{reason} ({self.where(at)})"))
 
 
 class Library(msgspec.Struct, frozen=True):
@@ -205,7 +131,7 @@ def render(
     None, and raises where there is no such file. Raises `ConfigError` with every error of every
     file of the lineage.
     """
-    files: list[_File] = []
+    files: list[ProfileFile] = []
     texts: list[ProfileText] = []
     parent: str | None = name
     while parent is not None:
@@ -213,7 +139,7 @@ def render(
             path = " -> ".join([file.name for file in files] + [parent])
             raise ConfigError(f"profile {name} inherits from itself: {path}")
         texts.append(text_of(parent, files[-1].name if files else None))
-        files.append(_read(texts[-1], kinds, facts))
+        files.append(read_file(texts[-1], kinds, facts))
         header = files[-1].header
         parent = header.extends if header else None
     _check_owners(files)
@@ -225,148 +151,7 @@ def render(
     return msgspec.structs.replace(_merge(files, kinds), texts=tuple(texts))
 
 
-def _read(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) -> _File:
-    """Return one file, its expressions evaluated and its tables checked; parents not looked at."""
-    name, path, text = file_text.name, file_text.path, file_text.text
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
-    origin: TemplateLines | None = None
-    if path.endswith(SUFFIX):
-        text, origin = render_template(path, text, facts)
-    raw = _parsed(path, text, origin)
-    file = _File(name, path, TomlLines(text), origin)
-    own = {kind: raw.pop(kind) for kind in list(raw) if kind in kinds}
-    whens = raw.pop("when", [])
-    known = [*(f.encode_name for f in msgspec.structs.fields(Header)), "when", *kinds]
-    file.header = _header(file, raw, known)
-    if file.header and file.header.fits:
-        file.fits = _condition(file, ("fits",), file.header.fits, facts)
-    file.blocks.append(_block(file, (), own, kinds, facts, holds=True))
-    if not isinstance(whens, list):
-        file.wrong(("when",), "is written [[when]], with an `if`")
-        whens = []
-    for number, when in enumerate(whens):
-        if isinstance(when, dict):
-            file.blocks.append(_when(file, ("when", number), when, kinds, facts))
-        else:
-            file.wrong(("when", number), "is not a table")
-    return file
-
-
-def _parsed(path: str, text: str, origin: TemplateLines | None) -> Table:
-    mapped = origin.mapped if origin else str
-    excess = find_excess(text)
-    if excess is not None:
-        raise ConfigError(f"profile {path} is not for sidekick: {mapped(excess)}")
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as e:
-        kind = "does not render to TOML" if origin else "is not TOML"
-        raise ConfigError(f"profile {path} {kind}: {mapped(str(e))}") from e
-
-
-def _header(file: _File, raw: Table, known: Sequence[str]) -> Header | None:
-    fields = {f.encode_name for f in msgspec.structs.fields(Header)}
-    for key in raw.keys() - fields:
-        file.wrong((key,), f"unknown; known are {', '.join(known)}")
-    decoded: Header | None = _decode(
-        file, {k: v for k, v in raw.items() if k in fields}, Header, ()
-    )
-    return decoded
-
-
-def _when(
-    file: _File, at: tuple[str | int, ...], raw: Table, kinds: Mapping[str, Any], facts: Facts
-) -> _Block:
-    tables = {key: value for key, value in raw.items() if key != "if"}
-    for key in tables.keys() - kinds.keys():
-        file.wrong((*at, key), f"unknown; known are if, {', '.join(kinds)}")
-    condition, holds = raw.get("if"), False
-    if isinstance(condition, str):
-        holds = _condition(file, (*at, "if"), condition, facts)
-    else:
-        file.wrong((*at, "if"), "is required: an expression of facts, as text")
-    tables = {key: value for key, value in tables.items() if key in kinds}
-    return _block(file, at, tables, kinds, facts, holds=holds)
-
-
-def _condition(file: _File, at: Sequence[str | int], text: str, facts: Facts) -> bool:
-    value = _evaluate(file, at, text, facts)
-    if value is not None and not isinstance(value, bool):
-        file.wrong(at, f"{text!r} is neither true nor false")
-    return value is True
-
-
-def _block(
-    file: _File,
-    at: tuple[str | int, ...],
-    tables: Table,
-    kinds: Mapping[str, Section],
-    facts: Facts,
-    *,
-    holds: bool,
-) -> _Block:
-    """Return evaluated tables; one that does not hold is checked all the same."""
-    evaluated: Table = {}
-    for kind, table in tables.items():
-        if not isinstance(table, dict):
-            file.wrong((*at, kind), "is not a table")
-            continue
-        before = len(file.errors)
-        value = _evaluated(file, (*at, kind), table, facts, holds=holds)
-        if len(file.errors) == before and _is_whole(value):
-            _decode(file, value, kinds[kind].section, (*at, kind))
-        evaluated[kind] = value
-    return _Block(at, evaluated, holds)
-
-
-_NO_VALUE = object()
-"""Of an expression that has no value here, in tables that do not hold here either."""
-
-
-def _evaluated(
-    file: _File, at: tuple[str | int, ...], value: Any, facts: Facts, *, holds: bool
-) -> Any:
-    if isinstance(value, dict):
-        return {k: _evaluated(file, (*at, k), v, facts, holds=holds) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_evaluated(file, (*at, n), v, facts, holds=holds) for n, v in enumerate(value)]
-    if isinstance(value, str) and value.startswith("="):
-        result = _evaluate(file, at, value[1:], facts, must=holds)
-        return _NO_VALUE if result is None else result
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        file.wrong(at, "a number is beyond 64 bits")
-        return _NO_VALUE
-    return value
-
-
-def _evaluate(
-    file: _File, at: Sequence[str | int], text: str, facts: Facts, *, must: bool = True
-) -> Any:
-    """Return the value of an expression, None where it has none, which is an error if it must.
-
-    Its grammar and the facts that it names are checked in any case.
-    """
-    known = False
-    try:
-        expression = parse(text.strip())
-        known = expression.facts <= facts.keys()
-        return expression.evaluate(facts)
-    except ExpressionError as e:
-        if must or not known:
-            file.wrong(at, f"{e}; {e.hint}" if e.hint else str(e))
-        return None
-
-
-def _is_whole(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_whole(v) for v in value.values())
-    if isinstance(value, list):
-        return all(_is_whole(v) for v in value)
-    return value is not _NO_VALUE
-
-
-def _check_owners(files: Sequence[_File]) -> None:
+def _check_owners(files: Sequence[ProfileFile]) -> None:
     """Note every setting that a file sets and its owner may not: the nearest `allow` counts."""
     for number, file in enumerate(files):
         allow = next(
@@ -390,7 +175,7 @@ def _check_owners(files: Sequence[_File]) -> None:
                 file.wrong(place, f"{owner} may set {', '.join(patterns) or 'nothing'}")
 
 
-def _check_unset(files: Sequence[_File]) -> None:
+def _check_unset(files: Sequence[ProfileFile]) -> None:
     """Note every name to unset that no parent sets on any host: most likely it is misspelt."""
     for number, file in enumerate(files):
         tables = [block.tables for parent in files[number + 1 :] for block in parent.blocks]
@@ -415,7 +200,7 @@ def _without(table: Table, name: str) -> Table:
     return left
 
 
-def _merge(files: Sequence[_File], kinds: Mapping[str, Section]) -> Profile:
+def _merge(files: Sequence[ProfileFile], kinds: Mapping[str, Section]) -> Profile:
     """Return the profile of a lineage, own file first: the nearest file wins."""
     raw: dict[str, Table] = {}
     sources: dict[str, str] = {}
@@ -442,7 +227,9 @@ def _merge(files: Sequence[_File], kinds: Mapping[str, Section]) -> Profile:
     )
 
 
-def _sources(file: _File, at: tuple[str | int, ...], kind: str, table: Table) -> dict[str, str]:
+def _sources(
+    file: ProfileFile, at: tuple[str | int, ...], kind: str, table: Table
+) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in table.items():
         found[f"{kind}.{key}"] = file.where((*at, key))
@@ -453,44 +240,3 @@ def _sources(file: _File, at: tuple[str | int, ...], kind: str, table: Table) ->
             texts = [(n, v) for n, v in enumerate(value) if isinstance(v, str)]
             found |= {f"{kind}.{text}": file.where((*at, key, n)) for n, text in texts}
     return found
-
-
-def _decode(file: _File, raw: Any, kind: Any, at: tuple[str | int, ...]) -> Any:
-    """Return `raw` as `kind`; on errors note all of them, each with its field."""
-    kind = _without_none(kind)
-    if isinstance(raw, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return _decode_struct(file, raw, kind, at)
-    if isinstance(raw, dict) and typing.get_origin(kind) is dict:
-        inner = typing.get_args(kind)[1]
-        return {k: _decode(file, v, inner, (*at, k)) for k, v in raw.items()}
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as e:
-        reason, _, inside = str(e).partition(" - at `$")
-        names = re.findall(r"\[(\d+)\]|\.(\w+)", inside)
-        file.wrong((*at, *(int(n) if n else name for n, name in names)), reason)
-        return None
-
-
-def _decode_struct(
-    file: _File, raw: Table, kind: type[msgspec.Struct], at: tuple[str | int, ...]
-) -> Any:
-    fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
-    before = len(file.errors)
-    for name in raw.keys() - fields.keys():
-        file.wrong((*at, name), f"unknown; known are {', '.join(fields)}")
-    values = {}
-    for name, about in fields.items():
-        if name in raw:
-            values[name] = _decode(file, raw[name], about.type, (*at, name))
-        elif about.required:
-            file.wrong((*at, name), "is required")
-    return kind(**values) if len(file.errors) == before else None
-
-
-def _without_none(kind: Any) -> Any:
-    if isinstance(kind, types.UnionType):
-        rest = [k for k in typing.get_args(kind) if k is not types.NoneType]
-        if len(rest) == 1:
-            return rest[0]
-    return kind

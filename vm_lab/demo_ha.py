@@ -1,6 +1,6 @@
 """`make demo-ha`: a region moves to etcd while it runs, then its leader is killed again and again.
 
-Three real VMs, three etcd members and three control planes, of which one leads. The members and
+Three real VMs, three etcd members and three control planes; one leads. The members and
 the control planes are processes on the host, in the lab's network: what is shown is what clients
 and tasks notice when processes die, not what the loss of a host costs. A client asks the web job
 without a pause, another one writes to the control plane and notes what was acknowledged.
@@ -162,7 +162,7 @@ class HaDemo(Demo):
                         await asyncio.sleep(PAUSE_S)
                 rows.append((name, time.monotonic() - began, refused))
                 acknowledged.append(f"g{turn}")
-                for n in range(20):  # more, of which the next take-over must lose none
+                for n in range(20):  # more; the next take-over must lose none
                     await client.put_group(f"g{turn}-{n}", GroupSpec(members=["ann"]))
                     acknowledged.append(f"g{turn}-{n}")
                 await asyncio.to_thread(self._start_replica, name)

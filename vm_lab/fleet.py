@@ -62,7 +62,6 @@ class FleetHost:
     """One machine in memory, and the agent on it while it is on."""
 
     def __init__(self, folder: Path, number: int, port: int) -> None:
-        """Start nothing yet."""
         self.name = f"h{number:04}"
         self.folder = folder / self.name
         self.folder.mkdir()

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -280,8 +279,3 @@ class Lab:
         with contextlib.suppress(FileNotFoundError):
             return msgspec.json.decode(self.paths.interfaces_before.read_bytes(), type=list[str])
         return None
-
-
-def list_labs(root: Path) -> list[str]:
-    """Return the names of the labs on this host."""
-    return sorted(p.name for p in root.iterdir() if p.is_dir()) if root.exists() else []

@@ -62,7 +62,7 @@ class WireClient:
     def __init__(
         self, endpoint: str, tls: ssl.SSLContext | None = None, *, timeout_s: float = 30.0
     ) -> None:
-        """Open nothing yet; plain http is refused."""
+        """Plain http is refused."""
         self.endpoint = endpoint
         self.expected = ""
         """Who must answer, such as `/host/vm1`, if the context is for many peers."""

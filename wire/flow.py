@@ -44,7 +44,6 @@ class Inflow:
     """What came in order and waits to be taken; None is the end of it."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self._held: deque[bytes | None] = deque()
         self._size, self._taken = 0, 0
         self._news = asyncio.Event()

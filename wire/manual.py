@@ -11,8 +11,6 @@ from collections.abc import Iterator
 import click
 from click.shell_completion import get_completion_class
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def manual(cli: click.Group, name: str, see_also: str) -> str:
     """Return the manual page of a program as roff (man(7)), one section for each command."""

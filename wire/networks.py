@@ -21,7 +21,6 @@ class Suspects:
     """
 
     def __init__(self) -> None:
-        """Suspect no address yet."""
         self._until: dict[str, float] = {}
         self._proved_until: dict[str, float] = {}
 

@@ -86,7 +86,7 @@ class _CheckedObject(ssl.SSLObject):
         super().do_handshake()
         try:
             certificate = self.getpeercert()
-            expect_peer(certificate, self.expected or "nobody", self.domain)
+            expect_peer(certificate, self.expected or "no host", self.domain)
             if self.judge is not None:
                 self.judge(certificate or {})
         except TwineError as e:
@@ -112,7 +112,6 @@ class Followers:
     """
 
     def __init__(self) -> None:
-        """Follow nothing yet."""
         self._made: weakref.WeakKeyDictionary[_Context, Maker] = weakref.WeakKeyDictionary()
 
     def add(self, make: Maker, credential: Credential) -> ssl.SSLContext:

@@ -43,7 +43,7 @@ _BITS = (Relaxation.PROC, Relaxation.NETLINK, Relaxation.SCHEDULING, Relaxation.
 EXPOSURE = (1.5, 1.3, 1.5, 1.3, 1.6, 1.4, 1.6, 1.5, 1.7, 1.5, 1.7, 1.5, 1.8, 1.6, 1.8, 1.6)
 """The place of a set of relaxations is the sum of 1 for `proc`, 2 for `netlink`, 4 for `scheduling`
 and 8 for `debug`. It is the same in each kind of network, with and without unix sockets. Those with
-`proc` have 0.1 or 0.2 less: systemd counts `ProtectKernelTunables`, which is for nobody without
+`proc` have 0.1 or 0.2 less: systemd counts `ProtectKernelTunables`, which has no effect without
 /proc/sys.
 """
 OWN_INIT_EXPOSURE = 5.5

@@ -76,5 +76,5 @@ def distrust(digest: str, trust: ImageTrust) -> str:
     if those:
         found = "what came as its signature is none of this image"
     else:
-        found = "only other keys signed it" if trust.signatures else "nobody signed it"
+        found = "only other keys signed it" if trust.signatures else "it has no signature"
     return f"image {digest} is not signed with {wanted} that its entitlement asks for: {found}"

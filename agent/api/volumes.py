@@ -117,7 +117,7 @@ def _odd(volume: Volume, memory_max_bytes: int) -> tuple[str, str] | None:
         if volume.max_bytes > memory_max_bytes:
             return "max_bytes", (
                 f"{size_text(volume.max_bytes)} is more than limits.memory_max_bytes"
-                f" ({size_text(memory_max_bytes)}), of which it is a part"
+                f" ({size_text(memory_max_bytes)}), which includes it"
             )
     return None
 

@@ -66,7 +66,7 @@ def _table(accounts: list[Account]) -> None:
         (
             a.kind,
             a.name,
-            a.owner or "nobody",
+            a.owner or "none",
             "WRONG" if a.wrong else "stays" if a.stays else "goes",
             "-" if a.bytes is None else about_size(a.bytes),
             a.why,

@@ -128,7 +128,7 @@ class CredentialHolder(TaskStage):
                 None if asked is None or user is None or user[0] != 0 else self._of(asked, spec_of)
             )
             if held is None:
-                log.warning("a credential was asked for that is not to be had", extra={"by": user})
+                log.warning("unit asked for an unknown credential", extra={"by": user})
             else:
                 writer.write(held.value)
                 await writer.drain()

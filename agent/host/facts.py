@@ -28,7 +28,7 @@ class FactsReader:
     """The facts of one machine, as they are when asked for. Blocking: call it through a lane."""
 
     def __init__(self, machine: HostAccess, state_dir: str, *, own_init: bool = False) -> None:
-        """Ask nothing yet; `own_init`: tasks may have an init of their own, if the host can."""
+        """`own_init`: tasks may have an init of their own, if the host can."""
         self._machine, self._state_dir, self._own_init = machine, state_dir, own_init
         self._systemd = 0
 

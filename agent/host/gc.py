@@ -56,7 +56,7 @@ class Ledger:
     ) -> None:
         """Account for what is in `folders`: state and run."""
         self._state, self._run = folders
-        self._host = host
+        self._units, self._storage, self._lanes = host.units, host.storage, capacity.lanes
         self._kept = capacity.volumes
         self._networks = networks
         self._images = images
@@ -75,15 +75,13 @@ class Ledger:
         return lasting(found, judge(await self._find()))
 
     async def _find(self) -> FoundOnHost:
-        units = await self._host.units.all("twine-*.service")
+        units = await self._units.all("twine-*.service")
         tasks, spared = self._tasks.known()
-        seen = await self._host.lanes.run("btrfs", self._walk)
+        seen = await self._lanes.run("btrfs", self._walk)
         again, _ = self._tasks.known()
-        observed = await self._host.lanes.run(
-            "files", self._machine.observe, self._state, self._run
-        )
-        fates = await self._host.lanes.run("btrfs", self._fates)
-        ports = await self._host.lanes.run("ports", self._machine.network.gates)
+        observed = await self._lanes.run("files", self._machine.observe, self._state, self._run)
+        fates = await self._lanes.run("btrfs", self._fates)
+        ports = await self._lanes.run("ports", self._machine.network.gates)
         # A task that came or went during the look is judged by the state it has by now.
         return replace(
             seen,
@@ -195,7 +193,7 @@ class Ledger:
         return done
 
     async def _goes(self) -> dict[tuple[str, str], RetentionFate]:
-        fates = await self._host.lanes.run("btrfs", self._fates)
+        fates = await self._lanes.run("btrfs", self._fates)
         return {key: fate for key, fate in fates.items() if not fate.stays}
 
     async def repair(self) -> Accounts:
@@ -213,14 +211,14 @@ class Ledger:
 
     async def _mend(self, account: Account) -> bool:
         """Remove what has no owner; False for what only its owner or a person can mend."""
-        state, name, host = self._state, account.name, self._host
+        state, name = self._state, account.name
         match account.kind:
             case "unit":
-                await host.units.clear(name, timeout_s=30.0)
+                await self._units.clear(name, timeout_s=30.0)
             case "root":
-                await host.lanes.run("btrfs", host.roots.remove, name)
+                await self._storage.remove_root(name)
             case "scratch":
-                await host.lanes.run("btrfs", self._machine.btrfs.delete, state / "scratch" / name)
+                await self._lanes.run("btrfs", self._machine.btrfs.delete, state / "scratch" / name)
             case "namespace":
                 await self._networks.clear(namespace=name)
             case "veth":
@@ -228,7 +226,7 @@ class Ledger:
             case "image" | "layer" | "staging":
                 return await self._images.tidy_if_idle()
             case "record" if name.startswith(".") and name.endswith(".new"):
-                await host.lanes.run("journal", (state / "journal" / name).unlink)
+                await self._lanes.run("journal", (state / "journal" / name).unlink)
             case _:
                 return False
         return True

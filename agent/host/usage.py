@@ -28,7 +28,7 @@ class UsageReader:
         boottime_s: Callable[[], float],
         host_text: Callable[[str], str],
     ) -> None:
-        """Read nothing yet. `host_text` returns a file of the host, empty if there is none."""
+        """`host_text` returns a file of the host, empty if there is none."""
         self._host_text = host_text
         self._cgroups, self._tasks, self._lanes = cgroups, tasks, lanes
         self._boottime_s = boottime_s

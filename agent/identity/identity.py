@@ -93,7 +93,6 @@ class HostIdentity:
     """The identity of this host, in one file of a folder that only root can read."""
 
     def __init__(self, folder: Path = DEFAULT_FOLDER, clock: Callable[[], float] = time.time):
-        """Read nothing yet."""
         self._path = folder / "identity.json"
         self._second = folder / "second-host"
         self._spoke_last = folder / LAST_TERM, folder / LAST_OWNERS

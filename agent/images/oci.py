@@ -277,7 +277,7 @@ def _with_working_dir(config: OciConfig, tree: Path) -> None:
         ensure_folder(str(tree), config.working_dir)
     except OSError as e:
         raise Unprocessable(
-            f"the image's working directory {config.working_dir!r} cannot be had: {e.strerror}",
+            f"cannot open the image's working directory {config.working_dir!r}: {e.strerror}",
             hint="it is a folder in any image that works",
         ) from e
 

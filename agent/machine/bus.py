@@ -149,7 +149,6 @@ class Message:
     """What came from the bus; empty where nothing did."""
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
         self.pointer = c_void_p()
         self.body: Any = None
 

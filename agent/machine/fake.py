@@ -239,7 +239,6 @@ class FakeProcesses:
     """Programs that answer as scripted, by the longest matching start of their arguments."""
 
     def __init__(self) -> None:
-        """Know no program yet."""
         self.answers: dict[tuple[str, ...], Answer | ProgramError] = {}
         self.calls: list[tuple[str, ...]] = []
 

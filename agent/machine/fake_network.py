@@ -10,7 +10,6 @@ class FakeNetwork:
     """Networks and permissions, as they were asked for."""
 
     def __init__(self) -> None:
-        """Have no network yet."""
         self.networks: dict[str, TaskNet] = {}
         self.allowed: list[TaskNet] | None = None
         """Of the firewall; None: it was never put in force."""

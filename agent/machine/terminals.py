@@ -16,7 +16,7 @@ class Streams:
     """Descriptors towards one command. Until `opened` our own ends keep the others waiting."""
 
     def __init__(self) -> None:
-        """Hold nothing yet; see `terminal` and `pipes`."""
+        """See `terminal` and `pipes`."""
         self.path = ""
         """Of the terminal; empty where there are pipes."""
         self.paths: tuple[str, str, str] | None = None

@@ -37,7 +37,7 @@ class Networks(TaskStage):
     """Makes and removes networks, one after the other."""
 
     def __init__(self, network: NetworkAccess, lanes: Lanes, site: Callable[[str], Site]) -> None:
-        """Touch nothing yet. `site` makes the host's share of the plan from its address."""
+        """`site` makes the host's share of the plan from its address."""
         self._network, self._lanes, self._site = network, lanes, site
         self._wanted: dict[str, TaskNet] = {}
         self._known: dict[str, TaskNet] = {}
@@ -113,6 +113,10 @@ class Networks(TaskStage):
                 raise HostError(f"the network of task {task_id} was made and is not there")
             self._wanted[task_id] = net
             return [net.address6, net.address4]
+
+    def changed(self, task: TaskRecord) -> None:
+        """Hold a task that has come up to its ports."""
+        self.gates.changed(task)
 
     async def release(self, task_id: str) -> None:
         """Remove the network of a task; one that is not there is no error."""

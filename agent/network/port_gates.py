@@ -31,7 +31,6 @@ class PortGates:
     """Keeps the programs for the ports of this host's tasks, and the tasks to theirs."""
 
     def __init__(self, network: NetworkAccess, lanes: Lanes) -> None:
-        """Touch nothing yet."""
         self._network, self._lanes = network, lanes
         self._specs: dict[str, TaskSpec] = {}
         self._up: dict[str, str] = {}
@@ -63,8 +62,8 @@ class PortGates:
                 f"the program for the ports of task {task_id} was made and is not there"
             )
 
-    def told(self, task: TaskRecord) -> None:
-        """Take note of a task whose state has changed: one that has come up is to be held."""
+    def changed(self, task: TaskRecord) -> None:
+        """Note a task whose state has changed: one that has come up is to be held to its ports."""
         if task.state is not TaskState.RUNNING or not _is_held(task.spec):
             return
         if self._up.get(task.task_id) != task.invocation_id:

@@ -42,7 +42,7 @@ class HugePages(TaskStage):
         *,
         controller: bool,
     ) -> None:
-        """Know of no page yet; see `look`. `controller`: whether the kernel can limit them."""
+        """See `look`. `controller`: whether the kernel can limit them."""
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
         self._read_pools, self._controller = pools, controller
         self._pools: Mapping[int, int] = {}

@@ -30,7 +30,7 @@ class MemoryProtection(TaskStage):
     """What the slices of this machine keep, by slice."""
 
     def __init__(self, units: Units, cgroups: Cgroups, lanes: Lanes) -> None:
-        """Know of no task yet; see `follow`."""
+        """See `follow`."""
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
         self._specs: Callable[[], Mapping[str, TaskSpec]] = dict
         self._in_force: Kept | None = None

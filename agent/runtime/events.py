@@ -20,7 +20,6 @@ class HostEvents:
     """
 
     def __init__(self, boot_id: str) -> None:
-        """Start an empty stream."""
         self._latest = int(time.time() * 1000)
         self._events: deque[Event] = deque(maxlen=KEPT)
         self._grew = asyncio.Event()

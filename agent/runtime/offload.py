@@ -72,7 +72,6 @@ class Lanes:
     """Named threads, made when first used."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._lanes: dict[str, _Lane] = {}
 
     async def run(self, lane: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

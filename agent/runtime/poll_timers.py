@@ -28,7 +28,6 @@ class Rest:
     """A pause that others may end before its time."""
 
     def __init__(self) -> None:
-        """Rest not yet."""
         self._over: asyncio.Future[None] | None = None
 
     def end(self) -> None:

@@ -35,6 +35,9 @@ class TaskStage:
         """Bring what a running task has to its specification, and return it as `ensure` does."""
         return task
 
+    def changed(self, task: TaskRecord) -> None:
+        """Called after the state of a task has changed."""
+
     async def ended(self, task_id: str) -> None:
         """Give back what only a task with processes needs; called when its unit is gone."""
 

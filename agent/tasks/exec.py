@@ -152,7 +152,11 @@ class _Session:
             await asyncio.wait({hearing, ending, idling}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
                 hearing.result() if hearing.done() else None
-                why = "nobody listens any more" if hearing.done() else "nothing was said for long"
+                why = (
+                    "the client does not listen any more"
+                    if hearing.done()
+                    else "nothing was said for long"
+                )
                 return ExecEnd(problem=Busy(f"the session was ended: {why}").problem())
             end = ending.result()
             self._streams.opened()

@@ -24,7 +24,6 @@ class Oomd:
     """Asks the host's journal, and only where memory was short."""
 
     def __init__(self, processes: Processes) -> None:
-        """Ask nothing yet."""
         self._processes = processes
 
     async def seen(self, unit: UnitState, counted: str) -> SeenUnit:

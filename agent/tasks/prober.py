@@ -22,7 +22,6 @@ class Prober:
     """Runs the probe of one task at a time in `watch`; many may run side by side."""
 
     def __init__(self) -> None:
-        """Open nothing yet."""
         self._session: aiohttp.ClientSession | None = None
         self.answers: Counter[tuple[str, bool]] = Counter()
         """How many answers of each kind of probe were good (True) and bad, since the start."""

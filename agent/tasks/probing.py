@@ -23,7 +23,7 @@ class Probing:
     """Asks what is to be asked of one task, and has each verdict taken before it asks on."""
 
     def __init__(self, prober: Prober, group: asyncio.TaskGroup, take: Take) -> None:
-        """Ask nothing yet; `take` is awaited with each verdict."""
+        """`take` is awaited with each verdict."""
         self._prober, self._group, self._take = prober, group, take
         self._asking: list[asyncio.Task[None]] = []
         self._about: object = None

@@ -36,7 +36,6 @@ from agent.tasks.core.lifecycle import (
 )
 from agent.tasks.core.unit_properties import not_after
 from agent.tasks.probing import Probing
-from agent.tasks.unit import seen_unit
 from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 
 log = logging.getLogger(__name__)
@@ -152,7 +151,7 @@ class TaskLoop:
         before = self.record
         seen = await self._look()
         moment = self._host.contact.moment(before.task_id)
-        leaving, barred = self._host.leaving.now(), self._host.uniqueness.bars()
+        leaving, barred = self._host.observer.is_leaving(), self._host.observer.bars()
         decision = decide(before, seen, moment, leaving=leaving, barred=barred)
         if not await self._keep(before, decision.task):
             return True
@@ -160,7 +159,7 @@ class TaskLoop:
         self.settled.set()
         self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
         if seen.unit is None and decision.task.state in (TaskState.STOPPED, TaskState.FAILED):
-            for stage in self._host.stages:
+            for stage in self._host.unit.stages:
                 await stage.ended(before.task_id)
         if decision.action is Action.FORGET:
             return not await self._forget(decision.task)
@@ -171,20 +170,10 @@ class TaskLoop:
         known, self._known = self._known, None
         if known is not None:
             return known
-        host, task = self._host, self.record
         if self._fresh:
             self._fresh = False
-            return SeenTask(None, root=False, leftover=True, boot_id=host.boot_id)
-        unit = await host.units.find(self._unit)
-        if unit is not None and unit.active == "inactive" and not unit.control_group:
-            unit = None  # over and done with; systemd only has not forgotten it yet
-        if unit is not None and unit.active == "active":
-            return SeenTask(seen_unit(unit), root=True, leftover=True, boot_id=host.boot_id)
-        root, leftover = await host.lanes.run(
-            "btrfs", host.roots.look, task.task_id, task.spec.image
-        )
-        seen = await host.oomd.seen(unit, task.ended_invocation) if unit is not None else None
-        return SeenTask(seen, root=root, leftover=leftover, boot_id=host.boot_id)
+            return self._host.observer.new()
+        return await self._host.observer.look(self.record)
 
     async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:
         """Remember a decision; False where an owner was faster and it must be made again.
@@ -204,7 +193,7 @@ class TaskLoop:
         return True
 
     async def _save(self, task: TaskRecord, *, durable: bool = True) -> None:
-        await self._host.lanes.run("journal", self._host.journal.save, task, durable=durable)
+        await self._host.storage.save(task, durable=durable)
         self._on_disk = must_last(task)
 
     async def _forget(self, task: TaskRecord) -> bool:
@@ -229,7 +218,8 @@ class TaskLoop:
         extra |= {"why": task.reason} if task.reason else {}
         log.info(tell_change(self._told, status), extra=extra)
         self._told = status
-        self._host.told(task)
+        for stage in self._host.unit.stages:
+            stage.changed(task)
 
     async def _act(self, decision: Decision, seen: SeenTask) -> None:
         task = decision.task
@@ -256,13 +246,13 @@ class TaskLoop:
         host, task = self._host, decision.task
         match decision.action:
             case Action.PREPARE:
-                await host.lanes.run("btrfs", host.roots.prepare, task.task_id, task.spec.image)
+                await host.storage.prepare_root(task)
                 if self.record == task:
                     self._known = SeenTask(
                         seen.unit, root=True, leftover=True, boot_id=seen.boot_id
                     )
             case Action.START:
-                for stage in host.stages:
+                for stage in host.unit.stages:
                     stage.check(task)
                 guard: dict[str, object] = {}
                 if is_bound(task.spec):
@@ -282,10 +272,10 @@ class TaskLoop:
                     await host.inside.end_steps(task.task_id)
                 await host.inside.forget(task.task_id)
                 await host.inside.unstage(task)
-                for stage in host.stages:
+                for stage in host.unit.stages:
                     await stage.release(task.task_id)
                 # Last: by its root a loop sees that something of the task is left.
-                await host.lanes.run("btrfs", host.roots.remove, task.task_id)
+                await host.storage.remove_root(task.task_id)
             case _:
                 until = decision.until
                 resync_s = STEADY_S if task.state is TaskState.RUNNING else RESYNC_S
@@ -305,10 +295,10 @@ class TaskLoop:
     def _is_to_start(self, task: TaskRecord) -> bool:
         """Return whether its order is still the same, and its host may still run it."""
         host, now = self._host, self.record
-        if now.spec is not task.spec or now.wanted is not task.wanted or host.leaving.now():
+        if now.spec is not task.spec or now.wanted is not task.wanted or host.observer.is_leaving():
             return False
         cut_off = is_cut_off(task.spec, host.contact.moment(task.task_id))
-        return not cut_off and not host.uniqueness.bars()
+        return not cut_off and not host.observer.bars()
 
     async def _until_up(self, task: TaskRecord) -> None:
         """Keep the place until the unit is up, or ended: a start costs most before it is."""
@@ -318,8 +308,7 @@ class TaskLoop:
             self._waker.clear()
             unit = await self._host.units.find(self._unit)
             if unit is not None and unit.active == "active":
-                known = seen_unit(unit)
-                self._known = SeenTask(known, root=True, leftover=True, boot_id=self._host.boot_id)
+                self._known = self._host.observer.active(unit)
                 return
             if unit is None or unit.active != "activating":
                 break
@@ -353,7 +342,7 @@ class TaskLoop:
         self, task: TaskRecord, step: Callable[[TaskStage, TaskRecord], Awaitable[TaskRecord]]
     ) -> TaskRecord:
         """Take a task through all stages; what the host chose for it is kept at once."""
-        for stage in self._host.stages:
+        for stage in self._host.unit.stages:
             made = await step(stage, task)
             chosen = {f: getattr(made, f) for f in _CHOSEN if getattr(made, f) != getattr(task, f)}
             if chosen:

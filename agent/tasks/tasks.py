@@ -66,6 +66,7 @@ class HostTasks:
         """
         self._host = host
         self._capacity = capacity
+        self._boot_id = hardware.boot_id
         self._group = group
         self._admission = TaskAdmission(
             capacity, hardware, reserve_bytes, self._others, self._is_over
@@ -88,7 +89,7 @@ class HostTasks:
         self._spared = dict(replay.unreadable)
         units = [u.unit for u in await host.units.all(TASK_UNITS)]
         try:
-            roots = await host.lanes.run("btrfs", host.roots.all)
+            roots = await host.storage.tasks_with_root()
         except HostError as e:  # what is left over stays until the disk answers
             log.error("what is left of tasks cannot be looked for", extra={"why": str(e)})
             roots = []
@@ -97,7 +98,7 @@ class HostTasks:
         for record in replay.tasks.values():
             self._start(record)
         for task_id in leftovers(replay.tasks, replay.unreadable, units, roots):
-            log.warning("removing a task that nobody asked for", extra={"task": task_id})
+            log.warning("removing a task that has no record", extra={"task": task_id})
             self._start(_condemned(task_id))
         for task_id, why in replay.unreadable.items():
             message = f"the record cannot be read ({why}); what runs is left running"
@@ -113,7 +114,7 @@ class HostTasks:
 
     async def _bury(self, record: TaskRecord) -> None:
         stone = tombstone_of(record, time.time())
-        await self._host.lanes.run("journal", self._host.journal.save, stone)
+        await self._host.storage.save(stone)
         self._tombstones[record.task_id] = stone
         self._capacity.cpus.forget(record.task_id)
         del self._loops[record.task_id]
@@ -132,10 +133,10 @@ class HostTasks:
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
-        self._host.uniqueness.check(f"task {task_id} is not changed")
+        self._capacity.clones.check(f"task {task_id} is not changed")
         await self._capacity.cpus.look_for(spec)
         if spec.volumes:
-            await self._host.lanes.run("btrfs", self._capacity.volumes.admit, task_id, spec)
+            await self._capacity.lanes.run("btrfs", self._capacity.volumes.admit, task_id, spec)
         await self._admission.look(spec)
         loop = self._loops.get(task_id)
         if loop is None:
@@ -143,7 +144,7 @@ class HostTasks:
                 if task_id not in self._loops:
                     self._check(task_id, spec, self._tombstones.get(task_id))
                     self._admission.check(task_id, spec)
-                    record = TaskRecord(task_id=task_id, spec=spec, boot_id=self._host.boot_id)
+                    record = TaskRecord(task_id=task_id, spec=spec, boot_id=self._boot_id)
                     record = self._with_cpus(record)
                     return await self._create(record, fresh=task_id not in self._spared)
             return await self.put(task_id, spec)
@@ -161,7 +162,7 @@ class HostTasks:
                 return record
             self._admission.check(task_id, spec)
             new = with_gate(new, record)
-            return self._with_cpus(replace(new, boot_id=self._host.boot_id))
+            return self._with_cpus(replace(new, boot_id=self._boot_id))
 
         try:
             return status_of(await self._changed(loop, changed))
@@ -199,8 +200,8 @@ class HostTasks:
         try:
             host.contact.bind(record, renewed=True)
             if task_id in self._spared:
-                await host.lanes.run("journal", host.journal.set_aside, task_id)
-            await host.lanes.run("journal", host.journal.save, record)
+                await host.storage.set_aside(task_id)
+            await host.storage.save(record)
             passed("task.recorded")
             self._tombstones.pop(task_id, None)
             self._spared.pop(task_id, None)
@@ -278,11 +279,11 @@ class HostTasks:
         async with self._door:
             if task_id not in self._loops:
                 self._tombstones[task_id] = stone
-                await self._host.lanes.run("journal", self._host.journal.save, stone)
+                await self._host.storage.save(stone)
 
     async def restart(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
         """Stop a task and start it again, without back-off."""
-        self._host.uniqueness.check(f"task {task_id} is not restarted")
+        self._capacity.clones.check(f"task {task_id} is not restarted")
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)
@@ -298,7 +299,7 @@ class HostTasks:
                 hint = "stop a task, or ask for less"
                 raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
             asked = replace(record, restart_asked=True, cut_off=False, streak=0)
-            asked = replace(asked, boot_id=self._host.boot_id)
+            asked = replace(asked, boot_id=self._boot_id)
             return to_be_stopped(asked, ASKED_AGAIN)
 
         return status_of(await loop.change(again))

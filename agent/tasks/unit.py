@@ -56,12 +56,14 @@ class UnitOfTask:
 
     def __init__(self, roots: TaskRoots, stages: Sequence[TaskStage]) -> None:
         """Ask `roots` what the image wants, and `stages` what they add."""
-        self._roots, self._stages = roots, stages
+        self._roots = roots
+        self.stages = stages
+        """In the order in which what they make is made before a start."""
 
     def __call__(self, task: TaskRecord) -> dict[str, object]:
         """Return all properties of a task's unit."""
         unit = task_unit(self._roots, task)
-        for stage in self._stages:
+        for stage in self.stages:
             unit = stage.properties(task, unit)
         return unit
 

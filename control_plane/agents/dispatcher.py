@@ -68,7 +68,6 @@ class Dispatcher:
     """The only way from the control plane to an agent's tasks, images and profile."""
 
     def __init__(self, region: Region, pool: AgentPool, find_image: FindImage) -> None:
-        """Send nothing yet."""
         self._broker, self._observations = region.broker, region.observations
         self._settings = settings = region.settings
         self._runtime = region.runtime

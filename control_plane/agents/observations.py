@@ -93,7 +93,6 @@ class Observations:
     """The observations of all machines, and who wants to know when one changes."""
 
     def __init__(self, broker: KnownMachines, runtime: Runtime) -> None:
-        """Start blind."""
         self._runtime = runtime
         self._broker = broker
         self._observations: BigMap[Observation] = BigMap()

@@ -38,7 +38,6 @@ class PolledEvents:
     def __init__(
         self, ask: GetEvents, knock: Knock, runtime: Runtime, after: int, patience: PollPatience
     ) -> None:
-        """Ask nothing yet."""
         self.heard_at = float("-inf")
         self._ask, self._knock, self._runtime = ask, knock, runtime
         self._after, self._patience = after, patience
@@ -87,7 +86,6 @@ class PolledAgent(AgentClient):
     def __init__(
         self, endpoint: str, tls: ssl.SSLContext | None, runtime: Runtime, patience: PollPatience
     ) -> None:
-        """Open nothing yet."""
         super().__init__(endpoint, tls)
         self._runtime, self._patience = runtime, patience
 

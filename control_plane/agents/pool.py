@@ -10,7 +10,6 @@ class AgentPool:
     """One open client per machine."""
 
     def __init__(self, factory: AgentFactory) -> None:
-        """Open nothing yet."""
         self._factory = factory
         self._clients: dict[str, tuple[str, AgentApi]] = {}
 

@@ -3,7 +3,7 @@
 What a job may use depends on where others are at the moment when it is placed. So of jobs that
 have to do with each other only one is placed at a time, and where the others are is told to the
 planner as terms that machines must meet (`Group.among`); it is no part of what tasks claim. Tasks
-that have a machine stay there whoever comes and goes.
+that have a machine stay there when others come and go.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class JobAffinity:
     """Which jobs have to do with each other, and what that means for where they may go."""
 
     def __init__(self, index: RegionIndex) -> None:
-        """Know of nobody yet."""
         self._index = index
         self._apart: dict[str, Sequence[Neighbour]] = {}
         self._together: dict[str, Sequence[Neighbour]] = {}
@@ -93,7 +92,7 @@ class JobAffinity:
         return replace(request, groups=groups)
 
     def placed(self, job: str) -> frozenset[Machine] | None:
-        """Return where a job is, if others wait for that; None: nobody does."""
+        """Return where a job is, if others wait for that; None: no job does."""
         awaited = any(
             neighbour.job == job
             for other in self._named.get(job, ())

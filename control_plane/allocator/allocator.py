@@ -1,8 +1,7 @@
 """The allocator as the scheduler knows it: machines for a job's tasks, and why some have none.
 
-It keeps the region's index true: to the brokers' records, of which it hears each change, and
-to what agents say, which decides whether a machine takes tasks now. Allocations themselves
-are made by `transactions`.
+It keeps the region's index equal to the brokers' records, and to what agents report: that decides
+whether a machine takes tasks now. Brokers tell it each change. `transactions` makes allocations.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Allocator:
         store: Store,
         name: str = "allocator",
     ) -> None:
-        """Know nothing yet; `load` reads the records. `name` tells shards of a region apart."""
+        """`load` reads the records. `name` tells shards of a region apart."""
         self._shards = Shards.of(region)
         self.index = RegionIndex(self._shards.power)
         self.allocations = Allocations(

@@ -37,7 +37,7 @@ class Participants(Protocol):
         ...
 
     async def abort(self, transaction: str) -> None:
-        """Let go of what the transaction holds or may hold; again changes nothing."""
+        """Release what the transaction holds or may hold; again changes nothing."""
         ...
 
     def in_doubt(self) -> Mapping[str, object]:
@@ -49,7 +49,6 @@ class Commits:
     """What is being told to brokers, by transaction."""
 
     def __init__(self, participants: Participants, runtime: Runtime) -> None:
-        """Have nothing to tell yet."""
         self._participants, self._runtime = participants, runtime
         self._work: dict[str, asyncio.Task[None]] = {}
 
@@ -78,7 +77,7 @@ class Commits:
         await self._begin(transaction, work)
 
     async def abort(self, transaction: str) -> None:
-        """See that all brokers let go of what they hold, or may hold."""
+        """Have all brokers release what they hold, or may hold."""
         what, abort = "release of holds", self._participants.abort
         await self._begin(transaction, lambda: self._until_heard(transaction, what, abort))
 

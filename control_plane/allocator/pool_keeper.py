@@ -27,7 +27,6 @@ class PoolKeeper:
     """Watches for machines without tasks; the allocator takes machines, this gives them back."""
 
     def __init__(self, region: Region, allocator: Allocator) -> None:
-        """Watch nothing yet."""
         self._broker, self._portal = region.broker, allocator.portal
         self._owns = region.owns
         self._settings, self._runtime = region.settings, region.runtime
@@ -41,7 +40,7 @@ class PoolKeeper:
         self._wake = asyncio.Event()
         self._looked_at = -_CLOCK_S
         self.keeps: Callable[[MachineRecord], bool] = lambda _: False
-        """Return whether a machine stays for another reason; whoever knows one says so."""
+        """Return whether a machine stays for another reason; components that know one set this."""
         allocator.allocations.listen(self._emptied)
         region.broker.listen(lambda name, *_: self._look_soon(name), loaded=ignore)
         allocator.portal.table.listen(lambda *_: self._wake.set())
@@ -127,10 +126,10 @@ class PoolKeeper:
         return idle_s >= self._settings.give_back_after_s
 
     def _still_runs(self, record: MachineRecord) -> bool:
-        """Return whether tasks that moved away have yet to go: it is nobody's before that.
+        """Return whether tasks that moved away still run here: the machine is not free before.
 
-        Their claims may be elsewhere already while their records still have them here. Of a
-        machine that is down nobody knows, and it is needed elsewhere when it comes back.
+        Their claims may be elsewhere already while their records still have them here. The
+        state of a machine that is down is unknown; it is needed elsewhere when it comes back.
         """
         directory = self._allocator.directory
         return record.state is MachineState.UP and bool(

@@ -53,7 +53,7 @@ class PromiseKeeper:
         self._promises: Promises | None = None
         """The last sums, as long as nothing changed since."""
         self._ledger: Ledger | None = None
-        """None: nobody depends on machines of one kind more than others."""
+        """None: no pool depends on machines of one kind more than others."""
         self._kinds: list[MachineClass] = []
         self._limits: dict[str, Limits] = {}
         self._since: Counter[tuple[str, MachineClass]] = Counter()
@@ -63,7 +63,7 @@ class PromiseKeeper:
         """Somebody may have been refused for want of newer sums."""
 
     def limits(self, pool: str) -> Limits | None:
-        """Return how many machines of which kind a pool may take; None: any."""
+        """Return how many machines of each kind a pool may take; None: any."""
         self._follow()
         quotas = self._quotas()
         if quotas is not self._known:
@@ -83,7 +83,7 @@ class PromiseKeeper:
         return found
 
     async def load(self) -> None:
-        """Do the sums once, at a start: nobody is refused for want of them."""
+        """Do the sums once, at a start, so that no pool is refused for want of them."""
         self._follow()
         self._known = quotas = self._quotas()
         for _ in self._sums(quotas):
@@ -183,7 +183,7 @@ class PromiseKeeper:
 
 
 class _Nothing(Mapping[tuple[str, str, int], int]):
-    """Limits that let nobody take anything, of whatever kind."""
+    """Limits under which no pool takes anything, of any kind."""
 
     def __getitem__(self, key: tuple[str, str, int]) -> int:
         return 0

@@ -75,11 +75,11 @@ class QuotaUsage:
         return self._put(record.machine, found)
 
     def forget(self, name: str) -> bool:
-        """Take in that a machine is gone; return whether something else counts now."""
+        """Forget a machine that is gone; return whether what counts changed."""
         return self._put(name, None)
 
     def special(self) -> list[str]:
-        """Return the machines of which time alone may change what counts."""
+        """Return the machines where time alone may change what counts."""
         return list(self._special)
 
     def leaves(self, name: str) -> bool:

@@ -37,7 +37,7 @@ class Quotas:
         )
 
     def changed(self) -> None:
-        """Take in that the portal granted something else."""
+        """Called after the portal granted something else."""
         self._quotas = None
 
     def of(self, pool: str) -> Quota:
@@ -95,9 +95,9 @@ class Quotas:
         )
 
     def _unpromised(self, pool: str) -> Limits | None:
-        """Return how many free machines of which kind others were not promised."""
+        """Return how many free machines of each kind others were not promised."""
         if self._portal.settings.overgrant is Overgrant.ALLOW:
-            return None  # whoever comes first gets machines
+            return None  # first come, first served
         return self.promises.limits(pool)
 
     def _ahead_of(self, pool: str) -> list[Wish]:

@@ -1,9 +1,9 @@
-"""Machines on their way to the free pool: nobody's until it is known where they are.
+"""Machines on their way to the free pool: no task comes there until the store has confirmed it.
 
-Between the decision to give a machine back and the store's word for it no task may come there. A
-store may also not say whether the write was made, and make it seconds later: then the machine is
-still in its pool as far as we see and in nobody's as far as the store knows, so that stays so until
-the broker has found out.
+The decision to give a machine back comes first, the store's confirmation later. A store may also
+not say whether the write was made, and make it seconds later: then the machine is still in its pool
+as far as we see, and in no pool as far as the store knows. That stays so until the broker has found
+out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Releases:
     def __init__(
         self, broker: KnownMachines, index: RegionIndex, refresh: Callable[[Iterable[str]], None]
     ) -> None:
-        """Give nothing back yet; `refresh(machines)` has the index look at them anew."""
+        """`refresh(machines)` has the index read them again."""
         self._broker, self._index, self._refresh = broker, index, refresh
         self._under_way: dict[str, None] = {}
         self._in_doubt: dict[str, None] = {}
@@ -66,14 +66,14 @@ class Releases:
             self._refresh([name])
 
     async def find_out(self) -> None:
-        """Ask about machines of which the store did not say whether they are free now."""
+        """Ask about machines where the store did not say whether they are free now."""
         for name in list(self._in_doubt):
             try:
                 await self._broker.find_out(name)
             except NotFound:
                 pass  # it left the region
             except TwineError as e:
-                log.info("nobody knows whose it is", extra={"machine": name, "reason": str(e)})
+                log.info("machine ownership is unknown", extra={"machine": name, "reason": str(e)})
                 continue
             self._in_doubt.pop(name, None)
             self._refresh([name])

@@ -34,7 +34,6 @@ class Shards:
     """The allocators of one region in this process."""
 
     def __init__(self, power: Power | None) -> None:
-        """Know of no allocator yet."""
         self.power = power
         self._members: list[Member] = []
         self._taking: dict[str, tuple[Member, str]] = {}

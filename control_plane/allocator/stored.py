@@ -45,7 +45,7 @@ class StoredAllocations:
     """Owner of what an allocator stores: one record per job, and decisions under way."""
 
     def __init__(self, store: Store, name: str, runtime: Runtime) -> None:
-        """Read nothing yet; `name` is the allocator's own."""
+        """`name` is the allocator's own."""
         self._store, self._runtime = store, runtime
         self._slots = Slots(store, name)
         self._revisions: dict[str, int] = {}

@@ -46,7 +46,7 @@ ATTEMPTS = 10
 STEP = 2_000
 """Tasks that are read between two turns of the event loop."""
 ANSWER_S = 30.0
-"""By then whoever asked has an answer; what is under way goes on."""
+"""By then the caller has an answer; what is under way goes on."""
 _CLOSE_S = 1.0
 _AHEAD = "+"
 """Begins the name under which a machine is taken for no job yet: no job has such a name."""
@@ -130,7 +130,7 @@ class Allocations:
         self._takers: dict[Machine, asyncio.Event] = {}
         """Machine that is being taken → set when that is done, or given up."""
         self._assigning: dict[str, str] = {}
-        """Machine that was taken → the transaction of which its broker has not heard the end."""
+        """Machine that was taken → the transaction whose end its broker has not heard."""
         self.taking: Callable[[list[Machine], str], None] = lambda *_: None
         """Called in the step that takes machines for a pool …"""
         self.taken: Callable[[list[Machine]], None] = lambda _: None
@@ -257,7 +257,7 @@ class Allocations:
         return known.allocation
 
     def forget_answer(self, job: str) -> None:
-        """Answer the next request of a job anew, even if it is the same as the last."""
+        """Plan the next request of a job again, even if it is the same as the last."""
         self._results.pop(job, None)
 
     def _free(self, job: str, done: asyncio.Event) -> None:
@@ -369,7 +369,7 @@ class Allocations:
                 heard(machines)
 
     def _assigned(self, change: Change, transaction: str) -> None:
-        """Take in that all brokers have heard of a decision."""
+        """Called after all brokers have heard of a decision."""
         self.stored.done.append(transaction)
         for machine in change.takes:
             self._assigning.pop(machine.name, None)

@@ -1,4 +1,4 @@
-"""Requests of which tasks found no room: who is tried again when, and who comes first (CP6)."""
+"""Requests whose tasks found no room: when each is tried again, and which comes first (CP6)."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Waiting:
         gains: Callable[[str], int],
         losses: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Know nobody yet; `priority(pool)`, `gains(pool)`, `losses()` are asked again and again.
+        """`priority(pool)`, `gains(pool)` and `losses()` are called again on every decision.
 
         Gains rise whenever there may be more room for that pool. What other pools gain is
-        nothing to it: then nobody is tried again, and nobody comes first (BUG-AL2). Losses rise
+        nothing to it: then no request is tried again, and none comes first (BUG-AL2). Losses rise
         when a machine takes no more tasks: the bin of it may have been what a bounded skew waits
         for.
         """

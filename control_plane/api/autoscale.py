@@ -14,7 +14,6 @@ from wire.errors import FieldError
 
 LARGEST = 15_000
 """Tasks of the largest job (§6.1 of the paper)."""
-DAY_MINUTES = 24 * 60
 Tasks = Annotated[int, Meta(ge=0, le=LARGEST)]
 TimeOfDay = Annotated[
     str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description='a time of day, as "07:30"')

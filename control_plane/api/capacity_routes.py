@@ -1,4 +1,4 @@
-"""The capacity portal's rows of the route table."""
+"""Routes about capacity and host profiles of entitlements; joined into `api.routes`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
 from control_plane.api.entitlement_rules import entitlement_relations, wish_relations
 from control_plane.api.ownership import ShardLoads, ShardMove, ShardMoved
 from control_plane.api.people import Needs
+from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
 from wire.routes import Route
 
 _ALL = "/v1/entitlements"
@@ -152,5 +153,45 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         query=("dry_run",),
         needs=Needs.OPERATOR,
         summary="Give an entitlement to another shard; no task restarts",
+    ),
+)
+
+
+_PROFILE = "/v1/entitlements/{entitlement}/profile"
+
+PROFILE_ROUTES: tuple[Route, ...] = (
+    Route(
+        "propose_profile",
+        "PUT",
+        _PROFILE,
+        request=ProfileWish,
+        response=ProfileView,
+        query=("dry_run",),
+        needs=Needs.OWNER,
+        summary="Bring the machines of an entitlement to a changed profile, a few at a time",
+    ),
+    Route(
+        "get_profile_rollout",
+        "GET",
+        _PROFILE,
+        response=ProfileView,
+        needs=Needs.VIEWER,
+        summary="The host profile of an entitlement, and how far a change of it is",
+    ),
+    Route(
+        "rollback_profile",
+        "POST",
+        f"{_PROFILE}/rollback",
+        response=ProfileView,
+        needs=Needs.OWNER,
+        summary="Bring the machines of an entitlement back to the profile before",
+    ),
+    Route(
+        "profile_stats",
+        "GET",
+        "/v1/profile-stats",
+        response=ProfileStats,
+        needs=Needs.VIEWER,
+        summary="How long hosts take to change each kind of setting",
     ),
 )

@@ -21,6 +21,6 @@ class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Duplicates(msgspec.Struct, frozen=True, kw_only=True):
-    """All second hosts, by the name of their machine."""
+    """All clones, by the name of their machine."""
 
     duplicates: list[Duplicate]

@@ -34,7 +34,7 @@ class QueuedWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
     """Higher first; running work of lower priority makes room."""
     attempts: Annotated[int, Meta(ge=1, le=100)] = 3
-    """How often it may fail. That a machine was called back is no failure."""
+    """How often it may fail. A machine that is called back does not count."""
 
 
 class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):

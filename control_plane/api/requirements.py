@@ -51,8 +51,6 @@ OF_RECORDS: dict[str, str] = {
 }
 """Words that change while tasks run: only lists of machines may ask for them."""
 SIZES = ("memory", "disk")
-PLACES = frozenset({"msb", "row", "rack"})
-"""Properties whose values are paths; a person may write only the end of one."""
 WORDS = frozenset({"and", "or", "not", "in", "exists", "because"})
 """Of the grammar: as values they need quotation marks."""
 _BARE = re.compile(r"[A-Za-z0-9_./:+-]+")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from agent.api import Ack, ImageInfo, Images, ImageSignature, Liveness, NamedImage
 from agent.routes import JOIN_ROUTES
-from control_plane.api.capacity_routes import CAPACITY_ROUTES
-from control_plane.api.health_routes import HEALTH_ROUTES
+from control_plane.api.capacity_routes import CAPACITY_ROUTES, PROFILE_ROUTES
+from control_plane.api.health_routes import HEALTH_ROUTES, LIMIT_ROUTES, RESTORED_ROUTES
 from control_plane.api.intent_routes import INTENT_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
-from control_plane.api.limit_routes import LIMIT_ROUTES
 from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.maintenance_routes import MAINTENANCE_ROUTES
@@ -16,9 +15,7 @@ from control_plane.api.operations import JobEvents, JobMove, MoveWish, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
-from control_plane.api.profile_routes import PROFILE_ROUTES
 from control_plane.api.rebalancing_routes import REBALANCING_ROUTES
-from control_plane.api.restored_routes import RESTORED_ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.task_routes import TASK_ROUTES
 from control_plane.api.validate import job_relations

@@ -47,7 +47,7 @@ class Broker:
     """Owner of the records of all machines in one data center (RB1)."""
 
     def __init__(self, store: Store, runtime: Runtime, datacenter: str, writer: str = "") -> None:
-        """Load nothing yet; `writer` is the name of this process, see `Brokers`."""
+        """`writer` is the name of this process, see `Brokers`."""
         self.datacenter = datacenter
         self._reader = MachineReader()
         self.table: Table[MachineRecord] = Table(
@@ -190,7 +190,7 @@ class Broker:
         return await self._holds.commit(transaction)
 
     async def abort(self, transaction: str) -> None:
-        """Let go of what a transaction holds; again changes nothing."""
+        """Release what a transaction holds; again changes nothing."""
         await self._holds.abort(transaction)
 
     def holds(self, transaction: str) -> bool:

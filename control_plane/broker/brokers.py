@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from agent.api import JoinRequest
 from control_plane.api.inventory import ImportResult, InventoryMachine, MachineScope
 from control_plane.api.machine_commands import MachineCommand
-from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.api.machines import MachineRecord
 from control_plane.broker.broker import Broker, Take
 from control_plane.broker.core.assignment import taken
 from control_plane.broker.core.inventory import scope_test
@@ -131,33 +131,6 @@ class Brokers:
         """Return how many machines an entitlement has in the region."""
         return sum(broker.count(entitlement) for broker in self.by_datacenter.values())
 
-    def find_machines(
-        self,
-        *,
-        region: str | None = None,
-        datacenter: str | None = None,
-        msb: str | None = None,
-        row: str | None = None,
-        rack: str | None = None,
-        machine_type: str | None = None,
-        entitlement: str | None = None,
-        cluster: str | None = None,
-        state: MachineState | None = None,
-    ) -> list[MachineRecord]:
-        """Return the machines for which all of this holds, by name (MO2)."""
-        scope = MachineScope(
-            region=region,
-            datacenter=datacenter,
-            msb=msb,
-            row=row,
-            rack=rack,
-            machine_type=machine_type,
-            entitlement=entitlement,
-            cluster=cluster,
-            state=state,
-        )
-        return self.find_scope(scope)
-
     def find_scope(self, scope: MachineScope) -> list[MachineRecord]:
         """Return the machines of a scope, by name."""
         suits = scope_test(scope)
@@ -251,9 +224,9 @@ class Brokers:
         return await self.of(machine).release(machine, revision=revision)
 
     async def find_out(self, machine: str) -> None:
-        """Read a machine again if nobody knows whether its last write was made."""
+        """Read a machine again if the outcome of its last write is unknown."""
         async with self.of(machine).table.lock(machine):
-            pass  # whoever takes the lock asks first
+            pass  # taking the lock reads the record first
 
     async def release_many(self, machines: Mapping[str, int]) -> list[MachineRecord]:
         """Free several, in one transaction per data center."""
@@ -289,7 +262,7 @@ class Brokers:
         return {datacenter: why for datacenter, (why, _) in self._away.items()}
 
     async def _noted(self, broker: Broker, work: Awaitable[T]) -> T:
-        """Return what a broker answers, and note if it does not: nobody need wait for it then."""
+        """Return what a broker answers; note if it does not, so that later calls do not wait."""
         try:
             return await work
         except (Conflict, NotFound):
@@ -303,7 +276,7 @@ class Brokers:
             raise
 
     async def abort(self, transaction: str) -> None:
-        """Let go of what a transaction holds at its brokers; again changes nothing."""
+        """Release what a transaction holds at its brokers; again changes nothing."""
         await _all(broker.abort(transaction) for broker in self._brokers_of(transaction))
         self._parties.pop(transaction, None)
 

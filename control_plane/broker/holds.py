@@ -2,7 +2,7 @@
 
 An allocation that takes machines of several brokers first prepares at each of them, then
 writes down what it decided, then commits or aborts. A crash in between leaves holds, which
-whoever coordinates finds again with `in_doubt` and settles by what it wrote down (AL12).
+the coordinator finds again with `in_doubt` and settles by what it wrote down (AL12).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lists of machines taken whole or not at all, however many transactions that takes.
 
-What differs is staged in rows first, which nobody reads. Then one write decides. Until it is
+What differs is staged first, in rows that no component reads. Then one write decides. Until it is
 made nothing of the list is true; from then on all of it is, and what is yet to be written is
 written by this process or by the next one. Doing a part again changes nothing, so nothing is
 noted of how far it came: rows go when all is done, and the decision goes last.
@@ -65,7 +65,7 @@ class Imports:
     """Brings the records in line with lists. Callers hold the region's membership."""
 
     def __init__(self, store: Store, runtime: Runtime, homes: Homes, writer: str = "") -> None:
-        """Know of no import yet; rows and decisions are in the region's main store."""
+        """Rows and decisions are in the region's main store."""
         self._store, self._runtime, self._homes = store, runtime, homes
         self._slots = Slots(store, IMPORTS.rstrip("/"), writer)
         self._open: dict[str, WriteAttempt | None] = {}
@@ -179,7 +179,7 @@ class Imports:
         return True
 
     async def _stage(self, name: str, machines: Sequence[InventoryMachine]) -> None:
-        """Write what differs where nobody reads it, each row of one data center."""
+        """Write what differs to rows that no component reads, each row of one data center."""
         puts = (
             Put(f"{IMPORTS}{name}/{number:06d}", encode(row))
             for number, row in enumerate(_rows(machines))
@@ -256,7 +256,7 @@ def _rows(machines: Sequence[InventoryMachine]) -> Iterator[ImportRow]:
 
 
 async def _decide(attempt: WriteAttempt, count: int) -> None:
-    """Make the deciding write, or raise that it was not made, or that nobody knows."""
+    """Make the deciding write, or raise that it was not made, or that its outcome is unknown."""
     try:
         await attempt.make()
         return
@@ -266,7 +266,7 @@ async def _decide(attempt: WriteAttempt, count: int) -> None:
         made = await attempt.outcome()
     except TwineError as e:
         raise UnknownOutcome(
-            f"nobody knows whether the list of {count} machines is taken: {e}",
+            f"unknown whether the list of {count} machines was taken: {e}",
             hint="send it again once the store answers: it is finished or cleared away first",
         ) from e
     if not made:

@@ -1,4 +1,4 @@
-"""Loans of whole machines: idle ones go to whoever can use them now, and come back quickly.
+"""Loans of whole machines: idle ones go to jobs that can use them now, and come back quickly.
 
 Off peak an online service lends machines to offline work; at the next peak it calls them
 back, and they return once empty, by force after a deadline (EL1, EL2; paper of 2019, RB8).

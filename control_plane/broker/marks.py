@@ -23,7 +23,6 @@ class Marks:
     """Writes whether machines are up. What changed meanwhile is left as it is."""
 
     def __init__(self, brokers: Brokers, runtime: Runtime) -> None:
-        """Write nothing yet."""
         self._brokers, self._runtime = brokers, runtime
 
     async def down(self, reasons: Mapping[str, str], still: Callable[[str], bool]) -> None:

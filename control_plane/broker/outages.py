@@ -24,7 +24,6 @@ class Outages:
     """Plans and ends unavailability of any number of machines."""
 
     def __init__(self, brokers: Brokers, runtime: Runtime) -> None:
-        """Plan nothing yet."""
         self._brokers = brokers
         self._runtime = runtime
 

@@ -36,7 +36,6 @@ class MachineReader:
     """Decodes machines; equal places, hardware and words are the same objects."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_stored_machine())
         self._locations: dict[bytes | Location, Location] = {}
         self._hardware: dict[bytes | Hardware, Hardware | None] = {}

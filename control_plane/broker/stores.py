@@ -24,7 +24,7 @@ from wire.errors import ConfigError, FieldError, NotFound
 
 log = logging.getLogger(__name__)
 _IDENTITY = "store-identity"
-"""In the main store: a random name, so that nobody takes another's store for his own."""
+"""In the main store: a random name, so that no control plane takes another's store for its own."""
 NOTES = "broker-stores/"
 """In the main store: one note per data center."""
 _OWNER = "broker-store-owner"

@@ -9,16 +9,19 @@ from control_plane.cli.audit import audit
 from control_plane.cli.authority import authority
 from control_plane.cli.autoscale import autoscale
 from control_plane.cli.capacity import capacity
-from control_plane.cli.duplicates import machine_duplicates, machine_forget_duplicate
 from control_plane.cli.entitlements import entitlement
 from control_plane.cli.events import events, task
 from control_plane.cli.images import image
 from control_plane.cli.intents import adopt, canary, hold, intents, push, runtime, scale
 from control_plane.cli.job_specs import job_history, job_show
 from control_plane.cli.jobs import job
-from control_plane.cli.limits import limit
-from control_plane.cli.machine_health import machine_confirm_down, machine_held_back
-from control_plane.cli.machine_labels import machine_label
+from control_plane.cli.machine_care import (
+    machine_confirm_down,
+    machine_duplicates,
+    machine_forget_duplicate,
+    machine_held_back,
+    machine_label,
+)
 from control_plane.cli.machines import machine, token
 from control_plane.cli.maintenance import maintenance
 from control_plane.cli.offline import plan_offline
@@ -28,7 +31,7 @@ from control_plane.cli.plans import explain, plan
 from control_plane.cli.profiles import profile
 from control_plane.cli.program import Program, target_options
 from control_plane.cli.rebalance import rebalance
-from control_plane.cli.restored import restored
+from control_plane.cli.safety import limit, restored
 from control_plane.cli.shards import shard, shards
 from control_plane.cli.ui import ui
 from control_plane.cli.updates import move, pause, restart, resume, rollback

@@ -21,7 +21,6 @@ class ShardMaps:
     """Takes maps, answers from them, and forgets those of jobs that are gone."""
 
     def __init__(self, store: Store, jobs: Readable[JobRecord], checkpoint: Breathe) -> None:
-        """Load nothing yet."""
         self._jobs = jobs
         self._table: Table[ShardPart] = Table(
             store, SHARDS, ShardPart, "shard map", checkpoint=checkpoint

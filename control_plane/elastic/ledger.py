@@ -33,7 +33,7 @@ class ElasticLedger:
         jobs: Table[JobRecord],
         still_runs: Callable[[str], bool],
     ) -> None:
-        """Count nothing yet. `still_runs` says whether a machine has tasks."""
+        """`still_runs` says whether a machine has tasks."""
         self._uses = Table(store, USE_HISTORIES, UseHistory, "history of use")
         self._promises = Table(store, PROMISES, PromiseCounts, "count of promises")
         self._freed = Table(store, FREED, FreedBy, "count of freed machines")

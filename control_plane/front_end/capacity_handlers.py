@@ -1,4 +1,4 @@
-"""The front end's handlers for the capacity portal."""
+"""The front end's handlers about capacity and about host profiles of entitlements."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from control_plane.api.capacity import (
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
 from control_plane.api.ownership import ShardLoads, ShardMoved
+from control_plane.api.profiles import ProfileStats, ProfileView
 from control_plane.elastic.service import ElasticService
 from control_plane.front_end.guard import Guard
 from control_plane.portal.portal import Person
 from control_plane.portal.service import CapacityService
+from control_plane.profiles.rollouts import ProfileRollouts
 from wire.errors import InvalidInput
 from wire.fairness import Peer
 from wire.peers import principal
@@ -151,3 +153,32 @@ def _name(call: Call) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} is no name: a-z, 0-9 and -, at most 63 characters")
     return name
+
+
+class ProfileHandlers:
+    """A handler for each row of `PROFILE_ROUTES`."""
+
+    def __init__(self, profiles: ProfileRollouts) -> None:
+        self._profiles = profiles
+
+    async def propose_profile(self, call: Call) -> ProfileView:
+        """Begin to bring machines to another profile."""
+        return await self._profiles.propose(
+            call.path["entitlement"], call.body, _who(call), dry_run=call.flag("dry_run")
+        )
+
+    async def get_profile_rollout(self, call: Call) -> ProfileView:
+        """Show how far that is."""
+        return self._profiles.show(call.path["entitlement"])
+
+    async def rollback_profile(self, call: Call) -> ProfileView:
+        """Bring them back."""
+        return await self._profiles.go_back(call.path["entitlement"], _who(call))
+
+    async def profile_stats(self, _: Call) -> ProfileStats:
+        """Say how long switches take."""
+        return self._profiles.stats()
+
+
+def _who(call: Call) -> str:
+    return principal(call.peer) if call.peer.role == "user" else call.peer.name

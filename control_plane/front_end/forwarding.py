@@ -69,7 +69,6 @@ class Forwarding:
     """Stands before the handlers of a core; with all roles in one process it does nothing."""
 
     def __init__(self, control_plane: ControlPlane, tls: ssl.SSLContext | None) -> None:
-        """Call nobody yet."""
         self._plane, self._tls = control_plane, tls
         self._clients: dict[int, ShardClient] = {}
         if tls is not None:

@@ -14,37 +14,29 @@ from aiohttp import web
 
 from agent.api import (
     Ack,
-    Authority,
-    Certificate,
     ImageFormat,
     ImageInfo,
     Images,
     Liveness,
 )
-from agent.api.task_identity import TaskCertificate
 from control_plane.api.jobs import Endpoints
-from control_plane.api.machines import Token
-from control_plane.api.people import IssuedCredential, Revocation
+from control_plane.api.people import IssuedCredential
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.front_end.access import Access
-from control_plane.front_end.authority_handlers import AuthorityHandlers
-from control_plane.front_end.capacity_handlers import CapacityHandlers
-from control_plane.front_end.duplicate_handlers import DuplicateHandlers
+from control_plane.front_end.capacity_handlers import CapacityHandlers, ProfileHandlers
 from control_plane.front_end.forwarding import Forwarding
 from control_plane.front_end.guard import Guard
-from control_plane.front_end.health_handlers import HealthHandlers
+from control_plane.front_end.identity_handlers import IdentityHandlers
 from control_plane.front_end.intent_handlers import IntentHandlers
 from control_plane.front_end.job_handlers import JobHandlers
-from control_plane.front_end.limit_handlers import LimitHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
 from control_plane.front_end.maintenance_handlers import MaintenanceHandlers, RebalanceHandlers
 from control_plane.front_end.metrics import Metrics
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
-from control_plane.front_end.profile_handlers import ProfileHandlers
 from control_plane.front_end.recorder import Recorder
-from control_plane.front_end.restored_handlers import RestoredHandlers
+from control_plane.front_end.safety_handlers import SafetyHandlers
 from control_plane.front_end.task_handlers import TaskHandlers
 from control_plane.front_end.trail import Trail
 from control_plane.identity.people import KINDS, People
@@ -68,15 +60,12 @@ class FrontEnd(
     JobHandlers,
     CapacityHandlers,
     MachineHandlers,
-    HealthHandlers,
-    LimitHandlers,
+    SafetyHandlers,
     MaintenanceHandlers,
     ProfileHandlers,
     PeopleHandlers,
     TaskHandlers,
-    AuthorityHandlers,
-    DuplicateHandlers,
-    RestoredHandlers,
+    IdentityHandlers,
     RebalanceHandlers,
     IntentHandlers,
 ):
@@ -109,20 +98,18 @@ class FrontEnd(
         )
         PeopleHandlers.__init__(self, self._guard, trail, issued)
         MachineHandlers.__init__(self, control_plane.inventory)
-        HealthHandlers.__init__(self, control_plane.health)
-        LimitHandlers.__init__(self, control_plane.limits, control_plane.clock)
+        SafetyHandlers.__init__(
+            *(self, control_plane.health, control_plane.limits, control_plane.restored),
+            control_plane.clock,
+        )
         TaskHandlers.__init__(self, control_plane.task_desk)
         MaintenanceHandlers.__init__(self, control_plane.maintenance)
         ProfileHandlers.__init__(self, control_plane.profiles)
-        AuthorityHandlers.__init__(self, registrar.rotation)
-        DuplicateHandlers.__init__(self, registrar.duplicates)
-        RestoredHandlers.__init__(self, control_plane.restored)
+        IdentityHandlers.__init__(self, registrar, people, control_plane)
         RebalanceHandlers.__init__(self, control_plane.rebalancer)
         IntentHandlers.__init__(self, control_plane)
         self.store_failure: Callable[[], str] = str
         """Return why the main store takes no writes of this process any more; empty: it does."""
-        self._control_plane = control_plane
-        self._registrar = registrar
         self._images = images
         self._metrics = Metrics(
             ROUTES,
@@ -186,35 +173,6 @@ class FrontEnd(
 
     async def _scrape(self) -> bytes:
         return self._metrics.text()
-
-    async def get_authority(self, _: Call) -> Authority:
-        """Answer with the authority's certificate, which is no secret."""
-        return Authority(ca_pem=self._registrar.ca_pem)
-
-    async def join(self, call: Call) -> Certificate:
-        """Let a host with a good token in."""
-        return await self._registrar.join(call.body, call.peer.address)
-
-    async def renew(self, call: Call) -> Certificate:
-        """Give a host its next certificate: for the name in its present one, no other."""
-        return await self._registrar.renew(principal(call.peer), call.body)
-
-    async def certify_task(self, call: Call) -> TaskCertificate:
-        """Give a host the next certificate of a task that it was given, and of no other."""
-        subject = self._tasks.identity_for(principal(call.peer), call.path["task"])
-        return self._registrar.certify_task(subject, call.body.csr_pem)
-
-    async def revoke_machine_identity(self, call: Call) -> Revocation:
-        """Let a host's certificates count no more, on connections that stand neither."""
-        machine = self._inventory.get(call.path["machine"]).record.machine
-        people = self._guard.people
-        revocation = await people.revoke_identity("host", machine, principal(call.peer))
-        await self._control_plane.disconnect(machine)
-        return revocation
-
-    async def create_token(self, call: Call) -> Token:
-        """Make a join token."""
-        return await self._registrar.create_token(call.body)
 
     async def fetch_image(self, call: Call) -> AsyncIterator[bytes]:
         """Stream an image out."""

@@ -58,7 +58,6 @@ class Guard:
     """Decides about calls, with what is stored about people and entitlements."""
 
     def __init__(self, people: People, ownership: Ownership) -> None:
-        """Take whom to ask."""
         self.people = people
         self._ownership = ownership
 

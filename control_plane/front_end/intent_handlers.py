@@ -14,7 +14,6 @@ class IntentHandlers:
     """A handler for each row of `api.intent_routes`; the caller is the writer of what it sends."""
 
     def __init__(self, control_plane: ControlPlane) -> None:
-        """Take what the handlers call."""
         self._intents, self._jobs = control_plane.intents, control_plane
 
     async def pause_job(self, call: Call) -> JobStatus:

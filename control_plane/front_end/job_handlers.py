@@ -73,7 +73,7 @@ class JobHandlers:
         )
 
     async def restart_task(self, call: Call) -> TaskStory:
-        """Have a task start anew."""
+        """Restart a task."""
         wish: RestartWish = call.body
         return await self._control_plane.restart_task(call.path["job"], index_of(call), wish)
 

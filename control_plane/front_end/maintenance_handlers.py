@@ -19,7 +19,6 @@ class MaintenanceHandlers:
     """A handler for each row of `api.maintenance_routes`."""
 
     def __init__(self, planner: OpsPlanner) -> None:
-        """Take what the handlers call."""
         self._planner = planner
 
     async def list_plans(self, _: Call) -> Plans:
@@ -56,7 +55,6 @@ class RebalanceHandlers:
     """A handler for each row of `api.rebalancing_routes`."""
 
     def __init__(self, rebalancer: ReBalancer) -> None:
-        """Take what the handlers call."""
         self._rebalancer = rebalancer
 
     async def rebalance_status(self, _: Call) -> RebalanceStatus:

@@ -1,7 +1,7 @@
 """What the process of a shard serves: requests that the core sends for users, and no others.
 
-Who may do what was decided in the core. Its word of who asks is believed, because nobody but the
-core may call here.
+The core decided what the caller may do. The shard believes the caller's name that it sends, because
+only the core may call here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return app
 
     def authorize(self, request: web.Request, _: Route) -> Peer:
-        """Return for whom the core calls, or raise: nobody else may."""
+        """Return the user for whom the core calls, or raise: only the core may."""
         transport = request.transport
         ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
         if ssl_object is None:

@@ -71,7 +71,6 @@ class Trail:
     """The only writer of the audit log. `load` comes before everything else."""
 
     def __init__(self, store: Store, runtime: Runtime, keep: int = KEEP) -> None:
-        """Read nothing yet."""
         self._store = store
         self._runtime = runtime
         self._keep = keep

@@ -198,7 +198,7 @@ class HealthChecker:
             self._state_changed(watch, after.state, now)
 
     def look_at(self, name: str) -> None:
-        """Take in that a machine may be followed by another process now, or by this one."""
+        """Called when a machine may be followed by another process now, or by this one."""
         record = self._broker.table.find(name)
         self._record_changed(name, record, record)
         self._follower.look_at(name)

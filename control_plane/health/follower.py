@@ -37,7 +37,6 @@ class Follower:
     """Keeps the observations of all machines fresh."""
 
     def __init__(self, region: Region, pool: AgentPool) -> None:
-        """Ask no agent yet."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._is_second, self._follows = region.is_second, region.follows
@@ -188,7 +187,9 @@ class Follower:
         async with asyncio.timeout(self._settings.poll_patience_s + KNOCK_S):
             facts = await agent.get_machine()
         if self._is_second(name, facts.boot_id):
-            raise Conflict(f"a second host with the identity of {name} answers at its address")
+            raise Conflict(
+                f"a clone of {name} answers at its address: another host with its identity"
+            )
         self._observations.heard(name)
         latest = (await self._ask(name, lambda: agent.get_events(0, 0.0))).latest
         tasks = await self._ask(name, agent.list_tasks)

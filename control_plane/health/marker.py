@@ -27,7 +27,7 @@ class Marker:
     """One writer beside the verdicts: a store that is slow holds up no verdict."""
 
     def __init__(self, marks: HealthMarks, trouble: Callable[[str], None]) -> None:
-        """Write nothing yet; `trouble(why)` is called when the store does not take a mark."""
+        """`trouble(why)` is called when the store does not take a mark."""
         self._marks, self._trouble = marks, trouble
         self._down: dict[str, str] = {}
         self._up: list[str] = []

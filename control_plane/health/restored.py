@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sized
 from contextlib import suppress
 
-from control_plane.health.core.restored import is_restored
+from control_plane.health.core.verdict import is_restored
 from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)

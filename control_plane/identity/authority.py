@@ -51,7 +51,6 @@ LEAF_LIFE_S = 45 * 86_400.0
 OWN_LIFE_S = 86_400.0
 TASK_LIFE_S = 86_400.0
 """Of tasks: their peers check no revocation list (docs/adr/0105)."""
-LEAF_LIFE_MIN_S = 300.0
 WARN_S = 7 * 86_400.0
 """Hosts renew each day: one with a week left has failed to for a month."""
 MAX_REQUEST_CHARS = 16_384

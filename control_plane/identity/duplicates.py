@@ -37,8 +37,8 @@ _BOOTS = 8
 """Remembered of a machine."""
 
 
-async def _nobody(_machine: str) -> Presence:
-    raise Unreachable("nobody looks")
+async def _no_answer(_machine: str) -> Presence:
+    raise Unreachable("no host is asked")
 
 
 async def _untold(_found: Duplicate) -> None:
@@ -53,7 +53,6 @@ class DuplicateHosts:
     """The only writer of duplicates. `load` comes before everything else."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
-        """Read nothing yet."""
         self._store, self._runtime = store, runtime
         self.known: dict[str, Duplicate] = {}
         """By machine: the clone that was found last."""
@@ -61,7 +60,7 @@ class DuplicateHosts:
         self._boots: dict[str, list[str]] = {}
         self._looking: set[str] = set()
         self._places = asyncio.Semaphore(LOOKS)
-        self.ask: Callable[[str], Awaitable[Presence]] = _nobody
+        self.ask: Callable[[str], Awaitable[Presence]] = _no_answer
         """Asks who is at a machine's address, on a new connection."""
         self.tell: Callable[[Duplicate], Awaitable[None]] = _untold
         """Writes into the audit log that one was found."""
@@ -113,11 +112,11 @@ class DuplicateHosts:
         """
         if machine not in self.known:
             raise NotFound(
-                f"no second host has the identity of {machine}", hint="twinectl machine duplicates"
+                f"machine {machine} has no known clone", hint="twinectl machine duplicates"
             )
         await self._write(machine, None)
         self._boots.pop(machine, None)
-        log.warning("a second host is forgotten", extra={"machine": machine})
+        log.warning("clone forgotten", extra={"machine": machine})
 
     async def joined(self, machine: str) -> None:
         """Take note that a host became this machine by a token: it is the one."""
@@ -129,7 +128,7 @@ class DuplicateHosts:
             async with asyncio.timeout(LOOK_S):
                 return await self.ask(machine)
         except (TwineError, TimeoutError) as e:
-            log.debug("nobody to compare with", extra={"machine": machine, "reason": str(e)})
+            log.debug("no answer to compare with", extra={"machine": machine, "reason": str(e)})
             return None
 
     async def _conclude(self, machine: str, one: Round, address: str) -> PresenceAnswer:

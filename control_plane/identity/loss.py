@@ -32,7 +32,7 @@ async def refuse_if_lost(store: Store, path: Path) -> None:
         )
 
 
-async def begin_anew(store: Store, path: Path) -> list[str]:
+async def drop_authority(store: Store, path: Path) -> list[str]:
     """Let the next start make a new authority; return the hosts that have to join again.
 
     What is left of the old file is kept beside it.
@@ -44,7 +44,7 @@ async def begin_anew(store: Store, path: Path) -> list[str]:
     for first in range(0, len(hosts), ROWS_MAX):
         gone: list[Operation] = [Delete(TRUST + host) for host in hosts[first : first + ROWS_MAX]]
         await store.txn({}, gone)
-    log.warning("the authority begins anew", extra={"hosts": len(hosts)})
+    log.warning("authority replaced", extra={"hosts": len(hosts)})
     return hosts
 
 

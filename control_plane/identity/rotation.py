@@ -47,7 +47,6 @@ class Rotation:
     """The only one who changes the roots. `load` comes before everything else."""
 
     def __init__(self, store: Store, authority: CertificateAuthority, runtime: Runtime) -> None:
-        """Read nothing yet."""
         self._store, self._authority, self._runtime = store, authority, runtime
         self._trust: dict[str, HostTrust] = {}
         self._revisions: dict[str, int] = {}
@@ -124,7 +123,7 @@ class Rotation:
             if found and not force:
                 raise Conflict(
                     f"to {step.value} locks somebody out: {'; '.join(found)}",
-                    hint="hosts renew within minutes, credentials end or are written anew; "
+                    hint="hosts renew within minutes, credentials end or are written again; "
                     "--force does it all the same, and who is locked out has to join again",
                 )
             if self.file is not None:

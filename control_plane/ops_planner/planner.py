@@ -40,8 +40,7 @@ from control_plane.ops_planner.core.waves import (
     stage,
 )
 from control_plane.ops_planner.ports import Announcements
-from control_plane.ops_planner.preview import Previewer, PreviewSources
-from control_plane.ops_planner.shown import plan_view
+from control_plane.ops_planner.preview import Previewer, PreviewSources, plan_view
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import Table
 from control_plane.scheduler.counters import Counters
@@ -70,7 +69,6 @@ class OpsPlanner:
         census: Counters,
         store: Store,
     ) -> None:
-        """Load nothing yet."""
         self._store = store
         self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
         self._waves: Table[WaveRecord] = Table(store, WAVES, WaveRecord, "wave")

@@ -1,9 +1,9 @@
-"""What a plan would do, found on the index and the records as they are; changes nothing."""
+"""Plans as people see them: how far one is, and what one would do; changes nothing."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from control_plane.agents.observations import Observations
@@ -17,11 +17,28 @@ from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Request
 from control_plane.api.jobs import TaskRecord
 from control_plane.api.machines import MachineRecord, MachineState
-from control_plane.api.maintenance import Ends, MaintenanceWish, Preview
+from control_plane.api.maintenance import (
+    Ends,
+    MaintenanceWish,
+    PlanRecord,
+    PlanView,
+    Preview,
+    WaveRecord,
+    WaveState,
+    WaveView,
+)
 from control_plane.broker.core.capacity import micro
 from control_plane.broker.core.unavailability import planned as announced
 from control_plane.ops_planner.core.impact import JobNow, by_stake, overlaps, spared, warnings
-from control_plane.ops_planner.core.waves import PlannedWave, divide, how_it_ends, is_one_by_one
+from control_plane.ops_planner.core.waves import (
+    PlannedWave,
+    SeenHost,
+    Stage,
+    divide,
+    how_it_ends,
+    is_one_by_one,
+    stage,
+)
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.reconcile import available
 from control_plane.scheduler.counters import Counters
@@ -59,7 +76,6 @@ class Previewer:
     """Judges plans."""
 
     def __init__(self, sources: PreviewSources) -> None:
-        """Look at nothing yet."""
         self._at = sources
 
     async def waves(self, names: Sequence[str], wish: MaintenanceWish) -> list[list[str]]:
@@ -305,3 +321,40 @@ def _leaving_together(wish: MaintenanceWish, waves: int) -> list[list[int]]:
     if is_one_by_one(wish) and how_it_ends(wish) is not Ends.EMPTY:
         return [[number] for number in range(waves)]
     return [list(range(waves))]
+
+
+def plan_view(
+    plan: PlanRecord, waves: Sequence[WaveRecord], hosts: Mapping[str, SeenHost], now: float
+) -> PlanView:
+    """Return a plan with all its waves."""
+    views = [_wave_view(plan, wave, hosts, now) for wave in waves]
+    return PlanView(plan=plan, done=sum(view.done for view in views), waves=views)
+
+
+def _wave_view(
+    plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], now: float
+) -> WaveView:
+    count, ready, done = len(wave.machines), list[str](), 0
+    waiting: dict[str, int] = {}
+    if wave.state is WaveState.DONE:
+        done = count - len(wave.left_out)
+    elif wave.state is WaveState.ANNOUNCED:
+        stages = {name: stage(name, hosts.get(name), wave, plan.ends) for name in wave.machines}
+        left_out = set(wave.left_out)
+        done = sum(at == Stage.DONE and name not in left_out for name, at in stages.items())
+        waiting = dict(sorted(Counter(at for at in stages.values() if at != Stage.DONE).items()))
+        if wave.start <= now:
+            ready = [name for name, at in stages.items() if at == Stage.WORK]
+    deadline_s = plan.wish.deadline_s
+    began = wave.state is not WaveState.WAITING and wave.start > 0
+    return WaveView(
+        number=wave.number,
+        state=wave.state,
+        machines=count,
+        done=done,
+        left_out=len(wave.left_out),
+        waiting=waiting,
+        ready=ready,
+        start=wave.start if began else None,
+        deadline=wave.start + deadline_s if began and deadline_s is not None else None,
+    )

@@ -41,7 +41,7 @@ MANY = 200
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The caller who asks or decides, as the front end knows them."""
+    """A user who requests or decides, as the front end knows them."""
 
     name: str
     is_operator: bool = False
@@ -71,7 +71,7 @@ class Portal:
     def __init__(
         self, store: Store, runtime: Runtime, settings: PortalSettings | None = None
     ) -> None:
-        """Load nothing yet. `supply` has to be told of the broker's machines."""
+        """`supply` has to be told of the broker's machines."""
         self.table: Table[EntitlementRecord] = Table(
             store, ENTITLEMENTS, EntitlementRecord, "entitlement"
         )

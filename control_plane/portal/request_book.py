@@ -18,7 +18,6 @@ class RequestBook:
     """
 
     def __init__(self, store: Store, keep: int) -> None:
-        """Load nothing yet."""
         self._store = store
         self._keep = keep
         self._requests: dict[str, EntitlementRequest] = {}

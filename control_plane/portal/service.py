@@ -65,7 +65,6 @@ class CapacityService:
     """Everything about entitlements that can be asked for."""
 
     def __init__(self, portal: Portal, sources: Sources, runtime: Runtime) -> None:
-        """Do nothing yet."""
         self._portal = portal
         self._sources = sources
         portal.jobs_of = sources.jobs_of

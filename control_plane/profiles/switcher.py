@@ -39,7 +39,6 @@ class Switcher:
         region: Region,
         dispatcher: Dispatcher,
     ) -> None:
-        """Do nothing yet."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._dispatcher, self._follows = dispatcher, region.follows

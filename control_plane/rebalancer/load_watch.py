@@ -26,7 +26,6 @@ class LoadWatch:
     """Reads agents in rounds. Knows nothing until two rounds are over."""
 
     def __init__(self, region: Region, places: ShardedPlaces, agents: AgentClients) -> None:
-        """Read nothing yet."""
         settings = region.settings.rebalance
         self._region, self._places, self._agents = region, places, agents
         self._every_s, self._within_s = settings.measure_s, _ROUNDS * settings.measure_s

@@ -87,7 +87,7 @@ class ReBalancer:
         agents: AgentClients,
         drains: Announcements,
     ) -> None:
-        """Plan nothing yet. `unwell` says why nothing is to be moved now; empty: nothing does."""
+        """`unwell` says why nothing is to be moved now; empty: nothing does."""
         self._settings, self._runtime = region.settings.rebalance, region.runtime
         self._jobs, self._places, self._moves, self._unwell = jobs, places, moves, unwell
         find = region.broker.table.find

@@ -42,7 +42,6 @@ class MachineSwaps:
         drains: Announcements,
         table: Table[RebalanceRecord],
     ) -> None:
-        """Exchange nothing yet."""
         self._settings, self._runtime = region.settings.rebalance, region.runtime
         self._find = region.broker.table.find
         self._places, self._drains, self._table = places, drains, table

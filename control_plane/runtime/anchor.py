@@ -23,7 +23,7 @@ class Anchor:
     """Keeps the date over restarts of the process."""
 
     def __init__(self, store: Store, runtime: Runtime, boot_id: str) -> None:
-        """Read nothing yet. `boot_id` names this boot of the host; empty: it is not known."""
+        """`boot_id` names this boot of the host; empty: it is not known."""
         self._store, self._runtime, self._boot_id = store, runtime, boot_id
         self._stored: float | None = None
 

@@ -23,7 +23,6 @@ class BigMap(MutableMapping[str, V]):
     __slots__ = ("_parts",)
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
         self._parts: tuple[dict[str, V], ...] = tuple({} for _ in range(_PARTS))
 
     def __getitem__(self, key: str) -> V:

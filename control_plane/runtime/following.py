@@ -1,8 +1,8 @@
 """Tables that several processes have of one store: each hears what the others wrote, in order.
 
-One watch of the whole store brings all tables up to date, so what is seen of several of them is
-always some moment of the past, and whoever waits for a revision sees all that came before it. A
-watch that broke goes on where it ended; one whose history is gone lists everything again.
+One watch of the whole store brings all tables up to date. So several tables together show one
+moment of the past, and a reader that waits for a revision sees all that came before it. A watch
+that broke goes on where it ended; one whose history is gone lists everything again.
 """
 
 from __future__ import annotations

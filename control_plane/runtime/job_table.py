@@ -107,7 +107,7 @@ class JobTable(Table[JobRecord]):
         return key.startswith((self.prefix, TASKS))
 
     async def follow(self, change: KeyChange) -> None:
-        """Read a job again of which another process wrote a part."""
+        """Read a job again after another process wrote a part of it."""
         name, number = _part_in(change.key)
         if self._gone.get(name, 0) <= change.revision:
             self._gone.pop(name, None)

@@ -25,7 +25,6 @@ class TokenBucket:
     """At most `burst` at once and `per_s` in the long run."""
 
     def __init__(self, per_s: float, burst: int) -> None:
-        """Start full."""
         self._per_s, self._burst = per_s, burst
         self._tokens, self._at = float(burst), 0.0
 
@@ -48,7 +47,6 @@ class Limit:
     """One limit, and what is known of it."""
 
     def __init__(self, name: LimitName, per_s: float, burst: int) -> None:
-        """Hold back nothing yet."""
         self.name, self.per_s, self.burst = name, per_s, burst
         self.passed = self.refused = self.held = 0
         self._reason = ""
@@ -112,7 +110,6 @@ class FrontEndLimits:
     """All limits of this process; each is made by the component that it limits."""
 
     def __init__(self) -> None:
-        """Know none yet."""
         self._limits: dict[LimitName, Limit] = {}
 
     def of(self, name: LimitName, per_s: float, burst: int) -> Limit:

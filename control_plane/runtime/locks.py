@@ -15,7 +15,6 @@ class Locks:
     __slots__ = ("_held",)
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self._held: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, name: str) -> None:

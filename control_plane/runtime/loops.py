@@ -27,7 +27,7 @@ class Failing(StrEnum):
     ENDS = "ends"
     """It holds what others rely on, and the process cannot say how much of it is true: it ends,
     and the one that is started after it reads everything again."""
-    BEGINS_ANEW = "begins-anew"
+    RESTARTS = "restarts"
     """It derives everything from what others hold, so it may be started again beside them."""
 
 
@@ -35,7 +35,6 @@ class Loops:
     """Loops that were started together and end together."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Run nothing yet."""
         self.down: dict[str, str] = {}
         """Loop → why it does not run at present."""
         self._runtime = runtime
@@ -94,7 +93,7 @@ class Loops:
                 return
             except Exception as e:
                 self.down[name] = _reason(e)
-                log.exception("loop failed, and begins anew", extra={"actor": name})
+                log.exception("loop failed and is restarted", extra={"actor": name})
             pause_s = _PAUSE_S if self._runtime.now() - began > _FORGIVEN_S else pause_s
             await self._runtime.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)

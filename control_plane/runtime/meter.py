@@ -19,7 +19,6 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        """Begin at zero."""
         self.busy_s: dict[str, float] = {}
         self.longest_s: dict[str, float] = {}
 

@@ -201,7 +201,7 @@ class Table(Readable[T]):
             revision = await attempt.outcome()
         except TwineError as e:
             raise UnknownOutcome(
-                f"nobody knows whether {self._word} {', '.join(sorted(names))} was written: {e}",
+                f"unknown whether {self._word} {', '.join(sorted(names))} was written: {e}",
                 hint="look whether it is there before sending it again",
             ) from e
         if not revision:

@@ -17,14 +17,13 @@ from control_plane.task_control.core.talk import Heard
 
 _NOBODY = Heard()
 _UNKNOWN_S = 30.0
-"""So long after a start nobody is told that tasks are down whose machines were not asked yet."""
+"""So long after a start, controllers hear of no task as down whose machine was not asked yet."""
 
 
 class Approvals:
     """Has controllers asked, and keeps in the records what must outlive this process."""
 
     def __init__(self, controllers: Controllers, jobs: JobTable, log: EventLog) -> None:
-        """Ask nobody yet."""
         self._controllers, self._jobs, self._log = controllers, jobs, log
         self.note = controllers.note
 
@@ -36,7 +35,7 @@ class Approvals:
             return _NOBODY
         if not self._controllers.knows(record.name):
             missed = list[JobEvent]()
-            if record.asked:  # before the first call there was nobody to tell
+            if record.asked:  # before the first call there was no controller to tell
                 page = await self._log.page(self._jobs, record.name, record.told, PAGE_MAX)
                 missed = page.events
             self._controllers.begin(record.name, ref, record.told, missed)
@@ -55,7 +54,7 @@ class Approvals:
         return replace(record, told=told) if record != before and told != record.told else record
 
     def stored(self, record: JobRecord, before: JobRecord, events: Sequence[JobEvent]) -> None:
-        """Take in that a record was stored."""
+        """Called after a record has been written."""
         if not self._controllers.knows(record.name):
             return
         if record.asked != before.asked:

@@ -1,6 +1,6 @@
 """How many machines are in which state and tasks in which phase, counted as records change.
 
-Whoever asks gets the counts at once: to go through a million machines and their tasks would
+Callers get the counts at once: to go through a million machines and their tasks would
 hold up everything else for seconds.
 """
 

@@ -51,7 +51,7 @@ class EventLog:
     """Appends to the logs of jobs, and reads them."""
 
     def __init__(self, store: Store) -> None:
-        """Read nothing yet: of a job's log only the last row is kept in memory, once needed."""
+        """Of a job's log only the last row is kept in memory, once needed."""
         self._store = store
         self._last: dict[str, list[JobEvent]] = {}
         """Job → the events of its last row; none: nothing was ever logged."""

@@ -21,7 +21,7 @@ from control_plane.scheduler.core.reconcile import serves_as_seen
 from control_plane.scheduler.core.rollout import is_quiet
 
 _WHOLE_EVERY = 10
-"""Looks by the clock of which one is a whole round, in a job of which there is no news."""
+"""In a job without news, one of so many looks by the clock is a whole round."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,6 @@ class IdleJobs:
     """Which jobs may be left alone, and for how long."""
 
     def __init__(self, observations: Observations, runtime: Runtime, resync_s: float) -> None:
-        """Know of none yet."""
         self._observations, self._runtime, self._resync_s = observations, runtime, resync_s
         self._known: dict[str, _Idle] = {}
         self._news: set[str] = set()

@@ -68,7 +68,7 @@ class JobControl:
         index: RegionIndex,
         default_cpus: float = SchedulerSettings().default_cpu_cores,
     ) -> None:
-        """Do nothing yet; `default_cpus` is claimed where a job says nothing about CPU."""
+        """`default_cpus` is claimed where a job says nothing about CPU."""
         self._default_cpus = default_cpus
         self._jobs, self._portal = jobs, portal
         self._index = index
@@ -78,7 +78,7 @@ class JobControl:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By entitlement: two jobs that fit its quota alone may not fit it together."""
         self.skipped_generations = 0
-        """Of new jobs: what an earlier one of the name may have had that nobody knows of."""
+        """Generations that a new job skips: an earlier job of its name may have used them."""
 
     async def apply(self, spec: JobSpec, *, dry_run: bool, writer: str = "") -> JobRecord:
         """Create the job or change what is wanted of it: writes its push and its size.
@@ -178,8 +178,8 @@ class JobControl:
         return await distrust_in(self._find_image, spec.image, keys)
 
     def users_of_image(self, digest: str) -> list[str]:
-        """Return the jobs of which a version has this image that is wanted, runs, or is kept to go
-        back to.
+        """Return the jobs with a version of this image that is wanted, runs, or is kept for a
+        rollback.
         """
         return sorted(
             record.name
@@ -200,7 +200,7 @@ class JobControl:
         return record
 
     async def restart(self, name: str, writer: str = "") -> JobRecord:
-        """Have every task started anew as it is, like an update: within the budget, and asked."""
+        """Restart every task as it is, like an update: within the budget, and asked."""
         now = self._runtime.date()
         record = await self._jobs.update(name, lambda r: again(r, writer, now))
         log.info("job restarts", extra={"job": name, "version": record.version})
@@ -246,7 +246,7 @@ class JobControl:
     async def move(self, name: str, entitlement: str, writer: str = "") -> JobRecord:
         """Have a job run in another entitlement, a transfer: an update that starts tasks there.
 
-        What is placed anew from now on is placed there; what runs stays until its turn comes.
+        What is placed from now on is placed there; what runs stays until its turn comes.
         """
         record = going_on(self._jobs.get(name))
         if record.spec.entitlement == entitlement:
@@ -264,7 +264,7 @@ class JobControl:
         return await self.write(moving(name, entitlement, writer, self._runtime.date()))
 
     async def restart_task(self, name: str, index: int, reason: str) -> JobRecord:
-        """Have a task start anew where it is, within the budget of its job like any operation."""
+        """Restart a task where it is, within the budget of its job like any operation."""
         now = Moment(self._runtime.date(), self._runtime.now())
         record = await self._jobs.update(
             name, lambda r: with_restart(going_on(r), index, reason, now)

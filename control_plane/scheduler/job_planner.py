@@ -37,7 +37,6 @@ class JobPlanner:
         control: JobControl,
         scheduler: Scheduler,
     ) -> None:
-        """Need nothing else."""
         self._scheduler, self._runtime = scheduler, scheduler.runtime
         self._jobs = jobs
         self._placements = placing

@@ -28,7 +28,6 @@ class Losses:
     """Listens to brokers and jobs from before they are loaded."""
 
     def __init__(self, region: Region, jobs: JobTable) -> None:
-        """Count nothing yet."""
         self._share = region.settings.capacity_loss_share
         self._least = region.settings.capacity_loss_tasks
         self._runtime = region.runtime

@@ -47,7 +47,7 @@ class Placements:
     """What the scheduler asks of the allocator."""
 
     def __init__(self, allocator: Places, owns: Callable[[str], bool] = lambda _pool: True) -> None:
-        """Ask nothing yet; `owns(pool)`: it is a pool of this shard."""
+        """`owns(pool)`: it is a pool of this shard."""
         self.allocator, self.owns = allocator, owns
         self.index = allocator.index
         self._asked: dict[str, tuple[JobRecord, EntitlementSpec | None, Request]] = {}
@@ -92,7 +92,7 @@ class Placements:
         return self.allocator.entitlement_of(record.spec)
 
     def image_keys(self, spec: JobSpec) -> list[str]:
-        """Return the keys of which one must have signed a job's image, as it is asked for now."""
+        """Return the keys that may sign a job's image now; empty: it needs no signature."""
         entitlement = self.allocator.entitlement_of(spec)
         return [] if entitlement is None else entitlement.image_keys
 

@@ -1,7 +1,6 @@
-"""What the scheduler needs of the roles beside it: nothing of how they do it.
+"""Protocols of the services that the scheduler calls.
 
-`roles.py` hands the actors in. Whoever answers in their place, in this process or another, has
-these methods.
+`roles.py` hands the services in. A service has these methods, in this process or in another.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Directory(Protocol):
 
 
 class Queue(Protocol):
-    """Jobs of which tasks found no room."""
+    """Jobs whose tasks found no room."""
 
     def is_due(self) -> bool:
         """Return whether some may have room now."""
@@ -78,7 +77,7 @@ class Plans(Protocol):
         """Return what a plan comes to, letting others run meanwhile."""
 
     def forget_answer(self, job: str) -> None:
-        """Have the next request of a job planned anew."""
+        """Have the next request of a job planned again."""
 
 
 class Places(Protocol):

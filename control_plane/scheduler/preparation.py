@@ -1,7 +1,7 @@
 """Machines that prove a pool's profile before a task leaves for them (HP15).
 
 A move for the sake of the spread may wait: the task serves where it is until there is a machine
-where it can start at once. One that is free is taken for that; should nobody come after all, it
+where it can start at once. One that is free is taken for that; should no task come after all, it
 is given back like any other.
 """
 
@@ -24,7 +24,6 @@ class PreparedMachines:
     """Takes free machines ahead of those who are to move there."""
 
     def __init__(self, region: Region, places: Places) -> None:
-        """Take nothing yet."""
         self._broker, self._observations, self._runtime = (
             region.broker,
             region.observations,

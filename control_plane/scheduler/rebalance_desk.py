@@ -20,7 +20,6 @@ class RebalanceDesk:
     """Everything that the ReBalancer may do to jobs."""
 
     def __init__(self, jobs: Table[JobRecord], runtime: Runtime) -> None:
-        """Do nothing yet."""
         self._jobs, self._runtime = jobs, runtime
 
     async def begin(self, job: str, index: int, to: str, reason: str) -> bool:

@@ -2,7 +2,7 @@
 
 What runs on machines may be newer than the copy. So it is shown how the two differ; only once an
 operator has released it the loops begin that start, stop and move tasks. What the copy does not
-know is left alone after that, too, until it is let go, task by task (docs/adr/0111).
+know is left alone after that, too, until it is released, task by task (docs/adr/0111).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wire.errors import Conflict, NotFound
 log = logging.getLogger(__name__)
 
 GENERATIONS_BETWEEN = 1 << 20
-"""A job that is made anew goes on above what its tasks had since the copy: a million changes. So
+"""A job that is made again goes on above what its tasks had since the copy: a million changes. So
 its agents are told again what is wanted, and go on with the process where it is the same."""
 
 
@@ -36,14 +36,13 @@ class RestoredStore:
     def __init__(
         self, store: Store, region: Region, jobs: Table[JobRecord], directory: Directory
     ) -> None:
-        """Read nothing yet."""
         self._store, self._region, self._jobs = store, region, jobs
         self._directory = directory
         self._noted: Restored | None = None
         self._revision = 0
         self._lock = asyncio.Lock()
         self.begin: Callable[[], None] = lambda: None
-        """Starts what commands; whoever has the loops says how."""
+        """Starts what commands; the owner of the loops sets it."""
 
     async def load(self) -> None:
         """Read the note, before any agent is asked."""
@@ -63,7 +62,7 @@ class RestoredStore:
         return self._noted is not None and not self._noted.released_at
 
     def words(self) -> str:
-        """Return what that means, for people; empty: nobody has to look."""
+        """Return what that means, for people; empty: no action is needed."""
         if not self.waits:
             return ""
         return (
@@ -102,7 +101,7 @@ class RestoredStore:
         return view
 
     async def release(self, by: str) -> Restored:
-        """Let what the store wants be done from now on; `Conflict` where nobody waits for that."""
+        """Let what the store wants be done from now on; `Conflict` where nothing waits for that."""
         async with self._lock:
             if self._noted is None or not self.waits:
                 raise Conflict("nothing waits for a release: the store is obeyed")
@@ -128,5 +127,5 @@ class RestoredStore:
                 hint="twinectl restored show",
             )
         self._region.observations.let_go.setdefault(machine, set()).add(task)
-        log.warning("a task is let go", extra={"machine": machine, "task": task})
+        log.warning("unknown task released", extra={"machine": machine, "task": task})
         self._region.observations.changed(machine)

@@ -59,7 +59,7 @@ _PAUSE_TASK_S = 0.0005
 _OVERTAKEN_S = 0.1
 """Until the next round, where another writer was faster."""
 _LIMITED_S = 2.0
-"""Until the next round of a job of which a limit holds something back."""
+"""Until the next round of a job where a limit holds something back."""
 _GATHER_S = 0.05
 """What makes room comes in crowds; jobs that wait for some are woken once for all of it."""
 
@@ -77,7 +77,6 @@ class Scheduler:
         controllers: Controllers,
         losses: Losses,
     ) -> None:
-        """Run nothing yet."""
         self._jobs = jobs
         self._broker, self._observations = region.broker, region.observations
         self._settings, self.runtime = region.settings, region.runtime
@@ -181,7 +180,7 @@ class Scheduler:
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        """Wake the jobs of which tasks found no room, where there may be some in a moment."""
+        """Wake the jobs whose tasks found no room, where there may be some in a moment."""
         if not self._is_waking and self._group is not None and self._allocator.waiting.is_due():
             self._is_waking = True
             asyncio.get_running_loop().call_later(_GATHER_S, self._wake_due)
@@ -203,7 +202,7 @@ class Scheduler:
         self._remove_strays(name)
 
     def _one_seen(self, machine: str, which: str) -> None:
-        """Wake whom news of one task or image concerns: nobody else on its machine."""
+        """Wake the jobs that news of one task or image concerns, not all of its machine."""
         known = self._allocator.directory.tasks(machine).get(which)
         if known is not None:
             self.wake(known.job)
@@ -296,7 +295,7 @@ class Scheduler:
         await self.runtime.checkpoint()
         asked = commands(made.record, view)
         for command in asked:
-            self._dispatcher.send(command)  # it is derived anew when its turn has come
+            self._dispatcher.send(command)  # it is derived again when its turn has come
             await self.runtime.checkpoint()
         self._approvals.ask(made.record, view)
         looks = (next_look(made.record, now, view), release.next_look(made.record, now))

@@ -2,7 +2,7 @@
 
 After a start every machine does, and each has tasks of many jobs: a round for every job at each of
 them is work that grows with machines times jobs, while the next machine waits to be heard. A job is
-looked at once all of its machines were heard, and after a while whoever is missing.
+looked at once all of its machines were heard, or after a while without those that are missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ class StartupBarrier:
     """Who was heard since the start, and which jobs have machines that were not."""
 
     def __init__(self, observations: Observations, jobs: JobTable) -> None:
-        """Know of no machine yet."""
         self._observations, self._jobs = observations, jobs
         self._here: set[str] = set()
         self._missing: dict[str, int] = {}

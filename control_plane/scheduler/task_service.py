@@ -31,7 +31,6 @@ class TaskService:
     """Calls agents on behalf of the owners of tasks."""
 
     def __init__(self, jobs: JobTable, agents: Agents) -> None:
-        """Call nobody yet."""
         self._jobs, self._agents = jobs, agents
 
     def _placed(self, job: str, index: int) -> tuple[TaskRecord, str]:

@@ -1,7 +1,7 @@
 """Roles as processes: which one this is, and who leads the others (docs/adr/0153).
 
 All processes of a region write to one store. Each role has a leader of its own, elected with an
-epoch of one counter; its record is written by the election itself. So whoever follows the store
+epoch of one counter; its record is written by the election itself. So a follower of the store
 hears of elections in the order of their epochs, and a leader that was replaced hears of its
 successor before it could take over a later epoch from anybody.
 """
@@ -154,7 +154,7 @@ class RoleLeaders:
 
     def _end(self, why: str) -> None:
         self._replaced.set_exception(Busy(why))
-        self._replaced.exception()  # whoever runs the process asks with `wait_replaced`
+        self._replaced.exception()  # the owner of the process calls `wait_replaced`
 
 
 def away(shard: int, why: str) -> Unreachable:

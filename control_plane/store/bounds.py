@@ -28,7 +28,6 @@ class Bounds:
     """
 
     def __init__(self, *, strict: bool) -> None:
-        """Know of no offender yet."""
         self._strict = strict
         self.offenders: Counter[str] = Counter()
         """Kind of key → transactions that were over a bound because of it."""

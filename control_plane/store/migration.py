@@ -158,7 +158,7 @@ async def copy(source: Store, target: Store) -> int:
 
 
 async def digest(store: Store) -> Digest:
-    """Return what a store holds, read anew."""
+    """Read a store whole and return the digest of what it holds."""
     records = size = 0
     total = hashlib.sha256()
     async for entry in _entries(store):

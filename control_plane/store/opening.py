@@ -1,11 +1,13 @@
-"""Which engine holds the main store of a configuration: SQLite in the state folder, or etcd."""
+"""Opens the main store of a configuration: SQLite in the state folder, or etcd."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from agent.api.term import HEADER, Term
 from control_plane.config import Config
 from control_plane.store.protocol import Put, Store
 from control_plane.store.sqlite import SqliteStore
@@ -64,3 +66,15 @@ def sqlite_only(config: Config, command: str) -> None:
             f"{command} copies SQLite's file, and the store is in etcd",
             hint="etcdctl snapshot save, etcdctl snapshot restore (docs/scale.md)",
         )
+
+
+class OwnTerm:
+    """Begins when it is made, with the store just opened."""
+
+    def __init__(self, store: Store) -> None:
+        """Take the store's revision before anything of this process is written."""
+        self._store, self._name, self._began = store, secrets.token_hex(8), store.revision()
+
+    def headers(self) -> Mapping[str, str]:
+        """Return what a request says: nothing is read for it but a number in memory."""
+        return {HEADER: Term(self._name, self._began, self._store.revision()).text()}

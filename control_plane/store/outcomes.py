@@ -30,7 +30,7 @@ class Slots:
     """
 
     def __init__(self, store: Store, name: str, writer: str = "") -> None:
-        """Use none yet; `name` says for what, `writer` is the process: the same after a restart."""
+        """`name` says for what, `writer` is the process: the same after a restart."""
         self.store = store
         self._prefix = f"{OUTCOMES}{name}/{writer}/" if writer else f"{OUTCOMES}{name}/"
         self._life = f"{writer} {secrets.token_hex(8)}"
@@ -68,7 +68,6 @@ class WriteAttempt:
     def __init__(
         self, slots: Slots, compare: Mapping[str, int], operations: Sequence[Operation]
     ) -> None:
-        """Do nothing yet."""
         self._slots = slots
         self._compare = compare
         self._operations = operations

@@ -58,7 +58,6 @@ class Writer:
     def __init__(
         self, connection: sqlite3.Connection, checkpoints: Checkpoints, feed: Feed
     ) -> None:
-        """Start nothing yet."""
         self._connection = connection
         self._checkpoints = checkpoints
         self._feed = feed
@@ -307,6 +306,6 @@ def unusable(error: sqlite3.Error) -> Busy:
 
 def _unknown(why: str) -> UnknownOutcome:
     return UnknownOutcome(
-        f"nobody knows whether the store made a write: {why}",
+        f"unknown whether the store made a write: {why}",
         hint="look whether it is there before sending it again",
     )

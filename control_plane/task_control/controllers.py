@@ -37,7 +37,7 @@ _TOLD_MAX = 1000
 _AT_ONCE = 32
 
 
-async def nobody(ref: ControllerRef, _: TaskControlRequest) -> TaskControlResponse:
+async def no_controller(ref: ControllerRef, _: TaskControlRequest) -> TaskControlResponse:
     """Call no controller: where this control plane has no way to."""
     raise Unreachable(f"this control plane calls no controllers, and not {ref.name}")
 
@@ -72,7 +72,6 @@ class Controllers:
     """All conversations; `run` makes the calls."""
 
     def __init__(self, runtime: Runtime, call: CallController) -> None:
-        """Call no controller yet."""
         self._runtime, self._call = runtime, call
         self._talks: dict[str, _Talk] = {}
         self._listeners: list[Callable[[str], None]] = []

@@ -42,7 +42,7 @@ def wanted(stage: PipelineStage, size: int) -> int:
 
 
 def push_of(stage: PipelineStage) -> PushIntent:
-    """Return what a stage writes as the push of a job, of which it does not know the version."""
+    """Return what a stage writes as the push of a job; the caller sets the version."""
     if stage.kind is StageKind.CANARY:
         return PushIntent(version=0, tasks=stage.tasks or 1)
     if stage.kind is StageKind.PERCENT and stage.percent is not None:

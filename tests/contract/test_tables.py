@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from faulty_store import MADE, UNHEARD, Fate, FaultyStore
 
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.errors import UnknownOutcome
@@ -11,7 +12,6 @@ from control_plane.runtime import readable
 from control_plane.runtime.readable import Readable
 from control_plane.runtime.table import Table
 from control_plane.store import Put, Store
-from control_plane.store.faulty import MADE, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
 from wire.errors import Busy, NotFound

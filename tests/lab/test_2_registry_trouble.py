@@ -265,7 +265,7 @@ def test_a_task_whose_image_nobody_trusted_signed_is_refused_in_words(
         return guest.ssh(f"{call('PUT', 'tasks/signed')} -d @/root/spec")
 
     for said, why in (
-        (put(None), "nobody signed it"),
+        (put(None), "it has no signature"),
         (put(other), "only other keys signed it"),
         (put(key, "sha256:" + "9" * 64), "what came as its signature is none of this image"),
     ):

@@ -69,6 +69,23 @@ def test_the_questions_of_a_newcomer_lead_to_files_that_exist() -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_files_that_the_way_in_names_exist() -> None:
+    """A newcomer opens them: whole paths, or the end of one (`core/decide.py`)."""
+    places = ("agent", "control_plane", "conveyor", "resolver", "sidekick", "taskcontrol", "vm_lab")
+    files = [p for place in (*places, "wire", "tests", "docs", "profiles") for p in _files(place)]
+    files += [p.name for p in ROOT.iterdir() if p.is_file()]
+    missing = []
+    for page in ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/questions.md"):
+        for name in re.findall(r"`([\w./-]+\.(?:py|toml|json|md))`", (ROOT / page).read_text()):
+            if not any(path == name or path.endswith(f"/{name}") for path in files):
+                missing.append(f"{page}: {name}")
+    assert missing == []
+
+
+def _files(place: str) -> list[str]:
+    return [str(p.relative_to(ROOT)) for p in (ROOT / place).rglob("*.*") if p.is_file()]
+
+
 def test_the_way_in_stays_short() -> None:
     lengths = {page: len((ROOT / page).read_text().splitlines()) for page in WAY_IN}
     assert {page: n for page, n in lengths.items() if n > WAY_IN[page]} == {}

@@ -130,7 +130,7 @@ class Applications:
     """All owners with a controller, by job."""
 
     def __init__(self, checker: Checker, replicas: int) -> None:
-        """Own nothing yet; each shard of an owner is to be on so many tasks."""
+        """Each shard of an owner is to be on so many tasks."""
         self._checker, self._replicas_of_shard = checker, replicas
         self.of: dict[str, Application] = {}
 

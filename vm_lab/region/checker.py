@@ -255,12 +255,14 @@ class Checker(Observer):
             self.violate(
                 "assignment",
                 f"{task_id} of {spec.entitlement} is sent to {machine.name}"
-                f" of {standing.entitlement or 'nobody'}",
+                f" of {standing.entitlement or 'no entitlement'}",
             )
         self._has_one_owner(spec.entitlement)
         owned = self.region.clients.jobs.get(task_id.rpartition("-")[0])
         if owned is not None and spec.image not in owned.images:
-            self.violate("version", f"{task_id} is sent with an image nobody asked for")
+            self.violate(
+                "version", f"{task_id} is sent with an image that its job does not ask for"
+            )
         for name, copy in self.copies.get(task_id, {}).items():
             other = self.standings[name]
             known = other.state == "up" and self.now - other.up_since > NEWS_S
@@ -363,7 +365,7 @@ class Checker(Observer):
         if alive and standing.entitlement and standing.state == "up" and standing.sound:
             self.violate(
                 "assignment",
-                f"{name} goes from {standing.entitlement} to {entitlement or 'nobody'} with"
+                f"{name} goes from {standing.entitlement} to {entitlement or 'the free pool'} with"
                 f" {', '.join(alive[:3])} on it",
                 name,
             )

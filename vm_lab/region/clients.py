@@ -79,7 +79,6 @@ class Clients:
     """Owners, operators, and those who look for endpoints."""
 
     def __init__(self, timeline: Timeline, history: History) -> None:
-        """Want nothing yet."""
         self._timeline, self._history = timeline, history
         self.observer = Observer()
         self.jobs: dict[str, Owned] = {}

@@ -12,7 +12,6 @@ class History:
     """The event log of one run. Lines hold nothing that depends on the process it runs in."""
 
     def __init__(self, timeline: Timeline) -> None:
-        """Begin empty."""
         self._timeline = timeline
         self._lines: list[tuple[float, str]] = []
 

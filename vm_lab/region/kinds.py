@@ -41,7 +41,7 @@ KINDS: dict[str, str] = {
     "patience": "an owner changes how long tasks of a job may take to stop, and what a machine that"
     " is cut off does to them; by `value`",
     "move-task": "an owner has a task run elsewhere",
-    "restart": "an owner has all tasks of a job started anew where they are",
+    "restart": "an owner has all tasks of a job restarted where they are",
     "move-job": "an owner has a job run in another entitlement",
     "move-entitlement": "operators give an entitlement to another shard",
     "propose-profile": "an owner proposes a host profile; one in three cannot be reached",
@@ -49,11 +49,11 @@ KINDS: dict[str, str] = {
     "controller-down": "the controller of a job does not answer",
     "controller-slow": "… answers just before it is given up",
     "controller-garbage": "… answers with something that is no answer",
-    "controller-lies": "… acknowledges everything, twice, and what nobody asked",
+    "controller-lies": "… acknowledges everything, twice, and what it was not asked",
     "drain": "machines are announced to go away, with a deadline, and come back",
     "upgrade": "machines are planned to reboot for a kernel, wave by wave, and operators do it;"
     " with a `value` all at once, with a deadline after so many seconds",
-    "switch": "the switch of machines is replaced: after a notice nobody reaches them for a while",
+    "switch": "the switch of machines is replaced: after a notice they are unreachable for a while",
     "power-cap": "machines have less power, wave by wave, or with a `value` all at once;"
     " tasks leave what matters least first",
     "twice": "an owner sends the last request again",

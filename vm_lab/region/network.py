@@ -135,7 +135,6 @@ class Exchange:
         machine: SimulatedMachine,
         request: agents.AgentCall,
     ) -> None:
-        """Send nothing yet."""
         self.network, self.life, self.machine = network, life, machine
         self.request = request
         self.future: asyncio.Future[object] = life.loop.create_future()

@@ -24,9 +24,9 @@ FAULTS: dict[str, str] = {
     "F-53": "agents take 20 s for an answer",
     "F-55": "TaskControllers are away, slow, wrong or lying, among all other faults",
     "F-56": "an owner resizes and releases at once",
-    "F-57": "several data centers with stores of their own, one of which fails",
+    "F-57": "several data centers with stores of their own; one fails",
     "F-58": "machines go away until there is no room for all tasks, and come back",
-    "F-59": "four hundred tasks of which some always come, go and change",
+    "F-59": "four hundred tasks; some always come, go and change",
     "F-60": "the control plane is killed in the middle of rolling updates",
     "F-63": "clocks of hosts differ by five minutes",
 }
@@ -57,7 +57,7 @@ ELSEWHERE: dict[str, Elsewhere] = {
     ),
     "F-57": Elsewhere(
         "two allocators want the same machine at the same time",
-        "one gets it, the other plans anew; no machine has two owners",
+        "one gets it, the other plans again; no machine has two owners",
         "unit/control_plane/services/test_allocations.py::"
         "test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine",
     ),

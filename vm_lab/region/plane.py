@@ -14,7 +14,7 @@ from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswe
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.shards.ownership import OwnershipMap
-from control_plane.task_control.controllers import CallController, nobody
+from control_plane.task_control.controllers import CallController, no_controller
 from vm_lab.region.history import History
 from vm_lab.region.link import AgentLink, FollowedEvents
 from vm_lab.region.loop import Killed, Timeline, VirtualLoop
@@ -117,11 +117,11 @@ class Plane:
         settings: SchedulerSettings,
         seed: str,
     ) -> None:
-        """Start nothing yet. `disks` are `main` and those of data centers with their own."""
+        """`disks` are `main` and those of data centers with their own."""
         self.timeline, self.history, self.network = timeline, history, network
         self.disks, self.machines, self.settings = disks, machines, settings
         self.observer = Observer()
-        self.callers: Callable[[PlaneLife], CallController] = lambda _: nobody
+        self.callers: Callable[[PlaneLife], CallController] = lambda _: no_controller
         """Returns what makes the calls of TaskControllers in a life."""
         self.images: set[str] = set()
         self.profile_keys: dict[str, list[str]] = {}

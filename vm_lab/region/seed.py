@@ -246,7 +246,7 @@ class SimulatedRegion:
             self.rested_at = self._rested_since
             then()
         elif self.timeline.now >= deadline and (self._reasons or self._rested_since is None):
-            why = "; ".join(self._reasons[:6]) or "nobody can be asked"
+            why = "; ".join(self._reasons[:6]) or "no machine can be asked"
             begun = "the region does not come to rest" if self._begun else "it was never ready"
             self.checker.violate("rest", f"{begun}: {why}", "rest")
             self.plane.finish()
@@ -342,8 +342,3 @@ def _figures(region: SimulatedRegion, story: Sequence[Fault]) -> dict[str, int]:
     figures["largest value"] = max(disk.largest_value for disk in region.disks.values())
     figures["largest transaction"] = max(d.largest_transaction for d in region.disks.values())
     return figures
-
-
-def without_faults(scenario: Scenario) -> Scenario:
-    """Return a scenario in which nothing happens."""
-    return replace(scenario, faults=[])

@@ -77,7 +77,6 @@ class StoreFacade:
     """Implements `control_plane.store.Store` for one life of the control plane."""
 
     def __init__(self, disk: SimulatedDisk, life: PlaneLife) -> None:
-        """Open nothing yet."""
         self._disk, self._life = disk, life
 
     async def __aenter__(self) -> Self:

@@ -253,7 +253,7 @@ def _records(found: FoundOnHost) -> Iterator[Account]:
         elif not name.endswith(".json"):
             owner = f"task {(of := name.partition('.')[0])}"
             now = "; the task has a record again" if of in found.tasks else ""
-            why = f"it could not be read and was kept for whoever wants to know why{now}"
+            why = f"it could not be read and is kept for diagnosis{now}"
             account = Account(kind="record", name=name, owner=owner, why=why)
         elif task_id in found.spared:
             why = "it cannot be read; put or delete the task, and it is kept aside"
@@ -300,7 +300,7 @@ def _mount(path: str, found: FoundOnHost) -> Account:
     if of and machines and inner and task in found.tasks:
         why = "of the machine that the task is: its root or a volume"
         return Account(kind="mount", name=path, owner=f"task {task}", why=why)
-    why = "nobody here mounts anything there"
+    why = "no program of this host mounts anything there"
     return Account(kind="mount", name=path, stays=False, why=why, wrong=True)
 
 

@@ -149,7 +149,7 @@ def victim(loads: Iterable[Load]) -> Load | None:
 
 def why_evicted(load: Load, waits: Waits) -> str:
     """Return the reason that the task's owner is told."""
-    kept = f", of which {about_size(load.kept_bytes)} were promised" if load.kept_bytes else ""
+    kept = f" ({about_size(load.kept_bytes)} of it promised)" if load.kept_bytes else ""
     return (
         f"it was evicted: for {waits.tasks:.0%} of the last 10 s no task of the host got on for"
         f" want of memory, and it had the most, {about_size(load.memory_bytes)}{kept}, of the"

@@ -61,13 +61,13 @@ def decide_images(images: Sequence[ImageUse], room: Room, now: float) -> dict[st
             others = f" and {len(image.tasks) - 1} more" if len(image.tasks) > 1 else ""
             fates[image.digest] = RetentionFate(True, f"task {image.tasks[0]}{others} runs from it")
         elif idle >= room.keep_s:
-            why = f"nobody used it for {_age(idle)}; {_age(room.keep_s)} are kept"
+            why = f"it was not used for {_age(idle)}; {_age(room.keep_s)} are kept"
             fates[image.digest] = RetentionFate(False, why)
             free += image.bytes
         elif free < room.wanted and idle >= GRACE_S:
             why = f"the disk is short: {free >> 20} MiB of {room.wanted >> 20} MiB are free"
             fates[image.digest] = RetentionFate(
-                False, f"{why}, and nobody used it for {_age(idle)}"
+                False, f"{why}, and it was not used for {_age(idle)}"
             )
             free += image.bytes
         else:

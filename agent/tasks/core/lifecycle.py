@@ -31,7 +31,7 @@ LINGERS = "processes of it are left that even SIGKILL does not end; waiting for 
 ASKED_AGAIN, CHANGED = "restart was asked for", "its specification changed"
 """Why what runs of a task is to end."""
 
-WANTED_AGAIN = "it was about to end when it was wanted again; it is started anew"
+WANTED_AGAIN = "it was about to end when it was wanted again; it is restarted"
 """Its hook may have run and its stop be under way, so what runs is not taken back."""
 
 LEAVING = "its host is going down; it starts again after the boot, or elsewhere"

@@ -8,10 +8,10 @@ costs and blocks is in docs/adr/0011.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from agent.api import UMASK, OomPolicy, TaskSpec
+from agent.api import UMASK, OomPolicy, Relaxation, TaskSpec
 from agent.identity.core import INSIDE
 from agent.network.core.network import network_properties, port_variables
 from agent.resources.core.limits import limit_properties
@@ -19,7 +19,6 @@ from agent.runtime.core.records import key_of, user_of
 from agent.runtime.core.slices import slice_for
 from agent.runtime.core.unit_parts import NO_RINGS, in_memory
 from agent.tasks.core.exits import START_TIMEOUT_S
-from agent.tasks.core.relaxations import relaxed
 
 _S = 1_000_000
 
@@ -182,3 +181,51 @@ def _of_processes(spec: TaskSpec) -> dict[str, object]:
 
 def _run_time(seconds: float | None) -> dict[str, object]:
     return {} if seconds is None else {"RuntimeMaxUSec": max(1, round(seconds * _S))}
+
+
+_CALLS: Mapping[Relaxation, str] = MappingProxyType(
+    {Relaxation.SCHEDULING: "~@resources", Relaxation.DEBUG: "~@debug"}
+)
+"""What of the filter of system calls goes."""
+_RAW_KEEPS = ("BPFProgram", "NetworkNamespacePath", "IPAddressDeny")
+"""Not a sandbox: which ports and which network are this task's, and not another's."""
+
+_SYS = tuple(
+    f"-+/sys/{name}"
+    for name in (
+        *("block", "bus", "class", "dev", "devices", "firmware", "fs", "hypervisor"),
+        *("kernel", "module", "power"),
+    )
+)
+"""All there is in /sys: systemd 257 would not take `/sys` itself beside `ProtectKernelTunables`."""
+
+
+def relaxed(
+    properties: Mapping[str, object], sandbox: Collection[str], relaxations: Collection[Relaxation]
+) -> dict[str, object]:
+    """Return a unit's properties with a task's relaxations; `sandbox` names those of its hardening.
+
+    Without relaxations nothing is another.
+    """
+    found = dict(properties)
+    if Relaxation.RAW in relaxations:
+        kept = {*_RAW_KEEPS}
+        for name in ({*sandbox} | {"RestrictAddressFamilies"}) - kept:
+            found.pop(name, None)
+        return {**found, "User": "root"}
+    if Relaxation.PROC in relaxations and "ProcSubset" in found:
+        found["ProcSubset"] = "all"
+        found["ProtectKernelTunables"] = True  # /proc/sys and its like are there now
+        found["ReadOnlyPaths"] = _SYS  # it leaves /sys open in the host's network
+    if Relaxation.NETLINK in relaxations:
+        families = _texts(found.get("RestrictAddressFamilies"))
+        found["RestrictAddressFamilies"] = (*families, "AF_NETLINK")
+    allowed = {call for name, call in _CALLS.items() if name in relaxations}
+    if allowed:
+        calls = _texts(found.get("SystemCallFilter"))
+        found["SystemCallFilter"] = tuple(call for call in calls if call not in allowed)
+    return found
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(str(v) for v in value) if isinstance(value, list | tuple) else ()

@@ -73,7 +73,7 @@ def mount_properties(
 
     With `run`, the folders that the image has in its /run, that is in memory. It is mounted here
     and not by the unit's `TemporaryFileSystem=`, so that commands inside the task find its sockets
-    there: they have the mounts of the root, and places of the unit's own anew.
+    there: they have the mounts of the root, but not those of the unit.
 
     Volumes are mounted into the task's root, which the unit takes with all mounts in it:
     `BindPaths=` would be done for the host's own commands of the unit, too, in the host's root.

@@ -23,7 +23,6 @@ class StopQueue:
     """Places that wait for a stop, each at most once."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self._urgent: OrderedDict[QueuePlace, None] = OrderedDict()
         self._by_entitlement: OrderedDict[str, OrderedDict[QueuePlace, None]] = OrderedDict()
         self._where: dict[QueuePlace, str] = {}

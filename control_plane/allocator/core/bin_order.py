@@ -153,7 +153,7 @@ class HeapOrder:
         self._next()
 
     def placed(self) -> None:
-        """Order anew after a task came to the best bins and was counted."""
+        """Restore the order after a task in the best bins was counted."""
         heap = self._heaps[0][-1]
         _, _, tie, bins = heap[0]
         heapreplace(heap, (self._finest(bins), 0, tie, bins))
@@ -299,7 +299,7 @@ class EvenOrder:
     __slots__ = ("_after", "_at", "_datacenters", "_done", "_ranking", "_turn", "bins", "growing")
 
     def __init__(self, ranking: Ranking, own: Partition, free: Partition, begin: int) -> None:
-        """Order bins of which none has a task."""
+        """Order bins that all have no task."""
         self._ranking = ranking
         datacenters, begin = _datacenters(own, free, begin)
         self._datacenters = [

@@ -95,7 +95,7 @@ class Search:
         )
 
     def ordered(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return machines of several kinds, those first of which a task strands least."""
+        """Return machines of several kinds; the kind where a task strands least comes first."""
         return parts if len(parts) < 2 else sorted(parts, key=self._strands)
 
     def kinds(self, buckets: Sequence[Part]) -> Kinds:

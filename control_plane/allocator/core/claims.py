@@ -64,7 +64,6 @@ class Claims:
     )
 
     def __init__(self, job: str, pool: str) -> None:
-        """Claim nothing yet."""
         self.job = job
         self.pool = pool
         self.machines: list[Machine | None] = []

@@ -21,7 +21,6 @@ class Draft:
     """One plan in the making: what it has taken and freed, which the index does not show."""
 
     def __init__(self, index: RegionIndex, request: Request, allowance: Allowance) -> None:
-        """Plan nothing yet."""
         self.request = request
         self.allowance = allowance
         self.index = index

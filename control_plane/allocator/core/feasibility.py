@@ -163,7 +163,6 @@ class Tally:
     """Counts why machines cannot take a task, to tell its owner everything at once."""
 
     def __init__(self, demand: Demand) -> None:
-        """Count nothing yet."""
         self.machines = 0
         self.fitting = 0
         self._demand = demand

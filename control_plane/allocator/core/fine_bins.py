@@ -26,7 +26,7 @@ class FineBins(Mapping[Bins, Sequence[Part]]):
     __slots__ = ("_group", "_made_of", "groups", "shape")
 
     def __init__(self, ranking: Ranking, shape: int) -> None:
-        """Hold nothing yet; `shape`: that of the pool."""
+        """`shape`: that of the pool."""
         self._group = ranking.group
         self._made_of: dict[Group, list[Parted]] = {}
         self.groups: dict[Group, dict[Bins, Sequence[Part]]] = {}

@@ -1,4 +1,4 @@
-"""Room that a change frees, while nobody may have it yet but the change itself."""
+"""Room that a change frees and that, until it is stored, only the change itself may use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ NOTHING: Amounts = (0, 0, 0, 0, 0)
 
 
 class FreedRoom:
-    """Room that a change frees on a machine: its own claims may use it, nobody else yet."""
+    """Room that a change frees on a machine: until it is stored, only its own claims may use it."""
 
     __slots__ = ("_lent", "left", "total")
 
     def __init__(self) -> None:
-        """Free nothing yet."""
         self.total = NOTHING
         self.left = NOTHING
         self._lent = NOTHING
@@ -54,7 +53,7 @@ class FreedRoom:
         self.left = self.total
 
     def recount_cpu(self, freed: int, wanted: int) -> int:
-        """Count its CPU anew in other grains: what was freed, and what claims want of it.
+        """Count its CPU again in other grains: what was freed, and what claims want of it.
 
         Return how much of it they use.
         """

@@ -1,9 +1,9 @@
-"""Who may take which free machines while the sums of all promises are not done anew (CP7).
+"""Free machines that each pool may take between two recomputations of all promises (CP7).
 
-The sums find one way in which every promise can be kept: so many machines of each class for
-this group of pools, so many for that one, some for nobody. Whoever takes what is meant for
-its group, or for nobody, leaves a way for all others, so this holds without new sums for any
-number of takes. What cannot be followed like that makes the ledger untrue.
+A recomputation finds one way to keep every promise: so many machines of each class for one group
+of pools, so many for another, and some unpromised. A pool that takes machines meant for its group,
+or unpromised ones, leaves a way for all others. So any number of takes needs no recomputation. A
+change that cannot be followed like that makes the ledger untrue.
 """
 
 from __future__ import annotations

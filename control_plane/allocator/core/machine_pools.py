@@ -374,7 +374,6 @@ class Partition(dict[Bins, tuple["Bucket", ...]]):
     __slots__ = ("_beside", "_groups", "_orders", "_totals")
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
         super().__init__()
         self._groups: dict[Bins, list[Bins]] | None = None
         self._beside: tuple[Partition, list[tuple[list[Bins], list[Bins]]]] | None = None
@@ -427,7 +426,6 @@ class Pool:
     )
 
     def __init__(self, name: str, gain: int = 0, relief: Relief | None = None) -> None:
-        """Hold nothing yet."""
         self.relief = relief or Relief()
         self.name = name
         self.gain = gain

@@ -13,7 +13,6 @@ class Relief:
     __slots__ = ("count",)
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.count = 0
 
 
@@ -23,7 +22,6 @@ class NoFitCache:
     __slots__ = ("_at", "_demands")
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self._demands: list[Demand] = []
         self._at = 0
 

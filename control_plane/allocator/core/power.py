@@ -4,7 +4,7 @@ A budget is what a rack, row, MSB or data center is provisioned for. A machine c
 nominal draw while it has tasks. Few machines draw that at the same time, so power is overcommitted:
 the sum may exceed a budget by a factor (AL22), and what is drawn too much all the same is met by
 capping and moves. Beyond that factor no further machine there gets its first task; those that
-run tasks already get more. A machine of which no draw is known counts nothing.
+run tasks already get more. A machine whose draw is unknown counts nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class Power:
     """All budgets of a region, and which machines count against them."""
 
     def __init__(self, settings: PowerSettings) -> None:
-        """Know of no machine in use yet."""
         factor = settings.overcommit
         self.budgets = [
             Budget(p, w, floor(w * factor + 1e-6)) for p, w in sorted(settings.budgets_w.items())

@@ -64,7 +64,7 @@ class _Slot:
 
     __slots__ = (
         *("counts", "even", "floor", "is_machine", "is_static"),
-        *("nobody", "preference", "property"),
+        *("preference", "property", "unnamed"),
     )
 
     def __init__(self, preference: Preference) -> None:
@@ -75,8 +75,8 @@ class _Slot:
         """Where bins differ by weight."""
         self.is_static = preference.strategy in STATIC and preference.at_most is None
         """Bins that are equally good are one: their position among `values` is its name."""
-        self.nobody = str(len(preference.values)) if self.is_static else ""
-        """The bin of machines that nobody names."""
+        self.unnamed = str(len(preference.values)) if self.is_static else ""
+        """The bin of machines that no value names."""
         self.counts: dict[str, int] = defaultdict(int)
         """Tasks of the job by bin."""
         self.floor = None if preference.max_skew is None else Floor(self.counts)
@@ -186,7 +186,7 @@ class Ranking:
     def bins_of_many(self, sample: Candidate) -> Bins:
         """Return the bins of machines without tasks that no preference names."""
         return tuple(
-            [slot.bin(sample) if not slot.is_machine else slot.nobody for slot in self._slots]
+            [slot.bin(sample) if not slot.is_machine else slot.unnamed for slot in self._slots]
         )
 
     def add(self, machine: Candidate) -> None:

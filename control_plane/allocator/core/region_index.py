@@ -22,7 +22,7 @@ from control_plane.allocator.core.claims import (
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import admits_any_of, judge
 from control_plane.allocator.core.freed_room import FreedRoom
-from control_plane.allocator.core.kind_counts import KindCounts
+from control_plane.allocator.core.machine_class import KindCounts
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.no_fit_cache import Relief
 from control_plane.allocator.core.power import Power
@@ -46,7 +46,7 @@ class RegionIndex:
     """Every machine of the region and every job's claims on them."""
 
     def __init__(self, power: Power | None = None) -> None:
-        """Know nothing yet; without `power` no place has a budget of it."""
+        """Without `power` no place has a budget of it."""
         self.power = power
         self.machines: BigMap[Machine] = BigMap()
         self._relief = Relief()
@@ -307,8 +307,8 @@ class RegionIndex:
     def reserve(self, change: Change) -> tuple[str, ...]:
         """Take the room of a plan, or nothing: then the names of machines that lack it.
 
-        What the same change frees on a machine can be used there at once; nobody else gets
-        it before `settle`, because until then a crash would bring it back.
+        The change can use what it frees on a machine at once. Other changes get it after
+        `settle`, because until then a crash would bring it back.
         """
         return _finished(self.reserving(change))
 

@@ -1,6 +1,6 @@
 """How evenly a job's tasks stand over the bins of its first preference, and which one to move.
 
-A failure, a drain or a scale-down leaves tasks uneven, and nothing places them anew by
+A failure, a drain or a scale-down leaves tasks uneven, and nothing places them again by
 itself (ADR 0027). These functions say which tasks are too many where; a plan says where else
 there is room.
 """

@@ -1,4 +1,4 @@
-"""Which kind of machine suits a task: the one of which least is stranded, in every dimension.
+"""Which kind of machine suits a task: the one where it strands least, in every dimension.
 
 Tasks that need no GPU would strand GPUs, small ones would strand the memory of large machines,
 and so on. What a dimension is worth is how scarce it is: all of it in the region is worth the

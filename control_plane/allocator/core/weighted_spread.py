@@ -19,7 +19,7 @@ _EXACT = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """Over the bins of which property tasks are spread, and how heavy these are."""
+    """A property over whose bins tasks are spread, and the weight of each bin."""
 
     property: str
     weights: tuple[tuple[str, int], ...] = ()

@@ -57,11 +57,6 @@ class Capacity:
         object.__setattr__(self, "per_rru", per_rru)
         object.__setattr__(self, "per_cpu", per_cpu)
 
-    @property
-    def rru_per_cpu(self) -> float:
-        """How many relative resource units one core is; 1 where its cores are not known."""
-        return self.per_cpu / self.per_rru
-
     def rru_of(self, grains: int) -> float:
         """Return grains as relative resource units."""
         return grains / (self.per_rru * MICRO)
@@ -109,7 +104,7 @@ def usable_disk(disk_bytes: int) -> int:
 def capacity_of(record: MachineRecord) -> Capacity:
     """Return what a machine offers: as its agent says, else as the inventory says.
 
-    A machine of which no RRU are known has one per CPU.
+    A machine whose RRU are unknown has one per CPU.
     """
     hardware, facts = record.hardware, record.facts
     memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
@@ -144,7 +139,6 @@ class Kinds:
     """Capacities and places, one object each for all machines that are alike, while one has it."""
 
     def __init__(self) -> None:
-        """Know none yet."""
         self._capacities: WeakKeyDictionary[Capacity, ref[Capacity]] = WeakKeyDictionary()
         self._of_hardware: dict[object, tuple[Hardware | None, ref[Capacity]]] = {}
         self._places: dict[object, tuple[Location, ref[Place]]] = {}

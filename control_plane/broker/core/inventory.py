@@ -113,7 +113,7 @@ def size_of(value: str) -> int:
 def imported(machine: InventoryMachine, now: float, *, simulated: bool) -> MachineRecord:
     """Return the record of a machine that the list adds: down until its agent was heard.
 
-    With `simulated` nobody is going to be heard, and it is up.
+    With `simulated` no agent is going to be heard, and it is up.
     """
     record = MachineRecord(
         machine=machine.machine,
@@ -138,7 +138,7 @@ def imported(machine: InventoryMachine, now: float, *, simulated: bool) -> Machi
 def against(record: MachineRecord, machine: InventoryMachine) -> str:
     """Return why a known machine cannot become what the list says, as a predicate.
 
-    Placements rely on where a machine is and of which type: these wait until it is free.
+    Placements rely on the location and the type of a machine: both change once it is free.
     """
     same = (record.location, record.machine_type) == (machine.location, machine.machine_type)
     if same or not (why := taken(record)):

@@ -1,4 +1,4 @@
-"""Does a machine meet a requirement? What each property is of a machine, and who asks for it.
+"""Returns whether a machine meets a requirement, and what each property of a machine is.
 
 Jobs, entitlements and lists of machines ask `holds`. Where several machines are looked at as
 one, a bucket or a kind, `may_hold` answers for what they have in common.

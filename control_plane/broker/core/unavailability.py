@@ -81,7 +81,7 @@ def of_plan(record: MachineRecord, plan: str) -> UnavailabilityEvent | None:
 
 
 def departure(record: MachineRecord, now: float) -> UnavailabilityEvent | None:
-    """Return the event because of which the tasks of a machine must move away now.
+    """Return the event that makes the tasks of a machine move away now.
 
     Of several the one with the nearest deadline.
     """

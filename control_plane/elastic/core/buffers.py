@@ -1,4 +1,4 @@
-"""Spare machines of a region: how many of which kind, held once or by every owner (EL10).
+"""Spare machines of a region: how many of each kind, held once or by every owner (EL10).
 
 Owners do not all fail, release, grow and maintain at the same time. What is held once for all of
 them is the largest case of the region; held by each for itself, it is the sum of the largest

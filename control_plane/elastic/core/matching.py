@@ -131,7 +131,7 @@ class CallBack:
 
 
 class _Stock:
-    """Machines that may be lent, of which the fullest group of a kind and an MSB gives first.
+    """Machines that may be lent; the fullest group of a kind and an MSB gives first.
 
     Groups have numbers, and a heap has one whole number for the size and the group of each: there
     are a hundred thousand of them in a large region.

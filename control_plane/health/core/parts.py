@@ -66,7 +66,6 @@ class Parts:
     """All parts of the region that hold machines."""
 
     def __init__(self) -> None:
-        """Know none yet."""
         self._regions: dict[str, Part] = {}
 
     def rack(self, location: Location) -> Part:

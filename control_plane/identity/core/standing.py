@@ -71,7 +71,7 @@ def _unless_owner(caller: Caller, about: Owned, *, new_may_be: bool) -> Refusal 
         if owners is None and not new_may_be:
             return Refusal(f"there is no entitlement {name!r}", "twinectl entitlement list")
         if owners is not None and not caller.is_among(owners):
-            listed = ", ".join(owners[:5]) or "nobody but the operators"
+            listed = ", ".join(owners[:5]) or "the operators only"
             return Refusal(
                 f"{caller.name} does not own entitlement {name!r}, which belongs to {listed}",
                 f"ask an owner or an operator: twinectl entitlement update {name}"

@@ -17,7 +17,7 @@ OPEN = (QueuedState.WAITING, QueuedState.RUNNING)
 
 
 def job_of(work: QueuedWork, entitlement: str) -> JobSpec:
-    """Return the job of a piece of work: nobody else's machines, and no restart behind our back."""
+    """Return the job of a piece of work: on machines of its own, without restarts by the agent."""
     return replace(
         work.wish.job,
         name=work.name,
@@ -30,7 +30,7 @@ def in_order(work: Sequence[QueuedWork], shares: Mapping[str, int]) -> list[Queu
     """Return the open work, what is to run first in front.
 
     By priority; of equal ones those that run already, then those of the user that had least for
-    its share of late, then the oldest. So nobody's work is stopped for work that is no better.
+    its share of late, then the oldest. So no work is stopped for work that is no better.
     """
     used, tasks = Counter[str](), Counter[str]()
     for one in work:

@@ -47,7 +47,6 @@ class PoolRemainder:
     __slots__ = ("_machines", "_micro_rru", "_per_type", "quota")
 
     def __init__(self, quota: Quota) -> None:
-        """Start with nothing held."""
         self.quota = quota
         self._machines = 0
         self._micro_rru = 0

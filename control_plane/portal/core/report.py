@@ -109,7 +109,6 @@ class PortalReport:
     """A report in the making."""
 
     def __init__(self, now: float) -> None:
-        """Start with no machine."""
         self._now = now
         self._by_entitlement: defaultdict[str, _Sums] = defaultdict(_Sums)
         self._owned: defaultdict[str, _Sum] = defaultdict(_Sum)

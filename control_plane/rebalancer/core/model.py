@@ -66,7 +66,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     swap: float = 0.3
     """Price of an exchange of two machines: all of their tasks restart."""
     fragment: float = 0.5
-    """Per type of which an entitlement has machines: one kind of room more that its tasks fit or
+    """Per type that an entitlement has machines of: one kind of room more that its tasks fit or
     not."""
 
 

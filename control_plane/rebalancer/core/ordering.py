@@ -20,7 +20,7 @@ class Wave:
     """Moves that may begin in any order, as they are collected."""
 
     def __init__(self, state: State) -> None:
-        """Collect none yet, from the state in which the wave begins."""
+        """`state` is the one in which the wave begins."""
         self._state = state
         self.moves: list[tuple[int, int]] = []
         self._came: Counter[tuple[int, int, int]] = Counter()

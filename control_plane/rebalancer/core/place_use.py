@@ -26,7 +26,6 @@ class PlaceSums:
     """Adds machines up by the places that they are in."""
 
     def __init__(self) -> None:
-        """Count no machine yet."""
         self._sums: dict[tuple[str, str], _PlaceSum] = {}
         self.measured = 0
         """Machines whose hosts say what they draw."""

@@ -34,7 +34,7 @@ class LocalSearch:
     """One search from where tasks are now."""
 
     def __init__(self, state: State, seed: int, most_moves: int) -> None:
-        """Change nothing yet; `most_moves`: tasks that may end up elsewhere."""
+        """`most_moves`: tasks that may end up elsewhere."""
         self.state, self.steps = state, 0
         self._most = most_moves
         self._may_leave = state.can_move.copy()

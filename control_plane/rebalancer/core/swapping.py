@@ -135,7 +135,7 @@ def _solved(
 def _fragments(
     solver: object, cells: Cells, pool: int, change: dict[Cell, object], weights: Weights
 ) -> Iterator[object]:
-    """Yield what each type costs of which an entitlement has any machine."""
+    """Yield the cost of each type that an entitlement has machines of."""
     for kind in {cell[0] for cell in change}:
         of_kind = [cell for cell in change if cell[0] == kind]
         had = sum(cells.have(pool, cell) for cell in of_kind)

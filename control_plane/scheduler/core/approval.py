@@ -28,7 +28,7 @@ _UNDER_WAY = (OperationState.ACKNOWLEDGED, OperationState.RUNNING)
 
 
 def is_controlled(record: JobRecord) -> bool:
-    """Return whether somebody is asked; nobody is before a whole job is stopped."""
+    """Return whether a controller is asked; none is before a whole job is stopped."""
     return record.spec.controller is not None and not record.stopping
 
 
@@ -53,7 +53,7 @@ def is_down(task: TaskRecord, view: View) -> bool:
 def take_in(record: JobRecord, view: View, heard: Heard, ledger: Ledger, now: Moment) -> JobRecord:
     """Return the record with operations acknowledged, or not any more, by what was said."""
     if not is_controlled(record):
-        if not record.asked:  # nobody ever was
+        if not record.asked:  # no controller ever was
             return record
         return _changed(record, lambda task: _let_all(task, ledger))
     holds = _holds(record, view, heard)
@@ -70,7 +70,7 @@ def is_known(record: JobRecord, view: View) -> bool:
 
 
 def _let_all(task: TaskRecord, ledger: Ledger) -> TaskRecord:
-    """Let what waits go on where nobody is asked any more."""
+    """Let what waits go on where no controller is asked any more."""
     return ledger.to(task, OperationState.ACKNOWLEDGED) if _is_offered(task) else task
 
 
@@ -169,7 +169,7 @@ def _offered(task: TaskRecord, view: View) -> TaskOperation:
 
 
 def _event(machine: SeenMachine | None) -> UnavailabilityEvent | None:
-    """Return the plan because of which tasks are to leave a machine: the nearest deadline's."""
+    """Return the plan that makes tasks leave a machine: the one with the nearest deadline."""
     plans = machine.plans if machine is not None and machine.leaving else ()
     return min(plans, key=lambda e: (e.deadline is None, e.deadline or 0.0, e.start), default=None)
 

@@ -14,7 +14,7 @@ class Moment:
     wall: float
     """Seconds since 1970, for records and people, as far as that is believed (`Runtime.date`)."""
     steady: float
-    """Seconds since some moment, for durations: it never goes back, and starts anew with the
+    """Seconds since some moment, for durations: it never goes back, and starts again with the
     process."""
 
     def spent_s(self, task: TaskRecord) -> float:

@@ -24,7 +24,7 @@ _ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
 
 def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
-    """Return in how many seconds a task has certainly ended on its machine, or nobody minds.
+    """Return in how many seconds a task has certainly ended on its machine, or does not matter.
 
     Infinite while it is seen to run. A machine that is not known any more was removed by an
     operator, who says so that it is gone.

@@ -5,7 +5,7 @@
 In brackets stands what the allocator is asked, each in one request for all tasks. All that an
 owner could mind counts against one availability budget, `update.max_unavailable`: while that
 many tasks do not serve, for whatever reason, nothing that serves is taken down (SC6). What is
-broken anyway may be replaced, as long as no more than the budget is under way at once (ADR 0132).
+broken anyway may be replaced, as long as at most the budget is under way at once (ADR 0132).
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def _why_leave(machine: SeenMachine) -> Cause:
 def _due_first(task: TaskRecord, view: View) -> tuple[float, bool, int]:
     """Return where a task stands in the queue for the budget: whose deadline is nearest goes first.
 
-    Of those without one, whoever waits already.
+    Of those without one, a task that waits already.
     """
     machine = view.get(task.placement.machine) if task.placement is not None else None
     deadline = machine.deadline if machine is not None and machine.leaving else None

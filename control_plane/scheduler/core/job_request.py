@@ -50,12 +50,12 @@ def request_of(
 ) -> Request:
     """Return what a job needs of the allocator: every task that has, or shall have, a machine.
 
-    Tasks that are being updated keep theirs, so that nobody takes it while they restart. As
+    Tasks that are being updated keep theirs, so that no job takes it while they restart. As
     long as they can, and the new version claims the same, they are asked for as if they ran:
     so the request is that of before the update, to which the answer is known (AL13).
 
-    `homes` has the versions of another entitlement. What is placed anew is placed in `pool`, as
-    the newest version; what runs in the other one stays there until it is taken down.
+    `homes` has the versions of another entitlement. What is placed from now on is placed in `pool`,
+    as the newest version; what runs in the other one stays there until it is taken down.
     """
     waiting = {task.index: task for task in to_place(record, view)}
     demands: dict[int, Demand] = {}

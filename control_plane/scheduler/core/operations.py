@@ -3,8 +3,8 @@
     proposed -> offered -> acknowledged -> running -> done | failed
        any of these, when it became needless -> withdrawn
 
-What nobody chose (a failure, a resize) is running, or waits for a place, from the beginning.
-Operations follow what happened to the tasks: whoever moved a task says so by its phase, and
+What was not chosen (a failure, a resize) is running, or waits for a place, from the beginning.
+Operations follow what happened to the tasks: the phase of a task says what was done to it, and
 `follow` opens, moves on and closes what that means.
 """
 
@@ -72,7 +72,7 @@ class Ledger:
         return replace(task, operation=replace(known, state=state, since=self._now.wall, **changes))
 
     def close(self, task: TaskRecord, outcome: OperationState, reason: str = "") -> TaskRecord:
-        """Return the task without its operation, of which the log tells from now on."""
+        """Return the task without its operation; the log has it from now on."""
         known = task.operation
         if known is None:
             return task
@@ -130,7 +130,7 @@ class Ledger:
             cause = Cause.SURGE if task.extra else cause
             return self.open(task, OperationKind.START, cause, state=OperationState.PROPOSED)
         if task.operation is None and old.operation is not None:
-            task = replace(task, operation=old.operation)  # made anew, and still the same task
+            task = replace(task, operation=old.operation)  # made again, and still the same task
         if is_crash_to_log(old, task):
             self._crashed(task)
         match task.phase:
@@ -256,7 +256,7 @@ def waits(task: TaskRecord) -> bool:
 
 
 def is_let(task: TaskRecord) -> bool:
-    """Return whether nobody objects to the operation on the task, and it has not begun."""
+    """Return whether the operation on the task is approved and has not begun."""
     return task.operation is not None and task.operation.state is OperationState.ACKNOWLEDGED
 
 
@@ -266,7 +266,7 @@ def is_offered(task: TaskRecord) -> bool:
 
 
 def approval(task: TaskRecord, *, asks: bool, forced: bool) -> str:
-    """Return who let an operation begin; empty: nobody had to."""
+    """Return what approved an operation; empty: it needed no approval."""
     known = task.operation.approved if task.operation is not None else ""
     return known or (DEADLINE if asks and forced else "")
 

@@ -30,7 +30,7 @@ def with_move(record: JobRecord, index: int, to: str, reason: str, now: Moment) 
 
 
 def with_restart(record: JobRecord, index: int, reason: str, now: Moment) -> JobRecord:
-    """Return the record in which a task is to stop and start anew where it is.
+    """Return the record in which a task is to stop and start again where it is.
 
     The same again changes nothing; what the task waits for already is not taken back.
     """
@@ -51,7 +51,7 @@ def is_moved(task: TaskRecord) -> bool:
 
 
 def is_restarted(task: TaskRecord) -> bool:
-    """Return whether the task's owner wants it started anew, and that has not begun."""
+    """Return whether the task's owner wants it restarted, and that has not begun."""
     return _wants(task, OperationKind.RESTART)
 
 

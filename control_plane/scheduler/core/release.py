@@ -4,7 +4,7 @@
        too many new tasks fail -> halted, or back to what the job ran before (a new version)
 
 The budget of `decide.py` holds above all of it: what is said here only makes an update slower.
-What is counted in seconds is counted on the clock of durations, and anew after a start of the
+What is counted in seconds is counted on the clock of durations, from zero after a start of the
 control plane.
 """
 

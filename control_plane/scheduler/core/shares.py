@@ -4,7 +4,7 @@ Reservations on one entitlement run on the same machines (MO16), so the machines
 them holds cannot be counted: one small task on every machine would be a whole quota. What
 its jobs want can be added up instead, resource by resource: a task that claims half of the
 memory of a machine needs half a machine by memory, on the kind of machine where that is
-least. Tasks that fit on the quota's machines together need no more than the quota by any
+least. Tasks that fit on the quota's machines together need at most the quota by any
 resource, so nothing is refused that could have been placed on them.
 
 The bound is on what is wanted, and is checked when that grows. So it does not depend on which
@@ -54,7 +54,7 @@ def check_share(
 ) -> list[FieldError]:
     """Return why a job may not want so much: the other jobs of its entitlement leave less.
 
-    `machines` are the region's kinds. A job that wants no more than it did is never refused.
+    `machines` are the region's kinds. A job that wants at most what it did is never refused.
     """
     if not is_shared(spec.entitlement, specs):
         return []

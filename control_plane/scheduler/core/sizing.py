@@ -63,8 +63,8 @@ def resized(made: Decision, seen: Seen) -> JobRecord:
 def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
     """Return the record with some tasks on their way out, or to be asked about.
 
-    A controller is asked about those that serve, and those it let go for something else: that it
-    let a task be updated says nothing of its removal.
+    A controller is asked about those that serve, and those it released for something else: that
+    it let a task be updated says nothing of its removal.
     """
     record, ledger = made.record, made.ledger
     generation, tasks = record.generation, list[TaskRecord]()
@@ -74,7 +74,7 @@ def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
             is_down = task.phase in (TaskPhase.DRAINING, TaskPhase.STOPPING)
             is_lent = asks and was_let(task) and task.phase is not TaskPhase.LOST
             if is_lent and (is_down or (task.placement is None and not task.reason)):
-                tasks.append(task)  # it was let go to come back: its removal is asked for then
+                tasks.append(task)  # it was released to come back: its removal is asked for then
                 continue
             if task.placement is None:
                 continue

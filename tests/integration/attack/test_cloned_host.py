@@ -151,7 +151,7 @@ def test_a_copied_host_starts_nothing_and_the_other_one_goes_on(control_plane: F
             assert again is not None
             assert again.invocation_id == before.invocation_id
     ctl(face, "machine", "forget-duplicate", "vm1")
-    assert "a second host" not in ctl(face, "machine", "list")
+    assert "a clone has its identity" not in ctl(face, "machine", "list")
     assert "Traceback" not in face.log.read_text()
 
 

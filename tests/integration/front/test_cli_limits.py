@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from control_plane.api.people import GroupSpec
 from control_plane.api.routes import ROUTES
 from control_plane.cli import main
-from control_plane.front_end.limit_handlers import DELETES_BURST
+from control_plane.front_end.safety_handlers import DELETES_BURST
 from wire.client import WireClient
 from wire.errors import Busy
 

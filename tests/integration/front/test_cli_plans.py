@@ -171,10 +171,14 @@ def test_where_volumes_are_and_why_nothing_starts_is_told(ctl: Ctl, planner: Can
     """AG9: of very many tasks the first ones, and how many more there are."""
     kept = [f"task {n}: data on m{n}" for n in range(60)]
     planner.explained["db"] = JobExplanation(
-        job="db", wanted=60, placed=60, volumes=kept, image="no task is started: nobody signed it"
+        job="db",
+        wanted=60,
+        placed=60,
+        volumes=kept,
+        image="no task is started: it has no signature",
     )
     lines = ctl("job", "explain", "db").stdout.splitlines()
-    assert "no task is started: nobody signed it" in lines
+    assert "no task is started: it has no signature" in lines
     assert "task 49: data on m49" in lines
     assert "task 50: data on m50" not in lines
     assert "… and 10 more (-o json shows all)" in lines

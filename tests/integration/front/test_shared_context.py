@@ -60,7 +60,7 @@ def test_calls_to_many_machines_share_a_context_and_reach_only_whom_they_are_for
     async def forgetful() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving("vm1"))
         async with server:
-            with pytest.raises(Unreachable, match="expected to reach nobody"):
+            with pytest.raises(Unreachable, match="expected to reach no host"):
                 await ask(server.sockets[0].getsockname()[1], "")
 
     asyncio.run(main())

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from faulty_store import LOST, MADE, REFUSED, UNHEARD, Fate, FaultyStore
 from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.errors import UnknownOutcome
 from control_plane.store import Delete, Operation, Put
-from control_plane.store.faulty import LOST, MADE, REFUSED, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
 from control_plane.store.outcomes import OUTCOMES, Slots, WriteAttempt
 from wire.errors import Busy, Conflict

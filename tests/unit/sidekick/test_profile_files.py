@@ -10,7 +10,8 @@ from fake_host import PROFILES, FakeHost, shipped
 from sidekick.expression import Fact
 from sidekick.facts import FACTS as KNOWN
 from sidekick.facts import read_facts
-from sidekick.profile import MAX_BYTES, Library
+from sidekick.profile import Library
+from sidekick.profile_file import MAX_BYTES
 from sidekick.report import WantedSetting
 from sidekick.settings import SETTINGS
 from sidekick.settings.sysctl import values_of

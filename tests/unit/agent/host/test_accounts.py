@@ -111,7 +111,7 @@ async def test_images_go_by_age_and_their_layers_with_the_last_of_them(host: Fak
         held = {i.digest for i in (await client.list_images()).images}
 
         assert not explained[first[7:]].stays
-        assert "nobody used it for" in explained[first[7:]].why
+        assert "it was not used for" in explained[first[7:]].why
         assert held == {second, OTHER_IMAGE}
         assert len(done) == 3  # two images and the layer of one
         assert len(list((host.state / "layers").glob("*.json"))) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders import FakeHost, a_spec, gone, running, unit, until
 
-from agent import daemon
+from agent import composition
 from agent.api import Limits, Resources, RestartPolicy, TaskState
 from agent.host import pressure
 from agent.host.core import pressure as core_pressure
@@ -207,7 +207,7 @@ async def test_a_start_keeps_its_place_until_its_unit_is_up(
         def allow(self, number: int) -> None:
             super().allow(1)
 
-    monkeypatch.setattr(daemon, "Starts", OnePlace)
+    monkeypatch.setattr(composition, "Starts", OnePlace)
     systemd = host.fake.systemd
     systemd.slow = {unit("a"), unit("b")}
     async with host.agent() as client:

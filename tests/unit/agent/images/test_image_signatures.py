@@ -46,7 +46,7 @@ def test_the_signature_of_one_of_the_keys_is_enough() -> None:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        ((), "nobody signed it"),
+        ((), "it has no signature"),
         ((a_signature(OTHER),), "only other keys signed it"),
         ((a_signature(digest=ELSE),), "none of this image"),
         ((ImageSignature(name="web/2", key=PUBLIC, signature=a_signature().signature),), "none of"),

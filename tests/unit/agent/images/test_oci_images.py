@@ -349,7 +349,10 @@ async def test_an_image_with_a_file_as_working_directory_is_refused(
 ) -> None:
     an_image(host, registry, BASE, config={"Cmd": ["serve"], "WorkingDir": "/base/below"})
     async with host.agent() as client:
-        with pytest.raises(Unprocessable, match="'/base/below' cannot be had: Not a directory"):
+        with pytest.raises(
+            Unprocessable,
+            match="cannot open the image's working directory '/base/below': Not a directory",
+        ):
             await client.fetch_oci_image(PLACE)
     assert nothing_staged(host)
 

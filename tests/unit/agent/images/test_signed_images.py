@@ -47,7 +47,7 @@ async def test_nothing_is_fetched_of_an_image_that_no_key_of_the_policy_signed(
 async def test_a_task_is_taken_only_with_the_signature_of_its_image(host: FakeHost) -> None:
     async with host.agent() as client:
         for bad, why in (
-            (ImageTrust(keys=[PUBLIC]), "nobody signed it"),
+            (ImageTrust(keys=[PUBLIC]), "it has no signature"),
             (trust(OTHER), "only other keys"),
             (trust(KEY, "sha256:" + "9" * 64), "none of this image"),
         ):

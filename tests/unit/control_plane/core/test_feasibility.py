@@ -304,7 +304,7 @@ def test_the_agent_is_believed_before_the_inventory():
     )
     capacity = capacity_of(a_record(facts=FACTS, hardware=hardware))
     assert (capacity.cpus, capacity.memory_bytes) == (8, 18 * GIB)
-    assert (capacity.rru, capacity.rru_per_cpu) == (4.0, 0.5)
+    assert (capacity.rru, capacity.per_cpu / capacity.per_rru) == (4.0, 0.5)
     assert (capacity.generation, capacity.sku, capacity.gpus) == ("skylake", "web", 1)
 
 

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from control_plane.health import restored
-from control_plane.health.core.restored import is_restored
+from control_plane.health.core.verdict import is_restored
 from control_plane.health.restored import RestoredHosts
 from control_plane.store.memory import MemoryStore
+from control_plane.store.opening import OwnTerm
 from control_plane.store.protocol import Put
-from control_plane.store.term import OwnTerm
 from wire.errors import ConfigError
 
 

@@ -210,7 +210,7 @@ def test_a_second_host_stays_one_over_its_reboot_until_an_operator_says_otherwis
             assert await world.asks(second) is Verdict.SECOND, "both are there again"
             await world.service.joined("vm1")
             assert world.service.all().duplicates == []
-            with pytest.raises(NotFound, match="no second host"):
+            with pytest.raises(NotFound, match="has no known clone"):
                 await world.service.forget("vm1")
 
     asyncio.run(scenario())

@@ -57,7 +57,7 @@ def test_an_entitlement_without_owners_belongs_to_the_operators() -> None:
     """What a release without owners stored is nobody's."""
     found = refusal(Needs.OWNER, ANN, {"old": []})
     assert found is not None
-    assert "belongs to nobody but the operators" in found.reason
+    assert "belongs to the operators only" in found.reason
 
 
 def test_a_user_is_not_the_group_of_the_same_name() -> None:

@@ -51,7 +51,7 @@ def test_a_loop_that_begins_anew_is_named_while_it_does_not_run():
             await forever()
 
         loops = Loops(RUNTIME)
-        loops.start("profiles", breaks, Failing.BEGINS_ANEW)
+        loops.start("profiles", breaks, Failing.RESTARTS)
         await RUNTIME.sleep(0.5)
         assert loops.trouble() == "profiles failed: the store is full"
         await RUNTIME.sleep(100)

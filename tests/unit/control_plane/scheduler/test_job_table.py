@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from faulty_store import LOST, MADE, UNHEARD, Fate, FaultyStore
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState
@@ -9,7 +10,6 @@ from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, Tas
 from control_plane.api.stored_jobs import CHUNK
 from control_plane.runtime.job_table import JobTable
 from control_plane.store import Put
-from control_plane.store.faulty import LOST, MADE, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, Conflict
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from inventory import a_join, a_machine, a_region_of, loaded
 
+from control_plane.api.inventory import MachineScope
 from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.broker import Broker
@@ -71,20 +72,27 @@ async def test_machines_are_found_by_every_level_of_the_topology() -> None:  # M
         await brokers.add(a_region_of(datacenters=2, msbs=2, rows=2, racks=2, machines=2))
         total = len(brokers.table)
         assert total == 32
-        assert len(brokers.find_machines(region="local")) == total
-        assert len(brokers.find_machines(datacenter="dc1")) == total // 2
-        assert len(brokers.find_machines(msb="dc1-msb0")) == total // 4
-        assert len(brokers.find_machines(row="dc1-msb0-row1")) == total // 8
-        assert len(brokers.find_machines(rack="dc0-msb1-row1-rack0")) == total // 16
-        assert len(brokers.find_machines(datacenter="dc0", machine_type="web")) == total // 2
-        assert brokers.find_machines(datacenter="dc0", rack="dc1-msb0-row0-rack0") == []
-        assert brokers.find_machines(datacenter="elsewhere") == []
+        assert len(brokers.find_scope(MachineScope(region="local"))) == total
+        assert len(brokers.find_scope(MachineScope(datacenter="dc1"))) == total // 2
+        assert len(brokers.find_scope(MachineScope(msb="dc1-msb0"))) == total // 4
+        assert len(brokers.find_scope(MachineScope(row="dc1-msb0-row1"))) == total // 8
+        assert len(brokers.find_scope(MachineScope(rack="dc0-msb1-row1-rack0"))) == total // 16
+        assert (
+            len(brokers.find_scope(MachineScope(datacenter="dc0", machine_type="web")))
+            == total // 2
+        )
+        assert brokers.find_scope(MachineScope(datacenter="dc0", rack="dc1-msb0-row0-rack0")) == []
+        assert brokers.find_scope(MachineScope(datacenter="elsewhere")) == []
         revision = brokers.table.revision("m00001")
         await brokers.assign("m00001", "front", "web", revision=revision)
-        assert [m.machine for m in brokers.find_machines(entitlement="front")] == ["m00001"]
-        assert len(brokers.find_machines(entitlement=FREE)) == total - 1
+        assert [m.machine for m in brokers.find_scope(MachineScope(entitlement="front"))] == [
+            "m00001"
+        ]
+        assert len(brokers.find_scope(MachineScope(entitlement=FREE))) == total - 1
         await brokers.carry_out("m00003", MarkDown(reason="test"))
-        assert [m.machine for m in brokers.find_machines(state=MachineState.DOWN)] == ["m00003"]
+        assert [m.machine for m in brokers.find_scope(MachineScope(state=MachineState.DOWN))] == [
+            "m00003"
+        ]
 
 
 async def test_all_brokers_form_one_free_pool() -> None:  # RB2 RB7 MO9 MO10

@@ -69,7 +69,7 @@ def test_a_job_whose_image_nobody_signed_is_refused_with_the_way_out(
 ) -> None:
     async def body(w: World, store: Store) -> None:
         for sign, why in (
-            (lambda: None, "nobody signed it"),
+            (lambda: None, "it has no signature"),
             (lambda: store.sign(OTHER), "only other keys signed it"),
             (lambda: store.sign(KEY, "sha256:" + "9" * 64), "none of this image"),
         ):

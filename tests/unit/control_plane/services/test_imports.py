@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from faulty_store import MADE, REFUSED, UNHEARD, Fate, FaultyStore
 from inventory import a_machine, loaded
 
 from agent.api import Location
@@ -15,7 +16,6 @@ from control_plane.api.machines import Hardware
 from control_plane.broker.brokers import Brokers
 from control_plane.runtime.table import PART
 from control_plane.store import Operation, Put, Store
-from control_plane.store.faulty import MADE, REFUSED, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
 from wire.errors import Busy, Conflict

@@ -57,7 +57,7 @@ async def test_machines_are_listed_page_by_page() -> None:  # MO2
             if not page.next:
                 break
             after = page.next
-        assert seen == [r.machine for r in world.brokers.find_machines(msb="dc1-msb0")]
+        assert seen == [r.machine for r in world.brokers.find_scope(MachineScope(msb="dc1-msb0"))]
         assert len(seen) == 50
 
 

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from fake_agents import Region
+from faulty_store import MADE, REFUSED, FaultyStore
 from virtual_time import clock, run
 from world import World, a_region, scenario
 
@@ -13,7 +14,6 @@ from control_plane.api.inventory import MachineScope
 from control_plane.api.machine_commands import MarkDown
 from control_plane.api.machines import EventKind, MachineState
 from control_plane.runtime.runtime import SteppedRuntime
-from control_plane.store.faulty import MADE, REFUSED, FaultyStore
 from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict
 

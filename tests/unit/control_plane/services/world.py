@@ -15,7 +15,7 @@ from control_plane.api.settings import SchedulerSettings
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
-from control_plane.task_control.controllers import CallController, nobody
+from control_plane.task_control.controllers import CallController, no_controller
 
 
 def a_region(machines: int = 3) -> Region:
@@ -49,7 +49,7 @@ class World:
         self.store = store or MemoryStore(strict=True)
         self.settings = SchedulerSettings(**({"join_grace_s": 0} | settings))
         self.runtime = SteppedRuntime(clock, seed=0)
-        self.controllers: CallController = nobody
+        self.controllers: CallController = no_controller
         self.cp: ControlPlane
 
     def control_plane(self) -> ControlPlane:

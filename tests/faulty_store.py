@@ -93,7 +93,7 @@ class FaultyStore:
                 return revision
         elif fate.heard:
             raise Busy("the store cannot be used: it is made to fail; nothing was changed")
-        raise UnknownOutcome("nobody knows whether the store made a write: its answer is lost")
+        raise UnknownOutcome("unknown whether the store made a write: its answer is lost")
 
     def failure(self) -> str:
         """Return why the inner one will never write again."""

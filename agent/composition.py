@@ -1,0 +1,291 @@
+"""What an agent is made of: every service of a host, made once and handed to those that need it.
+
+`HostParts` makes what each room has, `stages` lists what a task gets from its host, and `services`
+connects the tasks, the API and the loops that run for as long as the agent does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from agent import api
+from agent.config import AgentConfig
+from agent.credentials.credentials import CredentialHolder
+from agent.host.core.pressure import Waits, starts_at_once
+from agent.host.facts import FactsReader
+from agent.host.gc import Ledger
+from agent.host.host_profile import HostProfile
+from agent.host.logs import Logs
+from agent.host.metrics import AgentMetrics
+from agent.host.pressure import Pressure
+from agent.host.usage import UsageReader
+from agent.identity.clone_check import CloneCheck
+from agent.identity.identity import LAST_OWNERS, LAST_TERM, HostIdentity
+from agent.identity.task_identities import TaskIdentities
+from agent.images.core.retention import Room
+from agent.images.images import HostImages
+from agent.images.oci import Registries
+from agent.images.roots import FreshRoot, TaskRoots
+from agent.lease.contact import Contact
+from agent.lease.fencing import FencingOwners, FencingTerm
+from agent.machine import HostAccess, HostHardware
+from agent.network.core.resolver_files import Resolver
+from agent.network.name_files import NameFiles
+from agent.network.networks import Networks, site_with
+from agent.resources.exclusive_cpus import ExclusiveCpus
+from agent.resources.huge_pages import HugePages
+from agent.resources.memory_protection import MemoryProtection
+from agent.resources.task_limits import TaskLimits
+from agent.runtime.core.records import TASK_UNITS
+from agent.runtime.disk import StateDisk
+from agent.runtime.events import HostEvents
+from agent.runtime.journal import Journal
+from agent.runtime.offload import Lanes
+from agent.runtime.reserve import Reserve
+from agent.runtime.stage import TaskStage
+from agent.runtime.units import Units
+from agent.server import AgentServices
+from agent.tasks.context import HostCapacity, TaskContext
+from agent.tasks.core import own_init
+from agent.tasks.exec import Sessions
+from agent.tasks.inside import Inside
+from agent.tasks.observer import TaskObserver
+from agent.tasks.oomd import Oomd
+from agent.tasks.prober import Prober
+from agent.tasks.shutdown import HostShutdown
+from agent.tasks.starts import Starts
+from agent.tasks.storage import TaskStorage
+from agent.tasks.tasks import HostTasks
+from agent.tasks.unit import SystemContainer, UnitOfTask
+from agent.tasks.unit_view import UnitView
+from agent.usage import Usages
+from agent.volumes.volume_service import VolumeService
+from agent.volumes.volumes import Volumes
+from wire import durable
+
+log = logging.getLogger(__name__)
+
+
+class HostParts:
+    """The parts of one agent. Nothing runs before `services` starts it."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        machine: HostAccess,
+        hardware: HostHardware,
+        identity: HostIdentity,
+        lanes: Lanes,
+    ) -> None:
+        self.config, self.machine, self.hardware = config, machine, hardware
+        self.identity, self.lanes = identity, lanes
+        self.state, self.run = Path(config.state_dir), Path(config.run_dir)
+        self.tasks: HostTasks
+        """Made by `services`, with the task group that their loops run in."""
+        cgroups = machine.cgroups
+        identity.boot_id = hardware.boot_id
+        self.events = HostEvents(hardware.boot_id)
+        self.reserve = Reserve(self.state / "reserve", machine.btrfs.sync)
+        self.disk = StateDisk(self.state, self.events, self.reserve, lanes)
+        self.units = Units(machine.systemd, lanes)
+        self.images = self._images()
+        self.roots = TaskRoots(machine.btrfs, self.state / "tasks", self.images.folder)
+        self.networks = Networks(machine.network, lanes, self._site())
+        self.shutdown = HostShutdown(self.units, self.events, machine.boottime_s)
+        self.clones = CloneCheck(identity, hardware.boot_id, self.events)
+        self.clones.wake = self.units.wake_all
+        self.credentials = CredentialHolder(self.run / "credentials.sock")
+        self.identities = TaskIdentities(self.run / "identities", identity, lanes, self.events)
+        self.cpus = ExclusiveCpus(self.units, cgroups, lanes, machine.cores, self.run / "own-cpus")
+        with_pages = "hugetlb" in hardware.cgroup_controllers
+        self.pages = HugePages(self.units, cgroups, lanes, machine.hugepages, controller=with_pages)
+        self.memory = MemoryProtection(self.units, cgroups, lanes)
+        self.volumes = Volumes(machine.btrfs, self.state)
+        self.volume_service = VolumeService(self.volumes, lambda: self.tasks.specs(), lanes)
+        self.unit = UnitOfTask(self.roots, self.stages())
+        self.oomd, self.prober = Oomd(machine.processes), Prober()
+        self.starts = Starts(starts_at_once(hardware.cpu.online, Waits()))
+        self.context, self.capacity = self._context(), self._capacity()
+        self.last_term = FencingTerm(self.state / "identity" / LAST_TERM)
+        self.last_owners = FencingOwners(self.state / "identity" / LAST_OWNERS)
+
+    def _images(self) -> HostImages:
+        config, machine = self.config, self.machine
+        registries = Registries(config.registry_tls_verify, config.registry_credentials_file)
+        return HostImages(
+            self.state,
+            machine.btrfs,
+            self.units,
+            machine.processes,
+            self.lanes,
+            self.events,
+            registries,
+        )
+
+    def _site(self) -> Callable[[str], Any]:
+        config = self.config
+        own = config.network_address, config.address()[1]
+        return site_with(config.network_prefix6, config.network_prefix4, *own)
+
+    def stages(self) -> tuple[TaskStage, ...]:
+        """Return what a task gets from its host, in the order in which it is made."""
+        dns = Resolver(*self.config.dns())
+        name = self.hardware.hostname
+        return (
+            self.credentials,
+            self.identities,
+            SystemContainer(self.config.state_dir, self.config.run_dir),
+            self.cpus,
+            self.pages,
+            self.memory,
+            TaskLimits(self.units, self.machine.cgroups, self.lanes, self.cpus, self.pages),
+            FreshRoot(self.roots, self.lanes),
+            self.volume_service,
+            self.networks,
+            NameFiles(self.roots.path, self.machine, self.lanes, dns, name),
+        )
+
+    def _context(self) -> TaskContext:
+        boot_id = self.hardware.boot_id
+        journal = Journal(self.state / "journal", self.reserve, self.run / "records")
+        storage = TaskStorage(journal, self.roots, self.lanes)
+        observer = TaskObserver(boot_id, self.units, storage, self.oomd, self.shutdown, self.clones)
+        return TaskContext(
+            units=self.units,
+            observer=observer,
+            storage=storage,
+            events=self.events,
+            unit=self.unit,
+            inside=Inside(self.units, self.unit),
+            prober=self.prober,
+            contact=Contact(self.run / "fence", boot_id, self.machine.boottime_s),
+            starts=self.starts,
+        )
+
+    def _capacity(self) -> HostCapacity:
+        wanted, has_program = self.config.own_init, self.machine.has_program
+        return HostCapacity(
+            roots=self.roots,
+            cpus=self.cpus,
+            pages=self.pages,
+            memory=self.memory,
+            volumes=self.volumes,
+            cgroups=self.machine.cgroups,
+            lanes=self.lanes,
+            clones=self.clones,
+            no_containers=lambda: own_init.missing(wanted, has_program),
+        )
+
+    def services(
+        self, group: asyncio.TaskGroup, pull: Callable[[api.ImagePull], Any]
+    ) -> AgentServices:
+        """Return what the API answers from; the loops behind it run in `group` from now on."""
+        machine, lanes, usage = self.machine, self.lanes, self._start(group)
+        return AgentServices(
+            tasks=self.tasks,
+            usage=usage,
+            metrics=AgentMetrics(
+                self.tasks, self.images, self.prober, machine.cgroups, lanes, usage
+            ),
+            images=self.images,
+            logs=Logs(machine.processes),
+            unit_view=UnitView(machine.processes, lanes, self.unit),
+            events=self.events,
+            contact=self.context.contact,
+            credentials=self.credentials,
+            leaving=self.shutdown,
+            sessions=Sessions(self.context.inside, self.units, self.run / "exec"),
+            networks=self.networks,
+            profile=self._profile(),
+            facts=self._facts(),
+            pull=pull,
+            accounts=self._ledger(),
+            volumes=self.volume_service,
+            spawn=lambda work: _spawn(group, work),
+            renew=self.identity.renew_when_asked,
+            uniqueness=self.clones,
+            last_term=self.last_term,
+            last_owners=self.last_owners,
+            domain=self.identity.domain,
+        )
+
+    def _start(self, group: asyncio.TaskGroup) -> Callable[[], Awaitable[Usages]]:
+        """Make the tasks and start the loops; return what reads the usage of the host."""
+        machine, lanes = self.machine, self.lanes
+        reserve_bytes = self.config.reserve_memory_bytes
+        self.tasks = HostTasks(
+            self.context, self.capacity, self.hardware, group, reserve_bytes=reserve_bytes
+        )
+        reader = UsageReader(
+            machine.cgroups, self.tasks, lanes, machine.boottime_s, machine.host_text
+        )
+        host = self.hardware.cpu.online, machine.boottime_s
+        pressure = Pressure(machine.cgroups, self.tasks, reader, self.starts, self.oomd, host)
+
+        async def noted(path: Path, data: bytes) -> None:
+            await lanes.run("last-term", durable.write, path, data)
+
+        group.create_task(self.last_term.watch(noted), name="last term")
+        group.create_task(self.last_owners.watch(noted), name="last owners")
+        group.create_task(self.disk.watch(), name="disk")
+        group.create_task(pressure.watch(), name="pressure")
+        group.create_task(self.units.watch(TASK_UNITS), name="units")
+        group.create_task(self.identities.watch(self.tasks.to_run), name="identities")
+        return reader.read
+
+    def _profile(self) -> HostProfile:
+        config = self.config
+        return HostProfile(
+            self.units,
+            self.events,
+            Path(config.sidekick),
+            Path(config.sidekick_state_dir),
+            self.hardware.boot_id,
+            self.machine.boottime_s,
+        )
+
+    def _ledger(self) -> Ledger:
+        return Ledger(
+            (self.state, self.run),
+            self.context,
+            self.capacity,
+            self.networks,
+            self.images,
+            self.tasks,
+            self.machine,
+            Room(0, self.config.image_free_bytes, self.config.image_keep_s),
+        )
+
+    def _facts(self) -> Callable[[], Coroutine[Any, Any, api.MachineFacts]]:
+        config = self.config
+        standing = FactsReader(self.machine, config.state_dir, own_init=config.own_init)
+
+        async def facts() -> api.MachineFacts:
+            found = await self.lanes.run("facts", standing.read, self.name())
+            problems = [p for p in (self.disk.problem, self.networks.problem) if p]
+            return replace(found, problems=problems, leaving=self.shutdown.now())
+
+        return facts
+
+    def name(self) -> str:
+        """Return the name of this host as a machine; empty: it has not joined."""
+        held = self.identity.find()
+        return held.machine if held else ""
+
+
+def _spawn(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+    group.create_task(_logged(work))
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    """Run work in the background; where it fails, the agent goes on without it."""
+    try:
+        await work
+    except Exception:
+        log.exception("a background job failed; this is a bug")

@@ -1,0 +1,51 @@
+"""What a task's loop observes of its host before it decides."""
+
+from __future__ import annotations
+
+from agent.identity.clone_check import CloneCheck
+from agent.machine import UnitState
+from agent.runtime.core.records import TaskRecord, unit_of
+from agent.runtime.units import Units
+from agent.tasks.core.lifecycle import SeenTask
+from agent.tasks.oomd import Oomd
+from agent.tasks.shutdown import HostShutdown
+from agent.tasks.storage import TaskStorage
+from agent.tasks.unit import seen_unit
+
+
+class TaskObserver:
+    """Looks at the unit and the root of a task, and at whether this host may start tasks now."""
+
+    def __init__(
+        self,
+        boot_id: str,
+        units: Units,
+        storage: TaskStorage,
+        oomd: Oomd,
+        shutdown: HostShutdown,
+        clones: CloneCheck,
+    ) -> None:
+        self._boot_id, self._units, self._storage, self._oomd = boot_id, units, storage, oomd
+        self.is_leaving = shutdown.now
+        """Returns whether the host is about to go down: tasks end and none starts."""
+        self.bars = clones.bars
+        """Returns why this host, perhaps a clone, starts no task now; empty: it may."""
+
+    async def look(self, task: TaskRecord) -> SeenTask:
+        """Return what there is of a task. Its root is read only while its unit is not active."""
+        unit = await self._units.find(unit_of(task.task_id))
+        if unit is not None and unit.active == "inactive" and not unit.control_group:
+            unit = None  # over and done with; systemd only has not forgotten it yet
+        if unit is not None and unit.active == "active":
+            return self.active(unit)
+        root, leftover = await self._storage.look_at_root(task)
+        seen = await self._oomd.seen(unit, task.ended_invocation) if unit is not None else None
+        return SeenTask(seen, root=root, leftover=leftover, boot_id=self._boot_id)
+
+    def active(self, unit: UnitState) -> SeenTask:
+        """Return what there is of a task whose unit is active: it has a root, too."""
+        return SeenTask(seen_unit(unit), root=True, leftover=True, boot_id=self._boot_id)
+
+    def new(self) -> SeenTask:
+        """Return what there is of a task that was never on this host: nothing but its record."""
+        return SeenTask(None, root=False, leftover=True, boot_id=self._boot_id)

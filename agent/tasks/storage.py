@@ -1,0 +1,81 @@
+"""What of tasks is on the host's disk: their records, and the roots that they run from."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from agent.images.roots import TaskRoots
+from agent.runtime.core.records import TASK_UNITS, TaskRecord, Tombstone, task_of
+from agent.runtime.events import HostEvents
+from agent.runtime.journal import Journal, Replay
+from agent.runtime.offload import Lanes
+from agent.runtime.units import Units
+from agent.tasks.core.reconcile import rebuilt
+from agent.tasks.core.unit_properties import key_in
+from wire.errors import HostError
+
+log = logging.getLogger(__name__)
+
+
+class TaskStorage:
+    """Reads and writes records and roots, each kind in a thread of its own.
+
+    Every method may raise `HostError`: the disk is full, read-only or broken.
+    """
+
+    def __init__(self, journal: Journal, roots: TaskRoots, lanes: Lanes) -> None:
+        self._journal, self._roots, self._lanes = journal, roots, lanes
+
+    async def save(self, record: TaskRecord | Tombstone, *, durable: bool = True) -> None:
+        """Replace the record of a task; `durable` as in `Journal.save`."""
+        await self._lanes.run("journal", self._journal.save, record, durable=durable)
+
+    async def set_aside(self, task_id: str) -> None:
+        """Keep a copy of a record that cannot be read, for diagnosis."""
+        await self._lanes.run("journal", self._journal.set_aside, task_id)
+
+    async def replay(self, units: Units, events: HostEvents) -> Replay:
+        """Return all records, with those rebuilt that cannot be read or are not there.
+
+        They are rebuilt from their copies in memory and from what runs. The unreadable ones are
+        kept aside. A rebuilt record that cannot be written, on a read-only disk for one, is in
+        force all the same.
+        """
+        replay = await self._lanes.run("journal", self._journal.replay)
+        if not replay.copies:
+            return replay
+        seen = {task_of(u.unit): key_in(u.description) for u in await units.all(TASK_UNITS)}
+        found = rebuilt(replay.copies, seen, replay.unreadable)
+        for task_id, record in found.items():
+            why = replay.unreadable.get(task_id, "it is not there")
+            log.error("a task record was rebuilt", extra={"task": task_id, "why": why})
+            said = f"its record could not be read ({why}); it was rebuilt from its copy in memory"
+            events.add("agent", task_id, said)
+            await self._lanes.run("journal", self._write_again, record)
+        left = {t: why for t, why in replay.unreadable.items() if t not in found}
+        return replace(replay, tasks={**replay.tasks, **found}, unreadable=left, copies={})
+
+    def _write_again(self, record: TaskRecord) -> None:
+        self._journal.set_aside(record.task_id)
+        try:
+            self._journal.save(record)
+        except HostError as e:
+            extra = {"task": record.task_id, "why": str(e)}
+            log.warning("a rebuilt record is in memory alone", extra=extra)
+
+    async def look_at_root(self, task: TaskRecord) -> tuple[bool, bool]:
+        """Return whether the task has a root of its image, and whether it has any root."""
+        return await self._lanes.run("btrfs", self._roots.look, task.task_id, task.spec.image)
+
+    async def prepare_root(self, task: TaskRecord) -> None:
+        """Make the root of a task from its image."""
+        await self._lanes.run("btrfs", self._roots.prepare, task.task_id, task.spec.image)
+
+    async def remove_root(self, task_id: str) -> None:
+        """Remove the root of a task; one that is not there is no error."""
+        await self._lanes.run("btrfs", self._roots.remove, task_id)
+
+    async def tasks_with_root(self) -> list[str]:
+        """Return the ids of all tasks that have a root."""
+        return await self._lanes.run("btrfs", self._roots.all)

@@ -1,0 +1,113 @@
+"""`twinectl machine held-back`, `confirm-down`, `label`, `duplicates` and `forget-duplicate`."""
+
+from __future__ import annotations
+
+import click
+
+from control_plane.api.duplicates import Duplicates
+from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
+from control_plane.api.inventory import Records, Relabel
+from control_plane.cli import show
+from control_plane.cli.machines import chosen, labels_text, scope_option
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+from wire.errors import InvalidInput
+
+
+@click.command("held-back")
+@output_option
+@click.pass_obj
+def machine_held_back(target: Target, output: str) -> None:
+    """Show silent machines that are not taken for dead yet, and why."""
+    found: HeldBackMachines = target.ask(lambda client: client.held_back_machines())
+    rows = [
+        (
+            held.machine,
+            held.state.value,
+            show.duration(held.silent_s),
+            held.part or "-",
+            show.duration(held.left_s),
+            held.reason,
+        )
+        for held in found.machines
+    ]
+    columns = ("machine", "state", "silent", "part", "left", "reason")
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+@click.command("confirm-down")
+@click.argument("names", nargs=-1)
+@scope_option
+@click.option("--reason", required=True, help="How you know; shown with the machine.")
+@output_option
+@click.pass_obj
+def machine_confirm_down(
+    target: Target, names: tuple[str, ...], scopes: tuple[str, ...], reason: str, output: str
+) -> None:
+    """Say that silent machines are down: their tasks start elsewhere now.
+
+    Machines that answer are left out. If the others are only cut off, their tasks run twice
+    until they are back.
+    """
+    machines, scope = chosen(names, scopes)
+    wish = ConfirmDown(machines=machines, scope=scope, reason=reason)
+    found: ConfirmedDown = target.ask(lambda client: client.confirm_down(wish))
+    line = f"{len(found.machines)} machine(s) confirmed down: {', '.join(found.machines)}"
+    show.emit(output, found, lambda: click.echo(show.printable(line)))
+
+
+@click.command("label")
+@click.argument("names", nargs=-1)
+@scope_option
+@click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Give this label.")
+@click.option("--remove", metavar="NAME", multiple=True, help="Take this label away.")
+@output_option
+@click.pass_obj
+def machine_label(
+    target: Target,
+    names: tuple[str, ...],
+    scopes: tuple[str, ...],
+    settings: tuple[str, ...],
+    remove: tuple[str, ...],
+    output: str,
+) -> None:
+    """Set and remove labels, for which jobs can ask: requires = ["label.NAME = VALUE"]."""
+    machines, scope = chosen(names, scopes)
+    if strays := [setting for setting in settings if "=" not in setting]:
+        raise InvalidInput(f"cannot use --set {strays[0]!r}", hint="NAME=VALUE")
+    labels = dict(setting.split("=", 1) for setting in settings)
+    wish = Relabel(machines=machines, scope=scope, set=labels, remove=list(remove))
+    found: Records = target.ask(lambda client: client.label_machines(wish))
+    rows = [(record.machine, labels_text(record)) for record in found.machines]
+    show.emit(output, found, lambda: show.table(("machine", "labels"), rows))
+
+
+@click.command("duplicates")
+@output_option
+@click.pass_obj
+def machine_duplicates(target: Target, output: str) -> None:
+    """List hosts that have the identity of another one: their disk was copied from it.
+
+    Such a host starts no tasks. Join it under a name of its own. Or, if it is to be the machine,
+    turn the other one off, and then `twinectl machine forget-duplicate NAME`.
+    """
+    found: Duplicates = target.ask(lambda client: client.list_duplicates())
+    rows = [
+        (one.machine, one.address or "-", one.boot_id, one.other_boot_id, show.ago(one.at))
+        for one in found.duplicates
+    ]
+    head = ("machine", "clone at", "its boot", "boot that keeps it", "found")
+    show.emit(output, found, lambda: show.table(head, rows))
+
+
+@click.command("forget-duplicate")
+@click.argument("name")
+@click.pass_obj
+def machine_forget_duplicate(target: Target, name: str) -> None:
+    """Check the hosts with the identity of machine NAME again.
+
+    For when one of them is gone: the other one is then the machine, within minutes. While both
+    run, the second one is found again.
+    """
+    target.ask(lambda client: client.forget_duplicate(name))
+    click.echo(show.printable(f"machine {name}: its hosts are checked again"))

@@ -1,0 +1,99 @@
+"""Handlers by which operators let the control plane go on, and the limit on deletions.
+
+Silent machines whose state is not decided, limits on what destroys, and a restored store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+from agent.api import Ack
+from control_plane.api.health import ConfirmedDown, HeldBackMachines
+from control_plane.api.limits import LimitName, LimitView, LimitViews
+from control_plane.api.restored import Restored, RestoredView
+from control_plane.health.service import HealthService
+from control_plane.runtime.limits import FrontEndLimits, TokenBucket
+from control_plane.scheduler.restored import RestoredStore
+from wire.errors import Busy
+from wire.peers import principal
+from wire.server import Call
+
+log = logging.getLogger(__name__)
+DELETES_PER_S, DELETES_BURST = 0.5, 30
+"""Deletions by one user. A program that deletes everything by mistake is stopped before a person
+can notice (AV5). What a person or a clean-up types is far below."""
+_PEOPLE_MAX = 1000
+
+
+class SafetyHandlers:
+    """A handler for each row of `api.health_routes`."""
+
+    def __init__(
+        self,
+        health: HealthService,
+        limits: FrontEndLimits,
+        restored: RestoredStore,
+        now: Callable[[], float],
+    ) -> None:
+        """`now` is the clock that is never set."""
+        self._health, self._limits, self._restored, self._now = health, limits, restored, now
+        self._deletes = limits.of(LimitName.DELETES, DELETES_PER_S, DELETES_BURST)
+        self._of: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    async def held_back_machines(self, _: Call) -> HeldBackMachines:
+        """Return the silent machines whose state is not decided."""
+        return HeldBackMachines(machines=self._health.held_back())
+
+    async def confirm_down(self, call: Call) -> ConfirmedDown:
+        """Mark machines as down that an operator says are down."""
+        wish = call.body
+        return await self._health.confirm(wish.machines, wish.scope, wish.reason, call.peer.name)
+
+    async def list_limits(self, _: Call) -> LimitViews:
+        """Return all limits."""
+        return self._limits.views(self._now())
+
+    async def lift_limit(self, call: Call) -> LimitView:
+        """Lift a limit for a while."""
+        limit, now = self._limits.find(call.path["limit"]), self._now()
+        by = principal(call.peer) if call.peer.role == "user" else call.peer.name
+        limit.lift(now, call.body.for_s, by, call.body.reason)
+        log.warning("limit lifted", extra={"limit": limit.name.value, "by": by})
+        return limit.view(now)
+
+    def check_deletion(self, call: Call) -> None:
+        """Raise `Busy` if a user deletes too much at once."""
+        if call.route.method != "DELETE":
+            return
+        now, who = self._now(), f"{call.peer.role}:{call.peer.name}"
+        if self._deletes.is_lifted(now):
+            self._deletes.passed += 1
+            return
+        bucket = self._of.pop(who, None) or TokenBucket(DELETES_PER_S, DELETES_BURST)
+        self._of[who] = bucket
+        if len(self._of) > _PEOPLE_MAX:
+            self._of.popitem(last=False)
+        wait_s = bucket.take(now)
+        if wait_s > 0:
+            why = f"{who} deletes more than {DELETES_BURST} objects at once"
+            self._deletes.hold_back(now, why, 60.0)
+            raise Busy(
+                f"{why}, and then more than {DELETES_PER_S:g} per second: nothing was deleted",
+                hint="an operator may lift that: twinectl limit lift deletes --reason …",
+            )
+        self._deletes.passed += 1
+
+    async def show_restored(self, _: Call) -> RestoredView:
+        """Return how the tasks on machines differ from the copy of the store."""
+        return await self._restored.view()
+
+    async def release_restored(self, call: Call) -> Restored:
+        """Let the control plane command from now on."""
+        return await self._restored.release(principal(call.peer))
+
+    async def let_task_go(self, call: Call) -> Ack:
+        """Let a task be stopped that the restored store does not know."""
+        self._restored.let_go(call.path["machine"], call.path["unknown"])
+        return Ack(detail="it is stopped once the limit on stops lets it pass")
