@@ -69,7 +69,7 @@ def kill_unit(unit: str, below: Path = SLICE) -> bool:
 
 
 def look(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:
-    """Kill what is overdue, and leave word for the agent that somebody looks."""
+    """Kill what is overdue, and note for the agent that the fence runs."""
     for task_id in overdue(folder, now_s):
         units = (unit_of(task_id), step_unit(task_id), inside_unit(task_id, "*"))
         if sum(map(kill, units)):

@@ -34,7 +34,7 @@ def window() -> Window:
 
 
 def is_terminal() -> bool:
-    """Return whether somebody sits before input and output."""
+    """Return whether input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -163,7 +163,7 @@ async def _show(duplex: Duplex, shown: Inflow) -> None:
 
 
 class _Output:
-    """Writes in a thread of its own: somebody here who reads slowly holds up nothing else."""
+    """Writes in a thread of its own: a slow reader here holds up nothing else."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -45,7 +45,7 @@ class PeopleClient(WireClient):
         return _as(Grant, await self.call(_ROUTE["grant_operator"], who=who))
 
     async def revoke_operator(self, who: str) -> None:
-        """Make somebody an operator no longer."""
+        """Take the operator's role from a user."""
         await self.call(_ROUTE["revoke_operator"], who=who)
 
     async def grant_host_admin(self, who: str) -> Grant:
@@ -53,7 +53,7 @@ class PeopleClient(WireClient):
         return _as(Grant, await self.call(_ROUTE["grant_host_admin"], admin=who))
 
     async def revoke_host_admin(self, who: str) -> None:
-        """Let somebody run tasks without a sandbox no longer."""
+        """Let a user run tasks without a sandbox no longer."""
         await self.call(_ROUTE["revoke_host_admin"], admin=who)
 
     async def list_groups(self) -> Groups:

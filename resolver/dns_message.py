@@ -95,7 +95,7 @@ def _refusal(query: dns.message.Message, code: dns.rcode.Rcode) -> dns.message.M
 
 
 def outside(question: DnsQuestion) -> dns.message.Message:
-    """Return the reply to a question for a name of somebody else's: we do not recurse."""
+    """Return the reply to a question for a name outside our zone: we do not recurse."""
     return _refusal(question.query, dns.rcode.REFUSED)
 
 

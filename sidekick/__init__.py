@@ -16,7 +16,7 @@ status    how the host stands: verify, status; nothing is changed
 seen      what a verify read, kept for …
 look      … the timer's look at a host that is as it was: a script for a bare interpreter
 apply     one run: claim, journal, change, read back; on failure undo in reverse
-trial     a profile that goes by itself unless somebody confirms it
+trial     a profile that goes by itself unless it is confirmed
 arguments what commands take, and how a shell completes it
 cli       the commands
 """

@@ -33,7 +33,7 @@ class RebootConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kexec_initrd: str | None = None
     """Its initial RAM disk; with a `kexec_kernel` and none here, none is loaded."""
     repair_drift: bool = False
-    """Whether `sidekick verify --timer` brings back what somebody changed, or only reports it."""
+    """Whether `sidekick verify --timer` restores what was changed by hand, or only reports it."""
 
 
 class Way(msgspec.Struct, frozen=True):

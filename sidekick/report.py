@@ -25,7 +25,7 @@ class ApplyOutcome(StrEnum):
     """Staged for the next boot; not in force."""
     FAILED = "failed"
     DRIFTED = "drifted"
-    """Was applied; somebody changed it since."""
+    """Was applied; it was changed by hand since."""
     PARTIAL = "partial"
     """As much of it as there was; the profile takes that."""
     UNDONE = "undone"

@@ -41,7 +41,7 @@ class Log(Protocol):
         """Tell what changed."""
 
     def warning(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
-        """Tell what somebody may have to act upon."""
+        """Report what an operator may have to act upon."""
 
 
 class NoLog:

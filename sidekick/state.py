@@ -194,7 +194,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile that goes by itself unless somebody confirms it."""
+    """A profile that goes by itself unless it is confirmed."""
 
     back: Target
     """What comes back."""

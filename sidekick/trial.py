@@ -1,4 +1,4 @@
-"""A profile on trial: it goes by itself unless somebody confirms it in time.
+"""A profile on trial: it goes by itself unless it is confirmed in time.
 
 What comes back is on the disk before the first write, and so is the timer that brings it back:
 a crash of sidekick, of the shell it was typed into, or of the host ends the trial like silence.

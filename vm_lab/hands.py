@@ -1,4 +1,4 @@
-"""Does in a guest what somebody outside says, and answers when the agent has acknowledged it.
+"""Does in a guest what a program outside says, and answers when the agent has acknowledged it.
 
 One request a line on stdin, one answer a line on stdout, in the order in which they are done. So
 the caller knows of every request that was ever made, also when the guest dies in the middle.

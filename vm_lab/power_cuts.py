@@ -62,7 +62,7 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hands:
-    """Somebody in the guest who does what is said (`vm_lab.hands`)."""
+    """The program in the guest that does what it is told (`vm_lab.hands`)."""
 
     def __init__(self, process: asyncio.subprocess.Process, promises: LabPromises) -> None:
         self._process = process

@@ -1,7 +1,7 @@
 """Where a lab keeps its files, and how it finds its own processes again.
 
 Everything a later command must know is on disk: a process is recorded with its start
-time, so that a number the kernel has given to somebody else is never mistaken for it.
+time, so that a number the kernel has reused is never mistaken for it.
 """
 
 import os

@@ -41,7 +41,7 @@ _BEGIN_S = 0.002
 _SWEEP_S = 1.0
 """From what happens at the door to the next sweep, and between two of them at least."""
 _CALM_S = 30.0
-"""Between two sweeps at most while somebody is in: a clock that was set moves the end of a
+"""Between two sweeps at most while a connection is open: a clock that was set moves the end of a
 certificate."""
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -402,7 +402,7 @@ class ConnectionAdmission:
         self._stir()
 
     def _stir(self) -> None:
-        """Have a sweep soon: somebody may have a deadline now that had none, or a later one."""
+        """Have a sweep soon: a connection may have a deadline now that had none, or a later one."""
         if not self._is_soon:
             self._is_soon = True
             self._sweep_in(_SWEEP_S)

@@ -176,7 +176,7 @@ class Visitor(web.RequestHandler):
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Take note that somebody does."""
+        """Note that the client reads again."""
         self._blocked_at = None
         super().resume_writing()
 
@@ -259,7 +259,7 @@ IDENTITY = re.compile(
     r"spiffe://(?P<cluster>[a-z0-9][a-z0-9.-]{0,253})"
     r"/(?P<role>host|component|user|controller)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})"
 )
-"""What makes somebody known at a front door; tasks have identities of another form."""
+"""What makes a caller known at a front door; tasks have identities of another form."""
 
 
 def identity_in(certificate: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ class Duplex(Protocol):
         ...
 
     async def send(self, frame: Frame) -> None:
-        """Send a frame; one to somebody who has gone is dropped."""
+        """Send a frame; one to a closed connection is dropped."""
         ...
 
 
@@ -51,7 +51,7 @@ class Socket:
                 yield message.data
 
     async def send(self, frame: Frame) -> None:
-        """Send a frame; one to somebody who has gone is dropped."""
+        """Send a frame; one to a closed connection is dropped."""
         try:
             if isinstance(frame, str):
                 await self._ws.send_str(frame)

@@ -9,7 +9,7 @@ TwineError
 ├── TooSlow           the request did not come in time                  408
 ├── TooLarge          over a limit of size                              413
 ├── Unprocessable     well-formed, but cannot be carried out            422
-├── Busy              somebody else is at it; try again                 503
+├── Busy              another request is at it; try again               503
 ├── Unreachable       the other side does not answer                    503
 │   └── Refused       its host does, but nothing listens there          503
 ├── HostError         the host refused: kernel, systemd, btrfs, programs
@@ -157,7 +157,7 @@ class Unprocessable(TwineError):
 
 
 class Busy(TwineError):
-    """Somebody else is at it; the same request may succeed later."""
+    """Another request or program is at it; the same request may succeed later."""
 
     code = "busy"
     status = 503

@@ -128,7 +128,6 @@ class Computing:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Charge nothing to anybody yet."""
         self._clock = clock
         self._debts: dict[str, tuple[float, float]] = {}
         """By account: seconds, and when that was."""

@@ -17,7 +17,7 @@ class Suspects:
     """Networks that took a place at the door of late and made no use of it.
 
     A flood is of these soon, also one from thousands of addresses; a newcomer is not, nor one
-    of a network where somebody proved an identity of late.
+    of a network where a caller proved an identity of late.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Suspects:
         _note(self._until, network, now + SUSPECT_S)
 
     def proved(self, network: str, now: float) -> None:
-        """Note that somebody of there proved an identity."""
+        """Note that a caller from there proved an identity."""
         _note(self._proved_until, network, now + PROVED_S)
 
     def has(self, network: str, now: float) -> bool:

@@ -375,7 +375,7 @@ def _refused(problem: Problem) -> web.Response:
 
 
 class _OursOnly(logging.Filter):
-    """Keeps broken HTTP, which anybody can send, from filling the log with tracebacks."""
+    """Keeps broken HTTP, which any client can send, from filling the log with tracebacks."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

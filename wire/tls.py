@@ -76,7 +76,7 @@ Judge = Callable[[Mapping[str, Any]], None]
 
 
 class _CheckedObject(ssl.SSLObject):
-    """Ends the handshake in an error if somebody else than expected is at the other end."""
+    """Ends the handshake in an error if the other end is not the expected one."""
 
     expected: str = ""
     domain: str = ""
@@ -148,7 +148,7 @@ class _ClientContext(_Context):
 
 
 def unverified_context() -> ssl.SSLContext:
-    """Return a context that believes anybody: only to fetch what is then compared with a pin."""
+    """Return a context that trusts any server: only to fetch what is then compared with a pin."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

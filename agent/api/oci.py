@@ -26,7 +26,7 @@ Reference = Annotated[
 
 
 def asked_for_as(reference: str) -> str:
-    """Return what an event of an image says: by this name somebody wants it. Its events follow."""
+    """Return what an event of an image says: by this name it was asked for. Its events follow."""
     return f"asked for as {reference}"
 
 

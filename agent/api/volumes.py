@@ -23,7 +23,7 @@ class VolumeKind(StrEnum):
     SCRATCH = "scratch"
     """Of the task, and gone with it."""
     PERSISTENT = "persistent"
-    """Stays on the host until somebody removes it; the task finds it again."""
+    """Stays on the host until it is removed; the task finds it again."""
     SHARED = "shared"
     """A persistent volume of another task of the entitlement, to be read only."""
     TMPFS = "tmpfs"

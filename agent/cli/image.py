@@ -181,7 +181,7 @@ async def image_of(client: AgentClient, image: str) -> str:
 
 
 def _suggested(image: str) -> str:
-    """Return what somebody may have meant by a name that is none of an image."""
+    """Return what the user may have meant by a name that no image has."""
     if Path(image, "index.json").is_file():
         return f"this layout is named so: oci-layout:{image}"
     if image.startswith(("docker-archive:", "docker-daemon:", "containers-storage:", "dir:")):

@@ -28,7 +28,7 @@ _FOR_ROOT = {
 
 
 def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
-    """Raise `Forbidden` where a task is to run, or to be entered, that somebody could be root by.
+    """Raise `Forbidden` where a task is to run, or to be entered, that makes its user root.
 
     Members of the socket's group are not root. The control plane has looked at its own callers
     (docs/adr/0092); each use is in this host's journal, too.

@@ -178,7 +178,7 @@ class Ledger:
             done = []
             for (kind, name), fate in (await self._goes()).items():
                 if kind == "image":
-                    with contextlib.suppress(Conflict, NotFound):  # somebody was faster
+                    with contextlib.suppress(Conflict, NotFound):  # another request was faster
                         await self._images.delete(name, self._tasks.using)
                         done.append(f"image {name} is removed: {fate.why}")
                         passed("gc.image-deleted")

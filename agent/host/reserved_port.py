@@ -23,7 +23,7 @@ NAME = "port"
 def listen(address: tuple[str, int], backlog: int) -> socket.socket:
     """Return a socket that listens, after seeing to it that the port stays ours.
 
-    Raises `ConfigError` where somebody else has it.
+    Raises `ConfigError` where another program has it.
     """
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

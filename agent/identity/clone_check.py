@@ -39,7 +39,7 @@ class Asker(Protocol):
     """What this asks of the host's identity."""
 
     def has_joined(self) -> bool:
-        """Return whether there is anybody to ask."""
+        """Return whether there is a control plane to ask."""
         ...
 
     def read_second(self) -> str:

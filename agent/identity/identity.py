@@ -286,8 +286,8 @@ class HostIdentity:
             raise Forbidden(
                 f"the authority of {invitation.url} is {found}, not {invitation.ca_hash}: "
                 "nothing was sent",
-                hint="compare the pin with `twinectl token create`; if it is right, somebody "
-                "is between this host and the control plane",
+                hint="compare the pin with `twinectl token create`; if it is right, "
+                "another server answers between this host and the control plane",
             )
         return pins.first_certificate(answer.ca_pem)
 

@@ -82,7 +82,7 @@ class HostImages:
         self._quiet = asyncio.Lock()
         """Held while things are tidied: no image begins to arrive meanwhile."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """One at a time does something to an image; a lock lives while somebody has use for it."""
+        """One at a time does something to an image; a lock lives while it is held or awaited."""
         for folder in (self.folder, self._staging):
             folder.mkdir(parents=True, exist_ok=True)
         self._sandbox = Sandbox(self._staging, btrfs, units, processes, lanes)

@@ -140,7 +140,7 @@ class Layers:
 
         Those that are missing have their blobs in a layout. All of them are applied to the one
         tree, in order; each layer is a snapshot of it as it was then. A blob is removed once it
-        was applied: what is gone before somebody flushes it need not be written at all. `here`
+        was applied: what is gone before a flush need not be written at all. `here`
         is told of each layer that was applied, by its number.
         """
         at: str | None = None

@@ -166,7 +166,7 @@ class Oci:
             await self._lanes.run("files", _gone, stage)
 
     async def assemble(self, layout: Path, tree: Path, hold: Hold) -> Assembled:
-        """Make `tree` what the one image of a layout is, which somebody filled."""
+        """Make `tree` what the one image of a filled layout is."""
         data = await self._lanes.run("files", _document, layout, "index.json")
         seen = 0
         while is_index(data):

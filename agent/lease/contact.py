@@ -117,7 +117,7 @@ class Contact:
     def check_command(self, task_id: str, spec: TaskSpec, name: str | None, epoch: int) -> None:
         """Raise unless a bound task may be started because of this request.
 
-        `name` is the answer that the control plane heard last, None where somebody on the
+        `name` is the answer that the control plane heard last, None where a user on the
         host asks. A request that was long on its way is worth nothing: meanwhile the task may
         have been given to another host.
         """

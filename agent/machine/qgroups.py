@@ -1,7 +1,7 @@
 """Quota groups of btrfs: by ioctl what is changed, from /sys what is read. Nothing is walked.
 
 A limited subvolume has a group of level 1 with its own number (`1/ID`) where quotas are simple:
-subvolumes that somebody makes inside of it join that group by themselves, so the limit holds for
+subvolumes that are made inside of it join that group by themselves, so the limit holds for
 all of it together. Regular quotas know no such thing; there the limit is on the subvolume's own
 group (`0/ID`). Numbers and layouts are those of include/uapi/linux/btrfs.h.
 """

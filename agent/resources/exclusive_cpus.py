@@ -79,7 +79,7 @@ class ExclusiveCpus(TaskStage):
         self._cores = await self._lanes.run("usage", self._read_cores)
 
     async def look_for(self, spec: TaskSpec) -> None:
-        """Read the cores if they matter for the admission of a task: some are somebody's own."""
+        """Read the cores if they matter for the admission of a task: some are exclusive."""
         if not self._cores or self._claims or spec.resources.exclusive_cpus:
             await self.look()
 

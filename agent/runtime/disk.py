@@ -21,7 +21,7 @@ record of a stop could be kept."""
 LOOK_S = 10.0
 """How often the disk is looked at; what is refused meanwhile says why by itself."""
 _LOOKS_TO_FILL = 60
-"""After so many looks it is seen to the reserve although it is held: somebody may have removed it.
+"""After so many looks it is seen to the reserve although it is held: it may have been removed.
 """
 
 

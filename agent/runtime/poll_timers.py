@@ -36,7 +36,7 @@ class Rest:
             self._over.set_result(None)
 
     async def until_round(self, every_s: float) -> None:
-        """Wait until the next round of so many seconds begins, or somebody ends it."""
+        """Wait until the next round of so many seconds begins, or `end` is called."""
         # Not asyncio.sleep: that reads the clock once more, and what is due a microsecond later
         # is a wake-up of its own. Nor asyncio.timeout: its exception costs more than a look.
         loop = asyncio.get_running_loop()

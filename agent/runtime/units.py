@@ -33,7 +33,7 @@ class Units:
         self._lanes = lanes
         self._wakers: dict[str, set[asyncio.Event]] = {}
         self._known: dict[str, tuple[str, str]] = {}
-        """Unit that somebody follows → its active and sub state when it was looked at last."""
+        """Unit that is followed → its active and sub state when it was read last."""
 
     def listen(self) -> Callable[[], None]:
         """Wake those who wait in `changes` from now on; returns what ends it."""

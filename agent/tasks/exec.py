@@ -1,4 +1,4 @@
-"""Sessions: commands inside running tasks, with somebody who types and reads."""
+"""Sessions: interactive commands inside running tasks."""
 
 from __future__ import annotations
 

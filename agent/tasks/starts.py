@@ -20,7 +20,7 @@ class Starts:
         self.allowed = allowed
         self.under_way = 0
         self.asked: Callable[[], None] = _nothing
-        """Called whenever somebody asks for a place."""
+        """Called whenever a task asks for a place."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def allow(self, number: int) -> None:

@@ -37,7 +37,7 @@ _PER_MACHINE = 4
 """Calls in flight per machine, and images on their way to it."""
 _QUICK_S = 1.0
 """A call that was not answered by then gives its slot to others and goes on: an agent that is
-slow takes memory for what it is asked, and no turn of anybody else (BUG-CP11, F-53)."""
+slow takes memory for what it is asked, and no turn of another agent (BUG-CP11, F-53)."""
 _PULL_TIMEOUT_S = 900.0
 _PAUSE_MAX_S = 60.0
 _ASK_PROFILE = "profile?"

@@ -65,7 +65,7 @@ class JobAffinity:
         left = self._alone[job] = self._alone[job] - 1
         if not left:
             del self._alone[job]
-            if self._turns:  # somebody may wait for that
+            if self._turns:  # a job may wait for that
                 self._ended.set()
                 self._ended = asyncio.Event()
 

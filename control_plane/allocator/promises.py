@@ -60,7 +60,7 @@ class PromiseKeeper:
         """What changed hands since the sums that are being done were begun."""
         self._wanted = asyncio.Event()
         self._refused = False
-        """Somebody may have been refused for want of newer sums."""
+        """A pool may have been refused for want of newer sums."""
 
     def limits(self, pool: str) -> Limits | None:
         """Return how many machines of each kind a pool may take; None: any."""

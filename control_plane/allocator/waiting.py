@@ -59,7 +59,7 @@ class Waiting:
         self._wishes: dict[tuple[str, Demand], Wish] = {}
         self._order: list[Wish] | None = None
         self._turns = 0
-        """How often others were served or tried, behind whom somebody may stand."""
+        """How often other requests were served or tried that are before one in the queue."""
         self._began: dict[str, int] = {}
         """Job that is being tried → `_turns` when that began."""
         self._refused: set[str] = set()
@@ -172,7 +172,7 @@ class Waiting:
         return -self._priority(entry.request.pool), entry.since
 
     def is_due(self) -> bool:
-        """Return whether `take_due` may return anybody."""
+        """Return whether `take_due` may return a request."""
         gains = self._gains
         if self._bounded and self._lost != self._losses():
             return True

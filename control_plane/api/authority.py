@@ -35,7 +35,7 @@ class RotationStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     step: Step
     force: bool = False
-    """Also if somebody is locked out by it."""
+    """Also if it locks hosts or users out."""
 
 
 class HostTrust(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ class RequestState(StrEnum):
     """How far a request is."""
 
     PENDING = "pending"
-    """It waits for somebody who may decide."""
+    """It waits for a user who may decide."""
     APPROVED = "approved"
     """It is in force, and was when this was stored."""
     DENIED = "denied"
@@ -117,7 +117,7 @@ class EntitlementWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     reason: Note = ""
     """Shown to those who decide."""
     queue: bool = False
-    """Leave it to somebody else even where it would be granted at once, or does not fit yet."""
+    """Leave it to another user even where it would be granted at once, or does not fit yet."""
     dry_run: bool = False
     """Only say what would become of it: nothing is stored."""
 

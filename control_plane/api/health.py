@@ -32,7 +32,7 @@ class HeldBackMachines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfirmDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody knows that silent machines are down: nothing holds them back any more."""
+    """An operator knows that silent machines are down: nothing holds them back any more."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None

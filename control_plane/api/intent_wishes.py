@@ -24,7 +24,7 @@ class IntentWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     expect: Count | None = None
     """The version that this write replaces; `Conflict` if there is another by now. None: any."""
     take_over: bool = False
-    """Write it although somebody else is its writer; the caller is its writer from then on."""
+    """Write it although another user is its writer; the caller is its writer from then on."""
 
 
 class PushWish(IntentWish, frozen=True, kw_only=True):

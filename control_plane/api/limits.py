@@ -31,7 +31,7 @@ class LimitName(StrEnum):
     REBALANCE = "rebalance"
     """The ReBalancer has tasks move."""
     DELETES = "deletes"
-    """Somebody deletes jobs, entitlements, machines or images."""
+    """A user deletes jobs, entitlements, machines or images."""
 
 
 class LimitView(msgspec.Struct, frozen=True, kw_only=True):

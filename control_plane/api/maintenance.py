@@ -54,7 +54,7 @@ class Ends(StrEnum):
     EMPTY = "empty"
     """No task is left on it: it is not coming back, or its power was what was wanted."""
     REPORTED = "reported"
-    """Somebody says so, and it answers."""
+    """An operator says so, and it answers."""
 
 
 class Within(StrEnum):
@@ -67,7 +67,7 @@ class Within(StrEnum):
 
 
 class MaintenanceWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work that somebody wants to do on machines: named ones, or all of a scope (HC4)."""
+    """Work that an operator wants to do on machines: named ones, or all of a scope (HC4)."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
@@ -118,7 +118,7 @@ class WaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     boots: dict[str, str] = {}
     """Machine → in which boot it was when its wave was announced."""
     left_out: list[str] = []
-    """They did not come back, and somebody said that the plan shall go on without them."""
+    """They did not come back, and an operator said that the plan shall go on without them."""
     ended: float | None = None
 
 

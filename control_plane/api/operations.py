@@ -108,7 +108,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     was_down: bool = False
     """The task did not serve when it was acknowledged: that says nothing of one that does."""
     approved: str = ""
-    """Who let it begin, where somebody is asked: `zk 17` (the controller zk, in its call 17), or
+    """What approved it, where it needs approval: `zk 17` (the controller zk, in its call 17), or
     `deadline`."""
 
 

@@ -21,11 +21,11 @@ class Needs(StrEnum):
     """What a user must be to make a call; one for each row of the route table."""
 
     VIEWER = "viewer"
-    """Anybody with a credential."""
+    """Every user with a credential."""
     OWNER = "owner"
     """An owner of every entitlement that the call is about: its job's, or the one it names."""
     ASKER = "asker"
-    """Like `owner`; where there is no such entitlement yet, anybody, for the request waits."""
+    """Like `owner`; where there is no such entitlement yet, every user, for the request waits."""
     ANY_OWNER = "any-owner"
     """An owner of some entitlement."""
     APPROVER = "approver"
@@ -67,7 +67,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """A role that was given to somebody, as it is stored."""
+    """A role that was given to a user, as it is stored."""
 
     schema: int = 1
     who: str
@@ -86,7 +86,7 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Revocation(msgspec.Struct, frozen=True, kw_only=True):
-    """That no certificate of somebody counts that was issued up to a moment, as it is stored."""
+    """A revocation, as it is stored: certificates of a user issued up to a moment do not count."""
 
     schema: int = 1
     role: str

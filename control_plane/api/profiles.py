@@ -96,7 +96,7 @@ class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: list[str] = []
     """What the machines in their turn wait for."""
     text: str = ""
-    """Of the profile that is wanted, if somebody proposed it."""
+    """Of the profile that is wanted, if it was proposed."""
 
 
 class SettingTimes(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How the ReBalancer improves where tasks are (RE1). Times in seconds."""
 
     mode: RebalanceMode = RebalanceMode.OFF
-    """A move restarts a task, so nothing moves before somebody has looked at what would."""
+    """A move restarts a task, so nothing moves before an operator has looked at what would."""
     every_s: Positive = 600.0
     """Between two plans. Loads of services change over hours; a plan is checked as it is done."""
     solve_s: Positive = 20.0
@@ -189,7 +189,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class Approval(StrEnum):
-    """Which requests for more capacity are granted without anybody looking at them."""
+    """Which requests for more capacity are granted without a person's decision."""
 
     FITS = "fits"
     """Those for which there are machines that are not promised to others."""

@@ -50,7 +50,7 @@ def authority_show(target: Target, output: str) -> None:
 
 def _command(step: Step, text: str) -> None:
     @authority.command(step.value, help=text)
-    @click.option("--force", is_flag=True, help="Also if somebody is locked out by it.")
+    @click.option("--force", is_flag=True, help="Also if it locks hosts or users out.")
     @output_option
     @click.pass_obj
     def take(target: Target, output: str, force: bool) -> None:

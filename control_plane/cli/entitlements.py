@@ -138,7 +138,7 @@ def entitlement_update(
 @output_option
 @click.pass_obj
 def entitlement_request(target: Target, /, name: str, output: str, **given: Any) -> None:
-    """Like update or create, but leave it to somebody else, or to a later day, to grant it."""
+    """Like update or create, but leave it to another user, or to a later day, to grant it."""
     if given.pop("delete"):
         wish = EntitlementWish(spec=None, reason=given["reason"], queue=True)
     else:

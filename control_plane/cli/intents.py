@@ -30,7 +30,7 @@ _EXPECT = click.option(
     "--expect", type=click.IntRange(0), help="Only if the intent is at this version still."
 )
 _TAKE_OVER = click.option(
-    "--take-over", is_flag=True, help="Also if somebody else is its writer; you are from then on."
+    "--take-over", is_flag=True, help="Also if another user is its writer; you are from then on."
 )
 _COLUMNS = ("dimension", "writer", "version", "since", "until", "effect", "waits for", "reason")
 
@@ -196,7 +196,7 @@ def hold(
 def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) -> None:
     """Become the writer of what job NAME runs and of how many tasks it has, as both are now.
 
-    Nothing changes and no task restarts. From then on a job file of somebody else changes neither.
+    Nothing changes and no task restarts. From then on a job file of another writer changes neither.
     """
     known: JobIntents = target.ask(lambda client: client.get_intents(name))
     said = {view.dimension: view.intent for view in known.intents}

@@ -147,8 +147,8 @@ async def planned(
     from control_plane.allocator.standalone import allocator_of
 
     specs = list(specs)
-    anybody = EntitlementSpec(machines=max(len(machines), 1))
-    granted = {spec.entitlement: anybody for spec in specs} | dict(entitlements)
+    unbounded = EntitlementSpec(machines=max(len(machines), 1))
+    granted = {spec.entitlement: unbounded for spec in specs} | dict(entitlements)
     settings = SchedulerSettings(power=power or PowerSettings())
     async with allocator_of(machines, granted, settings) as allocator:
         jobs = [await _placed(allocator, spec) for spec in specs]

@@ -285,7 +285,7 @@ class Lender:
             try:
                 await self._lend(loan)
             except (Conflict, NotFound):
-                continue  # it is somebody's by now
+                continue  # it has an owner by now
             except TwineError as e:
                 log.warning("not lent", extra={"machine": loan.machine, "reason": str(e)})
 

@@ -27,7 +27,7 @@ from wire.server import Call
 NAMED = frozenset(("job", "task", "entitlement"))
 """Parameters of paths that say whose it is."""
 TAMES = frozenset(("stop_job", "pause_job", "put_hold"))
-"""What anybody who owns a job may do to it, even if its tasks have no sandbox."""
+"""What each owner of a job may do to it, even if its tasks have no sandbox."""
 
 
 class Ownership(Protocol):
@@ -117,7 +117,7 @@ class Guard:
         return self._ownership.owners_of(entitlement)
 
     def myself(self, peer: Peer) -> Myself:
-        """Return what somebody is."""
+        """Return what a caller is."""
         caller = self.caller(peer)
         owned = self._owned(caller)
         role = Role.OWNER if owned else Role.VIEWER

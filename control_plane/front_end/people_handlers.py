@@ -45,21 +45,21 @@ class PeopleHandlers:
         return self._known.people.operators()
 
     async def grant_operator(self, call: Call) -> Grant:
-        """Make somebody an operator."""
+        """Make a user an operator."""
         return await self._known.people.grant(call.path["who"], principal(call.peer))
 
     async def revoke_operator(self, call: Call) -> Ack:
-        """Make somebody an operator no longer."""
+        """Take the operator's role from a user."""
         await self._known.people.revoke(call.path["who"])
         return Ack()
 
     async def grant_host_admin(self, call: Call) -> Grant:
-        """Let somebody run tasks without a sandbox."""
+        """Let a user run tasks without a sandbox."""
         people, by = self._known.people, principal(call.peer)
         return await people.grant(call.path["admin"], by, Role.HOST_ADMIN)
 
     async def revoke_host_admin(self, call: Call) -> Ack:
-        """Let somebody run tasks without a sandbox no longer."""
+        """Let a user run tasks without a sandbox no longer."""
         await self._known.people.revoke(call.path["admin"], Role.HOST_ADMIN)
         return Ack()
 

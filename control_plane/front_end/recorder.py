@@ -99,7 +99,7 @@ class Recorder:
         return result
 
     async def _for_anyone(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
-        """Make the change of somebody unknown: a host that joins.
+        """Make the change of an unknown caller: a host that joins.
 
         Its entry is written after it, so that callers without a credential cannot fill the log;
         what is refused is bounded like all refusals.

@@ -162,7 +162,7 @@ class Follower:
             await stream.close()
 
     async def _news(self, name: str, stream: EventStream) -> Events | None:
-        """Return what the agent tells next; None: somebody wants everything listed again."""
+        """Return the next events of the agent; None: everything is to be listed again."""
         if self._observations.observation(name).doubtful:
             return None
         wait = self._waits[name] = asyncio.timeout(None)

@@ -201,7 +201,7 @@ class CertificateAuthority:
         )
 
     def identity_of(self, subject: CertificateSubject | TaskSubject) -> str:
-        """Return the one name in a certificate that says who somebody is."""
+        """Return the one name in a certificate that identifies its holder."""
         return f"spiffe://{self.cluster}/{subject.path}"
 
     def _names(self, subject: CertificateSubject | TaskSubject) -> list[x509.GeneralName]:

@@ -88,7 +88,7 @@ class People:
         return found is not None and int(valid_from + SKEW_S) <= int(found.at)
 
     def check(self, peer: Peer) -> None:
-        """Raise `Unauthenticated` for somebody whose identity was revoked."""
+        """Raise `Unauthenticated` for a caller whose identity was revoked."""
         if peer.valid_from and self.is_void(peer.name, peer.valid_from):
             raise Unauthenticated(
                 f"the certificate of {principal(peer)} was revoked",
@@ -100,7 +100,7 @@ class People:
         return [self._revoked[key] for key in sorted(self._revoked)]
 
     async def revoke_identity(self, role: str, name: str, by: str) -> Revocation:
-        """Let no certificate count that somebody has now; standing connections end, too.
+        """Revoke all certificates that a user has now; open connections end, too.
 
         A certificate says when it was issued to the second: what is issued within this second
         does not count either.
@@ -163,7 +163,7 @@ class People:
             del self._groups[name]
 
     async def grant(self, who: str, by: str, role: Role = Role.OPERATOR) -> Grant:
-        """Make somebody an operator, or a host admin."""
+        """Make a user an operator, or a host admin."""
         grants = self._grants[role]
         _check(who, Principal, who)
         if missing := self.unknown([who]):
@@ -181,7 +181,7 @@ class People:
         return grant
 
     async def revoke(self, who: str, role: Role = Role.OPERATOR) -> None:
-        """Take a role from somebody; it counts from the next request on."""
+        """Take a role from a user; it counts from the next request on."""
         grants = self._grants[role]
         async with self._lock:
             if role is Role.OPERATOR and who in self._operators and who not in grants:

@@ -122,7 +122,7 @@ class Rotation:
             found = hinders(authority.roots, step, self._said(), await self.issued())
             if found and not force:
                 raise Conflict(
-                    f"to {step.value} locks somebody out: {'; '.join(found)}",
+                    f"to {step.value} locks out: {'; '.join(found)}",
                     hint="hosts renew within minutes, credentials end or are written again; "
                     "--force does it all the same, and who is locked out has to join again",
                 )

@@ -59,7 +59,7 @@ class ImageStore:
         self._arriving: dict[Path, tuple[str, int]] = {}
         """File of a stream on its way in → whose it is, and how many bytes are there."""
         self._used: Counter[str] | None = None
-        """Owner → bytes of images that are here; counted when somebody asks first."""
+        """Owner → bytes of images that are here; counted at the first request."""
         self._folder = folder
         self._incoming = folder / "incoming"
         self._clock = clock
@@ -195,7 +195,7 @@ class ImageStore:
         """Let a name mean an image from now on; jobs that were applied keep theirs (BUG-UX3).
 
         `by`: who may take it along who gave it first; empty: an operator, who may take any.
-        Raises `NotFound`, and `Forbidden` for a name of somebody else.
+        Raises `NotFound`, and `Forbidden` for a name of another user.
         """
         async with self._signing:
             if await self.find(digest) is None:

@@ -2,7 +2,7 @@
 
 What gives capacity back counts at once. What asks for more is checked against the machines
 that the region has and all that it has promised; then the rules grant it, or it waits in the
-queue for somebody who may decide (CP12).
+queue for a user who may decide (CP12).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Portal:
                 raise more.refusal(name)
             if self._needs_approval(known, spec):
                 raise Forbidden(
-                    f"cannot give entitlement {name!r} more capacity: somebody has to approve it",
+                    f"cannot give entitlement {name!r} more capacity: it has to be approved",
                     hint="twinectl entitlement request",
                 )
             return await self._grant(name, spec)
@@ -121,7 +121,7 @@ class Portal:
     async def request(
         self, name: str, wish: EntitlementWish, who: Person, use: Use
     ) -> EntitlementRequest:
-        """Grant what is asked for, or store the request for somebody who may decide.
+        """Grant what is asked for, or store the request for a user who may decide.
 
         Raises what is wrong with it, and `Unprocessable` where the machines do not suffice,
         unless it is to wait in the queue. A dry run only returns what would become of it.
@@ -205,7 +205,7 @@ class Portal:
     def _raised(
         self, known: EntitlementRecord | None, spec: EntitlementSpec, who: Person
     ) -> list[str]:
-        """Return what somebody raises who may not: the rule is `owners_raise` (BUG-HT26)."""
+        """Return what a caller raises who may not: the rule is `owners_raise` (BUG-HT26)."""
         if self.may_decide(who):
             return []
         found = raises(known.spec if known else None, spec)
@@ -220,14 +220,14 @@ class Portal:
             self.table.get(name)
             if not wish.queue:
                 self._check_unused(name, use)
-            return "left to somebody else to decide" if wish.queue else ""
+            return "left to another user to decide" if wish.queue else ""
         more = await self._check(name, spec, use.jobs)
         if more is not None:
             if wish.queue:
                 return f"the region has too few machines: {more.short}"
             raise more.refusal(name)
         if wish.queue:
-            return "left to somebody else to decide"
+            return "left to another user to decide"
         if self._needs_approval(known, spec):
             return "more capacity has to be approved"
         if unasked := self._raised(known, spec, who):
@@ -280,7 +280,7 @@ class Portal:
         return request
 
     def may_decide(self, who: Person) -> bool:
-        """Return whether somebody may approve and deny requests."""
+        """Return whether a user may approve and deny requests."""
         return who.is_operator or who.name in self.settings.approvers
 
     async def _approve(

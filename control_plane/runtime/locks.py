@@ -1,4 +1,4 @@
-"""Locks by name, one per record: they exist only while somebody holds or awaits them."""
+"""Locks by name, one per record: they exist only while they are held or awaited."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class IdleJobs:
         self._observations, self._runtime, self._resync_s = observations, runtime, resync_s
         self._known: dict[str, _Idle] = {}
         self._news: set[str] = set()
-        """Jobs that somebody woke since they were looked at last."""
+        """Jobs that were woken since their last round."""
 
     def heard(self, name: str) -> None:
         """Have the next look at a job be at its tasks, too."""
@@ -108,7 +108,7 @@ class IdleJobs:
 
 
 def is_settled(record: JobRecord) -> bool:
-    """Return whether time alone changes nothing about a job, nor anybody who is asked."""
+    """Return whether neither time alone nor an approval can change anything about a job."""
     return (
         is_quiet(record)
         and not record.paused

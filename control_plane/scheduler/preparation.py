@@ -40,7 +40,7 @@ class PreparedMachines:
         return record is not None and not target.is_taken and self._observations.ready(record)
 
     def keeps(self, machine: str) -> bool:
-        """Return whether an empty machine stays with its pool, because somebody is to come."""
+        """Return whether an empty machine stays with its pool, because a task is to come."""
         until = self._until.get(machine)
         if until is not None and until <= self._runtime.now():
             del self._until[machine]

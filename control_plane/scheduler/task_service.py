@@ -49,7 +49,7 @@ class TaskService:
         if record is None or found is None or placed != machine:
             raise Forbidden(
                 f"{machine} may not have the identity of task {task}: it was not given the task",
-                hint="a task that somebody started on the host itself has none",
+                hint="a task that was started on the host itself has none",
             )
         spec = spec_of(record, found)
         if not spec.identity:

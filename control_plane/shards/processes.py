@@ -3,7 +3,7 @@
 All processes of a region write to one store. Each role has a leader of its own, elected with an
 epoch of one counter; its record is written by the election itself. So a follower of the store
 hears of elections in the order of their epochs, and a leader that was replaced hears of its
-successor before it could take over a later epoch from anybody.
+successor before it could take over a later epoch from any other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes whose outcome can be asked for when their answer was lost.
 
 "Nothing of it is to be seen" does not say that a write failed: it may still be on its way, and
-be made after somebody has concluded the opposite. So a process that wants to know first makes it
+be made after a process has concluded the opposite. So a process that wants to know first makes it
 impossible: each attempt compares a key that it also writes, and that process writes that key too.
 Then either the attempt is found to have been first, or it will be refused whenever it arrives.
 That takes `get` and `txn` and nothing else, on any engine.

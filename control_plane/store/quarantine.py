@@ -1,4 +1,4 @@
-"""Stored records that cannot be used: found, set aside under a name, and told until somebody acts.
+"""Stored records that cannot be used: set aside under a name, reported until an operator acts.
 
 One bad record never keeps the control plane from starting. What is set aside stays in the store
 below `quarantine/`, as it was; nothing reads it but `twine-control-plane check-store`.

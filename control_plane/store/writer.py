@@ -239,7 +239,7 @@ class Writer:
     def _must_be_ours(self, found: int) -> None:
         """Refuse to write once another process has opened the store (F-43).
 
-        The lock on the folder keeps it from that, unless somebody removed the lock's file.
+        The lock on the folder keeps it from that, unless the lock's file was removed.
         """
         if found != self._epoch:
             self._connection.execute("ROLLBACK")

@@ -33,7 +33,7 @@ class ControllerCaller:
     """Calls controllers over mutual TLS."""
 
     def __init__(self, context: ssl.SSLContext, rules: Rules, timeout_s: float = TIMEOUT_S) -> None:
-        """Take a context to call anybody of this cluster, and where that may be."""
+        """`context` is for calls to any service of this cluster."""
         self._context, self._rules, self._timeout_s = context, rules, timeout_s
 
     async def __call__(

@@ -131,7 +131,7 @@ class Controllers:
     def ask(self, job: str, ref: ControllerRef, question: Question) -> None:
         """Have the controller asked, if there is anything new or something waits."""
         talk = self._talks[job]
-        if talk.ref != ref:  # somebody else: what the other one said does not count
+        if talk.ref != ref:  # another controller: what the former one said does not count
             talk.ref, talk.heard, talk.said = ref, Heard(), Question()
             talk.failures, talk.trouble = 0, ""
         talk.question = question

@@ -197,7 +197,7 @@ def _step(
             reason = f"{step.name} was not reached within {step.stage.reach_s:g} s"
             return _failed(record, run, f"{reason}: {_counts(step, jobs)}", now)
         return _wait(record, f"{step.name}: {_counts(step, jobs)}", pushes)
-    if pushes:  # somebody else changed the stage
+    if pushes:  # another writer changed the stage
         return _wait(record, f"{step.name}: {_counts(step, jobs)}", pushes)
     return _judged(record, run, step, jobs, now)
 

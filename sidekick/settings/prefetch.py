@@ -1,4 +1,4 @@
-"""Hardware prefetch: which lines processors fetch before anybody asked for them.
+"""Hardware prefetch: which lines processors fetch before a program asks for them.
 
 Bits of a model-specific register, so only models whose register is documented are touched; any
 other is reported unable. The kernel keeps such a list for the same reason

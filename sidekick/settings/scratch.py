@@ -1,7 +1,7 @@
 """A file system for scratch data: XFS or btrfs on a device or in a file that is ours to use.
 
 Made only where there is nothing: both ends of the device read as zeros, or it carries a file system
-that was labelled by us before. Everything else is somebody's data and is left alone, whatever a
+that was labelled by us before. Everything else is data of others and is left alone, whatever a
 profile says. What was on it is gone with the profile: it is scratch.
 
 With a share only that much of the device is ever written: a flash device that keeps the rest for
@@ -63,7 +63,7 @@ class Scratch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     options: list[Option] = []
     """For the mount, such as `noatime`."""
     required: bool = False
-    """Whether a host whose device is somebody's, or is not there, cannot run the profile."""
+    """Whether a host whose device has other data, or is not there, cannot run the profile."""
 
 
 class ScratchSetting(Setting):

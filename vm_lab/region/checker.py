@@ -224,7 +224,7 @@ class Checker(Observer):
         profile, standing = machine.profile, self.standings[machine.name]
         known_s = NEWS_S if standing.sound and self.now - standing.sound_since >= LAG_S else LAG_S
         if profile.state is ProfileState.DRIFTED and self.now - machine.drifted_at < known_s:
-            return  # somebody changed it by hand while the task was on its way
+            return  # it was changed by hand while the task was on its way
         sent_at = self._sent_ready.get((task_id, machine.name), float("-inf"))
         if profile.state is ProfileState.APPLYING and self.now - sent_at < LAG_S:
             return  # a change of the profile came while the task was on its way

@@ -128,7 +128,7 @@ def _seeds(text: str) -> range:
 
 
 def _progress() -> Callable[[SeedOutcome], None] | None:
-    """Return what shows how far it is, where somebody looks."""
+    """Return what shows progress, on a terminal."""
     if not sys.stderr.isatty():
         return None
     count = 0

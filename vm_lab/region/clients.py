@@ -23,7 +23,7 @@ from vm_lab.region.plane import PlaneLife
 from wire.errors import NotFound, TwineError
 
 AGAIN_S = 2.0
-"""Until somebody asks again who got no answer, or "try again"."""
+"""Until a client asks again that got no answer, or "try again"."""
 PATIENCE_S = 120.0
 """An answer that takes longer, while nothing is wrong, is a fault of its own."""
 LISTEN_S = 60.0
@@ -31,7 +31,7 @@ LISTEN_S = 60.0
 
 @dataclass(slots=True)
 class ClientWish:
-    """Something that somebody wants of the control plane."""
+    """Something that a client wants of the control plane."""
 
     about: str
     """The object; wishes about one are carried out one after the other."""
@@ -186,7 +186,7 @@ class Clients:
     def _ask(self, wish: ClientWish) -> None:
         life = self._life
         if life is None or life.control_plane is None or wish.life == life.number:
-            return  # it is asked as soon as somebody serves
+            return  # it is asked as soon as a control plane serves
         queue = self._queues[wish.about]
         if not queue or queue[0] is not wish:
             return

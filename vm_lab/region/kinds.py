@@ -31,7 +31,7 @@ KINDS: dict[str, str] = {
     "plane-kill": "the control plane's process is killed, and started again",
     "plane-kill-at-step": "… before one of its next `value` steps",
     "plane-kill-at-write": "… before one of its next `value` transactions",
-    "plane-kill-after-write": "… after one of them, before anybody hears of it",
+    "plane-kill-after-write": "… after one of them, before any client hears of it",
     "plane-restart": "the control plane is restarted in good order",
     "plane-clock": "the clock of its host steps by `value` seconds",
     "host-clock": "the clocks of hosts step by `value` seconds",

@@ -164,7 +164,7 @@ class AgentLink:
 class FollowedEvents:
     """Implements the control plane's `EventStream`: long polls that are not made.
 
-    When the agent was heard last is computed when somebody asks, so a machine on which
+    When the agent was heard last is computed when it is read, so a machine on which
     nothing happens costs nothing.
     """
 

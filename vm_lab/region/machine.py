@@ -456,7 +456,7 @@ class SimulatedMachine:
             self.reboot()
 
     def drift(self) -> None:
-        """Somebody changes a setting of the host by hand."""
+        """A setting of the host is changed by hand."""
         if self.profile.state is ProfileState.VERIFIED:
             self.drifted_at = self.setting.timeline.now
             self._profile_is(ProfileState.DRIFTED)

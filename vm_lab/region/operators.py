@@ -1,6 +1,6 @@
 """Operators of a simulated region: they plan work on machines in waves, and do it.
 
-A plan goes through the ops planner as an operator's would; somebody looks at it every few seconds,
+A plan goes through the ops planner as an operator's would; they check it every few seconds,
 reboots the machines on which work may begin, and calls it off at the end. Plans overlap each other,
 drains, releases and everything that fails.
 """

@@ -55,7 +55,7 @@ class PlaneLife:
         return self.loop.frozen
 
     def kill(self, why: str) -> None:
-        """End the process here and now; nothing that it does reaches anybody any more."""
+        """End the process here and now; nothing that it does has an effect any more."""
         if self.alive:
             self.history.note(f"control plane killed {why}")
             self.sever()

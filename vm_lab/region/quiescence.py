@@ -59,7 +59,7 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
 async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
     """Return everything that is not at rest yet, in order."""
     if not region.clients.idle():
-        return ["somebody still waits for an answer"]
+        return ["a client still waits for an answer"]
     found = []
     liveness = await control_plane.ready()
     if not liveness.ok or liveness.detail:

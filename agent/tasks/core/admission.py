@@ -112,7 +112,7 @@ def to_be_stopped(task: TaskRecord, why: str) -> TaskRecord:
 
 
 def is_over(task: TaskRecord) -> bool:
-    """Return whether a task has ended and stays so until somebody asks for it.
+    """Return whether a task has ended and stays so until it is put or restarted.
 
     It uses no memory and no huge pages, so what it was promised of both is there for others
     meanwhile, and its restart is admitted again. What its volumes hold is on the disk until it is

@@ -70,7 +70,7 @@ RESULTS = {
     "liveness": "its liveness probe failed for good",
     "evicted": "its host was short of memory, and it had to go",
     "oomd-kill": "systemd-oomd killed it, since its host was short of memory",
-    "external-stop": "its unit was stopped by somebody else on the host",
+    "external-stop": "its unit was stopped by another program on the host",
     "lost": "the host was rebooted",
     "cut-off": "its host did not hear its control plane for as long as its job asks",
     "resources": "systemd could not get what it needs to start it",
@@ -83,7 +83,7 @@ def describe(end: Exit, *, ran_s: float = 0.0, max_run_s: float | None = None) -
     """Return one sentence on how the main process ended, which ran for so long.
 
     systemd has one result for a task that ran for too long and for one that was stopped by
-    somebody else and did not end in time.
+    another program and did not end in time.
     """
     if end.result == "timeout" and max_run_s is not None and ran_s >= max_run_s:
         return f"it ran for longer than its max_run_s ({seconds_text(max_run_s)}) and was ended"

@@ -44,7 +44,7 @@ def begun_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
 
 
 def is_asked(spec: TaskSpec) -> bool:
-    """Return whether anybody asks the task if it works; else one only sees that it runs."""
+    """Return whether a probe asks the task if it works; else it is only seen to run."""
     return spec.probe is not None or spec.life.startup is not None
 
 

@@ -245,7 +245,7 @@ def _stop(unit: SeenUnit) -> Action:
 def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTask) -> Decision:
     """The owner wants this unit away: its end is expected and does not count against it.
 
-    How a unit ended that had done so before anybody asked is still kept.
+    How a unit ended that had done so before it was asked for is still kept.
     """
     stopping = replace(
         task,

@@ -31,7 +31,7 @@ class Draft:
         self.spaces: dict[Machine, PlannedRoom] = {}
         """What is left on machines on which the plan takes or frees something."""
         self.lone: dict[Machine, Demand] = {}
-        """Machines that get one task so far: their space is made when somebody asks."""
+        """Machines that get one task so far: their space is made when it is read."""
         self.mine: dict[Machine, int] = {}
         self.taken: set[Machine] = set()
         self.gained: set[Bucket] = set()

@@ -114,7 +114,7 @@ class Bucket:
     def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
         """Make an empty bucket for machines of this class and MSB."""
         self._cells: dict[bool | None, list[Cell]] = {}
-        """Made when somebody asks, and again when machines came or went."""
+        """Made when it is first read, and again when machines came or went."""
         self.memo: dict[object, Any] = {}  # by fine_bins, as long as none comes or goes
         self.pool = pool
         self.capacity = capacity

@@ -95,7 +95,7 @@ class Power:
 
     def light(self, machine: Powered) -> bool:
         """Count a machine that gets its first task, or that is another one than it was; return
-        whether somebody may have waited for that.
+        whether a job may have waited for that.
         """
         waited = self.dark(machine)
         watts, budgets = machine.capacity.power_w, self.budgets_of(machine.place)
@@ -105,7 +105,7 @@ class Power:
         return waited
 
     def dark(self, machine: Powered) -> bool:
-        """Count a machine no more; return whether somebody may have waited for that."""
+        """Count a machine no longer; return whether a job may have waited for that."""
         watts, budgets = self._lit.pop(machine.name, (0, ()))
         waited = False
         for budget in budgets:

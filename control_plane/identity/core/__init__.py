@@ -1,1 +1,1 @@
-"""What somebody may do, as pure functions."""
+"""What a user may do, as pure functions."""

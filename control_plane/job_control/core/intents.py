@@ -167,7 +167,7 @@ def next_end(record: JobRecord) -> float | None:
 def check_writer(
     record: JobRecord, dimension: Dimension, writer: str, wish: IntentWish | None = None
 ) -> None:
-    """Raise `Conflict` if somebody else has to be asked first, or wrote since the caller looked.
+    """Raise `Conflict` if another writer owns it, or wrote since the caller read it.
 
     Without a wish an action of the job as a whole writes it (`job apply`): it takes nothing over.
     A write without a writer comes from the region itself, or is a plan.

@@ -59,7 +59,7 @@ class JobChange:
 def applied(spec: JobSpec, writer: str, now: float) -> JobChange:
     """Return the write of a job file: a push to all tasks, and a size.
 
-    A size that somebody else owns stays; a push that somebody else owns is refused. With
+    A size that another writer owns stays; a push that another writer owns is refused. With
     `autoscale.mode = apply` the file leaves the size to the autoscaler, also one that the writer
     took over before; without it the size is the file's again.
     """

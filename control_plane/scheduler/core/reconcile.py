@@ -239,7 +239,7 @@ class _Fold:
         if status.generation > task.generation:
             self.generation = max(self.generation, status.generation)
             if not is_of_before(status, machine.restored):
-                return self._again(task, "somebody else changed it on its machine")
+                return self._again(task, "it was changed by another caller on its machine")
             # the store's copy is older than what runs: that stays until its owner says more
             task = replace(task, generation=status.generation)
         task = _with_status(task, status)

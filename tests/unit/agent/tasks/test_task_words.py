@@ -74,7 +74,7 @@ def test_a_verdict_changes_only_after_its_number_of_answers(
         (Exit(result="success", signal="SIGTERM", at=0), "it was ended by signal SIGTERM"),
         (Exit(result="oom-kill", signal="SIGKILL", at=0), "more memory than its limit"),
         (Exit(result="timeout", signal="SIGKILL", at=0), "did not end in time"),
-        (Exit(result="external-stop", at=0), "stopped by somebody else"),
+        (Exit(result="external-stop", at=0), "stopped by another program"),
         (Exit(result="lost", at=0), "the host was rebooted"),
         (Exit(result="protocol", at=0), "it ended: protocol"),
     ],
