@@ -45,9 +45,9 @@ async def _solved(asked: bytes, within_s: float, memory_mib: int) -> SolverAnswe
     return msgspec.msgpack.decode(answer, type=SolverAnswer)
 
 
-async def _answer(words: tuple[str, ...], asked: bytes, within_s: float) -> bytes:
+async def _answer(arguments: tuple[str, ...], asked: bytes, within_s: float) -> bytes:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "control_plane.rebalancer", *words),
+        *(sys.executable, "-m", "control_plane.rebalancer", *arguments),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
