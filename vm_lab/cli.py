@@ -192,13 +192,16 @@ def power_on(name: str, machine: str) -> None:
 @main.command("control-plane")
 @name_option
 @click.argument("what", type=click.Choice(["stop", "start", "pause", "continue"]))
+@click.option(
+    "--config", type=click.Path(path_type=Path, exists=True), help="Of `start`: a TOML file."
+)
 @timed
-def control_plane(name: str, what: str) -> None:
+def control_plane(name: str, what: str, config: Path | None) -> None:
     """Stop or start the lab's control plane, or let it stand still; machines are left alone."""
     control = open_lab(name).control
     steps = {
         "stop": control.stop,
-        "start": control.start,
+        "start": lambda: control.start(config),
         "pause": control.pause,
         "continue": control.resume,
     }

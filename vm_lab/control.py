@@ -43,8 +43,8 @@ class LabControlPlane:
         """Return its process, or None when it does not run."""
         return find_process(self.paths.control_plane)
 
-    def start(self, timeout_s: float = PATIENCE_S) -> None:
-        """Start it unless it runs, and return once it says that it is ready."""
+    def start(self, config: Path | None = None, timeout_s: float = PATIENCE_S) -> None:
+        """Start it unless it runs, with a configuration; return once it says that it is ready."""
         if self.pid() is None:
             self.paths.control_plane_state.mkdir(exist_ok=True, mode=0o700)
             self.paths.control_plane_socket.unlink(missing_ok=True)
@@ -54,6 +54,8 @@ class LabControlPlane:
                 *("--state", self.paths.control_plane_state),
                 *("--listen", listen, "--socket", self.paths.control_plane_socket),
             ]
+            if config is not None:
+                argv += ["--config", config.resolve()]
             pid = self.sandbox.spawn(argv, self.paths.control_plane_log)
             self.paths.save(self.paths.control_plane, process_ref(pid))
         deadline = time.monotonic() + timeout_s

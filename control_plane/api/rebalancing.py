@@ -116,6 +116,15 @@ class PowerUse(msgspec.Struct, frozen=True, kw_only=True):
     after_w: float
 
 
+class StackView(msgspec.Struct, frozen=True, kw_only=True):
+    """Small entitlements that could stack as reservations on the machines of one (MO16)."""
+
+    on: str
+    entitlements: list[str]
+    machines: int
+    """Machines that they hold now, and that would be free then."""
+
+
 class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What would be, or is, moved, and what that gains."""
 
@@ -139,6 +148,8 @@ class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks whose load was measured; of the others their claims count."""
     moves: list[MoveView]
     swaps: list[SwapView] = []
+    stacks: list[StackView] = []
+    """Proposals only: owners decide what their jobs stand on."""
     oldest_load_s: float | None = None
     """Age of the oldest measurement that counts; None: nothing is measured."""
     watts_measured: int = 0
@@ -189,11 +200,13 @@ class RebalanceHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MoveExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One move, or one exchange of machines, in words."""
+    """One move, one exchange of machines, or the whole model, in words."""
 
     move: MoveView | None = None
     swap: SwapView | None = None
     lines: list[str]
+    model: str = ""
+    """The whole model in TOML, where that was asked for instead of a move."""
 
 
 class PauseWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -47,7 +47,7 @@ REBALANCING_ROUTES: tuple[Route, ...] = (
         f"{_REBALANCE}/moves/{{move}}",
         response=MoveExplanation,
         needs=Needs.VIEWER,
-        summary="Why the ReBalancer moves a task, and how far that is",
+        summary="Why the ReBalancer moves a task, and how far that is; `model`: what it goes by",
     ),
     Route(
         "pause_rebalance",

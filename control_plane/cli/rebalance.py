@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -18,6 +20,7 @@ from control_plane.api.rebalancing import (
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from control_plane.rebalancer.core.language import read_model, toml_of, words_of
 
 _SHOWN = 20
 _COLUMNS = ("move", "task", "from", "to", "relieves", "gain", "price", "state")
@@ -89,13 +92,50 @@ def rebalance_history(target: Target, output: str) -> None:
 
 
 @rebalance.command("explain")
-@click.argument("move")
-@output_option
+@click.argument("move", default="model")
+@click.option(
+    "--model",
+    "file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Say a TOML file in words; nothing is asked for.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "toml"]),
+    default="table",
+    show_default=True,
+    help="toml: the model, for `solve`.",
+)
 @click.pass_obj
-def rebalance_explain(target: Target, move: str, output: str) -> None:
-    """Say why MOVE is made, what it gains and costs, and how far it is."""
-    found: MoveExplanation = target.ask(lambda client: client.explain_rebalance(move))
+def rebalance_explain(target: Target, move: str, file: Path | None, output: str) -> None:
+    """Say why MOVE is made, what it gains and costs, and how far it is.
+
+    Without MOVE: what plans go by now, in words: objects, containers, constraints and goals.
+    """
+    if file is not None:
+        model = read_model(file.read_text(errors="replace"))
+        found = MoveExplanation(lines=words_of(model), model="\n".join(toml_of(model)))
+    else:
+        found = target.ask(lambda client: client.explain_rebalance(move))
+    if output == "toml":
+        click.echo(found.model, nl=False)
+        return
     show.emit(output, found, lambda: _print_lines(found.lines))
+
+
+@rebalance.command("solve")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--seconds", type=click.FloatRange(0.1, 3600), default=20.0, show_default=True)
+def rebalance_solve(file: Path, seconds: float) -> None:
+    """Solve a model of a TOML FILE here, and show where its objects should be.
+
+    The region is not asked and nothing moves: try weights and machines that are not there.
+    """
+    read_model(file.read_text(errors="replace"))  # what is wrong is said before a process starts
+    from control_plane.rebalancer.solver import solved_file
+
+    _print_lines(asyncio.run(solved_file(file, seconds)).splitlines())
 
 
 def _print_lines(lines: Sequence[str]) -> None:
@@ -121,6 +161,12 @@ def _print_plan(plan: RebalancePlan, every: bool = False) -> None:
     if plan.power:
         _print_power(plan)
     _print_swaps(plan.swaps)
+    for stack in plan.stacks:
+        names = ", ".join(stack.entitlements)
+        click.echo(
+            f"proposal: stack {names} on the machines of {stack.on}:"
+            f" {stack.machines} machines less (twinectl entitlement request)"
+        )
     _print_moves(plan.moves if every else plan.moves[:_SHOWN])
     if not every and len(plan.moves) > _SHOWN:
         click.echo(f"{len(plan.moves) - _SHOWN} more: --all")

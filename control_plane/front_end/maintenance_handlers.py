@@ -10,6 +10,7 @@ from control_plane.api.rebalancing import (
     RebalanceStatus,
 )
 from control_plane.ops_planner.planner import OpsPlanner
+from control_plane.rebalancer.planning import MODEL
 from control_plane.rebalancer.rebalancer import ReBalancer
 from wire.peers import principal
 from wire.server import Call
@@ -70,7 +71,9 @@ class RebalanceHandlers:
         return self._rebalancer.history()
 
     async def explain_rebalance(self, call: Call) -> MoveExplanation:
-        """Explain one move."""
+        """Explain one move, or the model."""
+        if call.path["move"] == MODEL:
+            return await self._rebalancer.planner.explain()
         return self._rebalancer.explain(call.path["move"])
 
     async def pause_rebalance(self, call: Call) -> RebalanceStatus:

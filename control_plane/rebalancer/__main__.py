@@ -1,6 +1,7 @@
 """The solver's process: a model on standard input, an answer on standard output.
 
 python -m control_plane.rebalancer MEMORY_MIB
+python -m control_plane.rebalancer solve FILE SECONDS    # a model in TOML; says what it finds
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import os
 import resource
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 
+from control_plane.rebalancer.core.language import read_model
 from control_plane.rebalancer.core.model import Effort, RegionModel
 
 
@@ -31,5 +34,28 @@ def main() -> None:
         out.write(answer)
 
 
+def solve_file(path: Path, seconds: float) -> None:
+    """Print where the objects of a model should be: exactly if it is small, else by annealing."""
+    from control_plane.rebalancer.core.annealing import annealed
+    from control_plane.rebalancer.core.exact import VARIABLES_MAX, optimum
+
+    model = read_model(path.read_text(errors="replace"))
+    if len(model.objects) * len(model.containers) <= VARIABLES_MAX:
+        answer = optimum(model, time.monotonic, seconds)
+    else:
+        answer = annealed(model, time.monotonic, seconds)
+    lines = [f"{name}: {at} -> {to}" for name, at, to in answer.moves]
+    bound = "not known" if answer.bound is None else f"{answer.bound:.6g}"
+    best = ", which is the best" if answer.is_optimal else ""
+    lines.append(
+        f"{len(answer.moves)} moves: goals {answer.before:.6g} -> {answer.after:.6g}{best};"
+        f" bound {bound}; {answer.took_s:.1f} s"
+    )
+    sys.stdout.write("\n".join([*lines, ""]))
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "solve":
+        solve_file(Path(sys.argv[2]), float(sys.argv[3]))
+    else:
+        main()

@@ -16,19 +16,24 @@ from control_plane.api.jobs import JobRecord, TaskRecord
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.api.rebalancing import (
     GoalChange,
+    MoveExplanation,
     MoveState,
     MoveView,
     PowerUse,
     RebalancePlan,
+    StackView,
     SwapState,
     SwapView,
 )
 from control_plane.api.settings import RebalanceSettings
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.unavailability import open_event
+from control_plane.portal.core.report import SMALL_MACHINES
+from control_plane.rebalancer.core.language import toml_of
 from control_plane.rebalancer.core.loads import modelled_w
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer, Weights
 from control_plane.rebalancer.core.place_use import PlaceSums
+from control_plane.rebalancer.core.region_language import in_language, words_about
 from control_plane.rebalancer.core.survey import JobTerms, Load, Survey, SurveySources
 from control_plane.rebalancer.ports import ShardedPlaces, Solve
 from control_plane.runtime.runtime import Runtime
@@ -43,6 +48,8 @@ def modelled(machine: Machine, rru: float) -> tuple[float, bool]:
     return modelled_w(machine.capacity.power_w, rru / size if size else 0.0), False
 
 
+MODEL = "model"
+"""What is explained instead of a move."""
 _FREE_LOOKED_AT = 5_000
 """Free machines that are looked at for those that a pool may take."""
 Measured = Callable[[str, int, Machine], Load | None]
@@ -103,6 +110,13 @@ class Planner:
             ],
         )
 
+    async def explain(self) -> MoveExplanation:
+        """Return what a plan would go by now, in words and in TOML."""
+        model = await self._survey(None)
+        return MoveExplanation(
+            lines=words_about(model), model="\n".join(toml_of(in_language(model)))
+        )
+
     async def _sums(self, model: RegionModel, answer: SolverAnswer) -> PlaceSums:
         """Return what is used of each MSB and row, before the plan and after it."""
         sums = PlaceSums()
@@ -161,6 +175,17 @@ class Planner:
         spec = pool.spec
         return not (spec.per_type or spec.machine_types or spec.datacenter)
 
+    def _stack_of(self, pool: str) -> object:
+        """Return what entitlements have in common that could share machines; None: too large."""
+        record = self._places.granted(pool)
+        if record is None or record.spec.materialization or record.spec.elastic is not None:
+            return None
+        spec = record.spec
+        if (spec.machines or 0) > SMALL_MACHINES or spec.per_type or spec.rru:
+            return None
+        rules = (*sorted(spec.requires), *sorted(spec.machine_types))
+        return spec.host_profile, spec.datacenter, rules, tuple(spec.relaxations)
+
     def _is_capped(self, machine: Machine) -> bool:
         record = self._machine_of(machine.name)
         return record is not None and open_event(record, EventKind.POWER_CAP) is not None
@@ -176,6 +201,7 @@ class Planner:
             drawn=self.drawn,
             capped=self._is_capped,
             swappable=self._is_swappable if self._settings.swaps_per_plan else None,
+            stack_of=self._stack_of if only is None else lambda _pool: None,
             limit_share=self._settings.power_from,
         )
         steps = Survey(sources, self.weights, self._settings.free_machines, only).run()
@@ -263,6 +289,10 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
             for place, step in enumerate(answer.swaps, 1)
         ],
         limits=answer.limits,
+        stacks=[
+            StackView(on=step.on, entitlements=step.entitlements, machines=step.machines)
+            for step in answer.stacks
+        ],
     )
 
 

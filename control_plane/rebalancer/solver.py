@@ -34,9 +34,20 @@ def solver_process(memory_mib: int) -> Solve:
     return solve
 
 
+async def solved_file(path: Path, seconds: float) -> str:
+    """Return what the solver's process says about a model in TOML; raises `Busy`."""
+    words = ("solve", str(path.resolve()), str(seconds))
+    return (await _answer(words, b"", seconds + GRACE_S)).decode(errors="replace")
+
+
 async def _solved(asked: bytes, within_s: float, memory_mib: int) -> SolverAnswer:
+    answer = await _answer((str(memory_mib),), asked, within_s)
+    return msgspec.msgpack.decode(answer, type=SolverAnswer)
+
+
+async def _answer(arguments: tuple[str, ...], asked: bytes, within_s: float) -> bytes:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "control_plane.rebalancer", str(memory_mib)),
+        *(sys.executable, "-m", "control_plane.rebalancer", *arguments),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -57,4 +68,4 @@ async def _solved(asked: bytes, within_s: float, memory_mib: int) -> SolverAnswe
             f"the solver ended with {process.returncode}: {words}",
             hint="it needs numpy and HiGHS: pip install 'twine-cluster[rebalancer]'",
         )
-    return msgspec.msgpack.decode(answer, type=SolverAnswer)
+    return answer

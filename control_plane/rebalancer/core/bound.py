@@ -9,7 +9,6 @@ class: cost is convex, so they are best used equally.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from math import inf
 
 import numpy as np
@@ -48,12 +47,17 @@ def _of_dimension(state: State, pool: int, machines: np.ndarray, dimension: int)
     loads, stuck = _loads(state, pool, dimension)
     admits = state.admits[:, machines]
     keys = [size[machines].view(np.int64), *np.packbits(admits, axis=0).astype(np.int64)]
-    fine = _classes([*keys, stuck[machines].view(np.int64)])
+    tasks, kept = _kept(state, pool, dimension)
+    fine = _classes([*keys, stuck[machines].view(np.int64), kept[machines].view(np.int64)])
     first, which = fine if len(fine[0]) <= _FINE_MAX else _classes(keys)
     number = np.bincount(which, minlength=len(first))
     own = machines[first]
     fixed = np.bincount(which, weights=stuck[machines], minlength=len(own))
-    stays = _staying(state, pool, dimension, dict(zip(machines.tolist(), which, strict=True)))
+    class_of = dict(zip(machines.tolist(), which.tolist(), strict=True))
+    stays: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for task in tasks.tolist():
+        kind, at = int(state.admission[state.kind[task]]), class_of[int(state.where[task])]
+        stays[kind, at] += float(state.load[task, dimension])
     flows = {
         (kind, at): inf if admits[kind, first[at]] else stays[kind, at]
         for kind in loads
@@ -100,17 +104,16 @@ def _loads(state: State, pool: int, dimension: int) -> tuple[dict[int, float], n
     )
 
 
-def _staying(
-    state: State, pool: int, dimension: int, class_of: Mapping[int, int]
-) -> dict[tuple[int, int], float]:
-    """Return by admission and class what may move, and is there now: it need not go anywhere."""
-    found: defaultdict[tuple[int, int], float] = defaultdict(float)
+def _kept(state: State, pool: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tasks that may stay or leave but not come back, and by machine their load.
+
+    A machine that is closed, or does not admit them, keeps what it has of them at most. Two such
+    machines are not alike: what one has too much is no use to the other.
+    """
     tasks = np.nonzero((state.pool[state.where] == pool) & state.can_move)[0]
     tasks = tasks[~state.admits[state.admission[state.kind[tasks]], state.where[tasks]]]
-    for task in tasks.tolist():
-        kind, at = int(state.admission[state.kind[task]]), class_of[int(state.where[task])]
-        found[kind, int(at)] += float(state.load[task, dimension])
-    return dict(found)
+    loads = state.load[tasks, dimension]
+    return tasks, np.bincount(state.where[tasks], weights=loads, minlength=len(state.pool))
 
 
 _Class = tuple[float, int, float, float, Weights]

@@ -141,6 +141,8 @@ class RegionModel(msgspec.Struct, frozen=True, kw_only=True):
     """By machine; those of one class offer nearly the same. Empty: nothing is exchanged."""
     swappable: bytes = b""
     """One byte per machine: 1 where its entitlement may exchange it."""
+    stack_class: list[int] = []
+    """By pool: small ones of one class may share machines; -1: a large one. Empty: none may."""
     bins: list[list[int]] = []
     """By property: the bin of each machine."""
     admissions: list[bytes] = []
@@ -204,11 +206,21 @@ class SwapStep(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class StackStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Small entitlements that could stack as reservations on the machines of one (MO16)."""
+
+    on: str
+    entitlements: list[str]
+    machines: int
+    """Machines of theirs that are free then."""
+
+
 class SolverAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A plan and what it is worth."""
 
     steps: list[PlanStep] = []
     swaps: list[SwapStep] = []
+    stacks: list[StackStep] = []
     scores: list[GoalScore] = []
     price: float = 0.0
     hot_before: int = 0

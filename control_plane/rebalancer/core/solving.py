@@ -8,6 +8,7 @@ from control_plane.rebalancer.core.bound import lower_bound
 from control_plane.rebalancer.core.model import Effort, GoalScore, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.ordering import ordered
 from control_plane.rebalancer.core.search import LocalSearch
+from control_plane.rebalancer.core.stacking import stacked
 from control_plane.rebalancer.core.state import State
 from control_plane.rebalancer.core.swapping import swaps
 
@@ -38,9 +39,10 @@ def solve(model: RegionModel, effort: Effort, clock: Callable[[], float]) -> Sol
     scores = [GoalScore(goal=g, before=before[g], after=after[g]) for g in sorted(before)]
     used_after, drawn_after = state.used.tobytes(), state.power.drawn[:-1].tolist()
     hot_after = state.hot()
-    exchanged = swaps(state, effort.swaps)
+    exchanged, stacks = swaps(state, effort.swaps), stacked(state, clock)
     return SolverAnswer(
         swaps=exchanged,
+        stacks=stacks,
         steps=steps,
         scores=scores,
         price=sum(step.price for step in steps),

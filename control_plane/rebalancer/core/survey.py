@@ -70,6 +70,9 @@ class SurveySources:
     """Whether the power of a machine is capped now."""
     swappable: Callable[[Machine], bool] | None
     """Whether its entitlement may exchange a machine; None: none is exchanged."""
+    stack_of: Callable[[str], object] = lambda _pool: None
+    """Of a pool with few machines what those with which it could share have in common; None: it
+    is large, or shares already."""
     limit_share: float = 0.95
     """Of a budget, what may be drawn before that costs."""
 
@@ -255,15 +258,20 @@ class Survey:
                     yield
             admissions.append(bytes(mask))
         places, places_of, watts = self._power()
-        machines, why_short = self._machines, self._sources.indexes[0].why_short
+        machines, sources = self._machines, self._sources
+        why_short = sources.indexes[0].why_short
         classes: dict[object, int] = {}
-        exchanged, may_go = machines, self._sources.swappable
+        stacks: dict[object, int] = {None: -1}
+        exchanged, may_go = machines, sources.swappable
         if may_go is None:
             exchanged, may_go = [], lambda _: False
         return RegionModel(
             weights=self._weights,
             machine_class=[classes.setdefault(_class_of(m), len(classes)) for m in exchanged],
             swappable=bytes(map(may_go, exchanged)),
+            stack_class=[
+                stacks.setdefault(sources.stack_of(pool), len(stacks) - 1) for pool in self._pools
+            ],
             places=places,
             places_of=places_of,
             watts_per_rru=watts,

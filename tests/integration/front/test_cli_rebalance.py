@@ -16,7 +16,9 @@ from control_plane.api.rebalancing import PlaceUse, PowerUse, RebalancePlan
 from control_plane.cli import main
 from control_plane.cli.rebalance_picture import picture
 from control_plane.client import ControlPlaneClient
+from control_plane.rebalancer.core.language import toml_of
 from control_plane.rebalancer.core.model import Effort, total
+from control_plane.rebalancer.core.region_language import in_language
 from control_plane.rebalancer.solver import solver_process
 from tests.rebalancer_models import Replay, a_model
 from wire.errors import Busy
@@ -110,6 +112,26 @@ def test_history_is_empty_and_an_unknown_move_is_not_found(ctl: Ctl) -> None:
     unknown = ctl("rebalance", "explain", "p1.1")
     assert unknown.exit_code == 3
     assert "there is no move 'p1.1'" in unknown.stderr
+
+
+def test_the_model_is_said_in_words_and_written_as_toml_and_solved_without_the_region(
+    ctl: Ctl, tmp_path: Path
+) -> None:
+    """RE4: `explain` without a move says what plans go by; `solve` tries a file out."""
+    assert "0 objects in 0 containers." in ok(ctl("rebalance", "explain"))
+    file = tmp_path / "model.toml"
+    file.write_text(ok(ctl("rebalance", "explain", "-o", "toml")))
+    assert "0 objects in" in ok(ctl("rebalance", "explain", "--model", str(file)))
+    file.write_text("\n".join(toml_of(in_language(a_model(3, 4, 20)))))
+
+    solved = ok(ctl("rebalance", "solve", str(file), "--seconds", "20"))
+
+    assert " -> m0000" in solved
+    assert "moves: goals" in solved
+    file.write_text('[[object]]\nname = "o"\nat = "nowhere"\n')
+    wrong = ctl("rebalance", "solve", str(file))
+    assert wrong.exit_code != 0
+    assert "'nowhere', which is not there" in wrong.stderr
 
 
 def test_the_process_answers_what_the_solver_finds() -> None:

@@ -164,6 +164,13 @@ def test_the_bound_counts_what_cannot_move() -> None:
     assert answer.bound == pytest.approx(total(answer.scores, after=True))
 
 
+def test_the_bound_does_not_fill_one_closed_machine_with_the_load_of_another() -> None:
+    answer = solved(a_region([[9.0], [], [9.0]], is_open=[False, False, True]))
+
+    assert answer.steps == []
+    assert answer.bound == pytest.approx(total(answer.scores, after=True))
+
+
 def powered(machines: list[list[float]], limit_w: float, **changes: object) -> RegionModel:
     """Return machines of which the first two are in a place that bears `limit_w`.
 

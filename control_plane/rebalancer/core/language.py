@@ -1,0 +1,407 @@
+"""A small language for models of placement: what may be where, and what is wanted.
+
+Objects (tasks, entitlements) are in containers (machines). Both have *dimensions*: what objects
+need, and what containers offer, in any unit. Containers have *scopes* (`rack`, `msb`), each with a
+bin per container; the scope `""` has each container as its own bin. Constraints hold always, goals
+are added up, less is better. A model is written in TOML, one table per object.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from wire.errors import InvalidInput
+
+SOLVED_MAX = 20_000
+"""Objects of one model in this language: it is for people, and for models of few parts."""
+
+
+class ModelObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is placed."""
+
+    name: str
+    at: str
+    """The container that has it now."""
+    group: str = ""
+    """Objects of one job; constraints count them together."""
+    needs: dict[str, float] = {}
+    move_price: float = 0.0
+    may: list[str] = []
+    """Containers where it may be besides its own; empty: all."""
+
+
+class ModelContainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where objects are."""
+
+    name: str
+    offers: dict[str, float] = {}
+    scopes: dict[str, str] = {}
+    """Scope → its bin."""
+
+
+class FitsIn(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="fits",
+):
+    """Objects of a container need no more of a dimension than it offers."""
+
+    dimension: str
+    twice_while_moving: bool = False
+    """An object that moved counts where it was, too: it leaves once it is at its new place."""
+
+    def words(self) -> str:
+        """Say it in words."""
+        twice = ", also of what is leaving" if self.twice_while_moving else ""
+        return f"no container has more {self.dimension} in use than it offers{twice}"
+
+
+class AtMostIn(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="at-most",
+):
+    """One bin of a scope has so many objects of a group."""
+
+    scope: str = ""
+    objects: int = 1
+    by_group: dict[str, int] = {}
+    """For these groups another number; where it is given, the others have no limit."""
+
+    def words(self) -> str:
+        """Say it in words."""
+        if self.by_group:
+            return f"{len(self.by_group)} groups have limits of their own per {_bin(self.scope)}"
+        return f"at most {self.objects} objects of a group per {_bin(self.scope)}"
+
+
+class SpreadOver(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="spread",
+):
+    """Groups are in so many bins of a scope at least."""
+
+    scope: str
+    bins: dict[str, int]
+    """Group → bins."""
+
+    def words(self) -> str:
+        """Say it in words."""
+        return f"{len(self.bins)} groups are spread over {self.scope}, in {_range(self.bins)} bins"
+
+
+class BesideGroup(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="beside",
+):
+    """Wherever a group has an object, those that it depends on have one in the same bin."""
+
+    scope: str
+    needs: dict[str, list[str]]
+    """Group → groups that it depends on."""
+
+    def words(self) -> str:
+        """Say it in words."""
+        return f"{len(self.needs)} groups have what they depend on in the same {self.scope}"
+
+
+class Above(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="above",
+):
+    """What is used of a dimension above a level costs, by bin of a scope."""
+
+    dimension: str
+    weight: float = 1.0
+    scope: str = ""
+    level: dict[str, float] = {}
+    """Bin → level; one that is not named has `share` of what it offers."""
+    share: float = 1.0
+
+    def words(self) -> str:
+        """Say it in words."""
+        level = f"{self.share:.0%} of what it offers" if not self.level else "its level"
+        return f"{self.weight:g} x {self.dimension} in use of each {_bin(self.scope)} above {level}"
+
+
+class EvenUse(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="even",
+):
+    """A container that is used by a greater share than the average plus a tolerance costs."""
+
+    dimension: str
+    weight: float = 1.0
+    tolerance: float = 0.1
+
+    def words(self) -> str:
+        """Say it in words."""
+        return (
+            f"{self.weight:g} x share of {self.dimension} in use of each container"
+            f" above the average plus {self.tolerance:.0%}"
+        )
+
+
+class InProportion(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="proportion",
+):
+    """What is free of one dimension has so much free of another beside it, in each container."""
+
+    dimension: str
+    other: str
+    ratio: float
+    weight: float = 1.0
+
+    def words(self) -> str:
+        """Say it in words."""
+        return (
+            f"{self.weight:g} x what is missing to {self.ratio:g} of free {self.other}"
+            f" for each free {self.dimension}"
+        )
+
+
+class MovedObjects(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="moves",
+):
+    """An object that is not where it was costs its price."""
+
+    weight: float = 1.0
+    each: float = 0.0
+    """Besides its price, the same for each."""
+
+    def words(self) -> str:
+        """Say it in words."""
+        return f"{self.weight:g} x (price + {self.each:g}) of each object that moves"
+
+
+class MovedOfGroup(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="group-moves",
+):
+    """The group of which most objects move costs their number."""
+
+    weight: float = 1.0
+
+    def words(self) -> str:
+        """Say it in words."""
+        return f"{self.weight:g} x objects that move of the group that has most of them"
+
+
+class MoveDistance(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="distance",
+):
+    """A move costs by where it leads from and to."""
+
+    prices: list[list[float]]
+    """From container (rows) to container, in the order of the model's containers."""
+    weight: float = 1.0
+
+    def words(self) -> str:
+        """Say it in words."""
+        return f"{self.weight:g} x the price between two containers, for each move"
+
+
+class UsedContainers(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="used",
+):
+    """Each container that has objects costs: packed objects use fewer of them."""
+
+    weight: float = 1.0
+    each: dict[str, float] = {}
+    """Container → what it costs; 1 where it is not named."""
+
+    def words(self) -> str:
+        """Say it in words."""
+        return f"{self.weight:g} x containers in use"
+
+
+ModelRule = FitsIn | AtMostIn | SpreadOver | BesideGroup
+ModelGoal = (
+    Above | EvenUse | InProportion | MovedObjects | MovedOfGroup | MoveDistance | UsedContainers
+)
+
+
+class PlacementModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Objects, containers, constraints and goals."""
+
+    objects: list[ModelObject] = msgspec.field(name="object", default_factory=list)
+    containers: list[ModelContainer] = msgspec.field(name="container", default_factory=list)
+    constraints: list[ModelRule] = msgspec.field(name="constraint", default_factory=list)
+    goals: list[ModelGoal] = msgspec.field(name="goal", default_factory=list)
+
+    def dimensions(self) -> list[str]:
+        """Return all dimensions, in the order in which they are named first."""
+        found = dict.fromkeys(d for o in self.objects for d in o.needs)
+        return list(found | dict.fromkeys(d for c in self.containers for d in c.offers))
+
+    def bin_of(self, container: ModelContainer, scope: str) -> str:
+        """Return the bin of a container; those that name none share the bin `""`."""
+        return container.scopes.get(scope, "") if scope else container.name
+
+
+def read_model(text: str) -> PlacementModel:
+    """Return the model that a TOML text describes; raises `InvalidInput`."""
+    try:
+        document: dict[str, Any] = tomllib.loads(text)
+        model = msgspec.convert(document, PlacementModel, strict=False)
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
+        raise InvalidInput(f"the model is no TOML: {e}") from None
+    except msgspec.ValidationError as e:
+        raise InvalidInput(f"the model is not valid: {e}", hint="docs/rebalancing.md") from None
+    for wrong in faults(model):
+        raise InvalidInput(f"the model is not valid: {wrong}", hint="docs/rebalancing.md")
+    return model
+
+
+def faults(model: PlacementModel) -> Iterator[str]:
+    """Yield what is wrong with a model: names that are missing, double or not there."""
+    if len(model.objects) > SOLVED_MAX:
+        yield f"it has {len(model.objects)} objects; {SOLVED_MAX} at most"
+    for what, names in (("object", model.objects), ("container", model.containers)):
+        for name, number in Counter(each.name for each in names).items():
+            if number > 1:
+                yield f"{number} {what}s are named {name!r}"
+    containers = {c.name for c in model.containers}
+    groups = {o.group for o in model.objects}
+    scopes = {"", *(scope for c in model.containers for scope in c.scopes)}
+    for each in model.objects:
+        for name in (each.at, *each.may):
+            if name not in containers:
+                yield f"object {each.name!r} names the container {name!r}, which is not there"
+        for dimension, amount in each.needs.items():
+            if not 0 <= amount < float("inf"):
+                yield f"object {each.name!r} needs {amount:g} {dimension}: not a number from 0 on"
+    known = set(model.dimensions())
+    for rule in (*model.constraints, *model.goals):
+        yield from _faults_of(rule, known, groups, scopes, len(model.containers))
+
+
+def _faults_of(
+    rule: ModelRule | ModelGoal, known: set[str], groups: set[str], scopes: set[str], wide: int
+) -> Iterator[str]:
+    kind = rule.__struct_config__.tag
+    for field in ("dimension", "other"):
+        name = getattr(rule, field, None)
+        if name is not None and name not in known:
+            yield f"{kind!r} names the dimension {name!r}, which nothing has"
+    scope = getattr(rule, "scope", "")
+    if scope not in scopes:
+        yield f"{kind!r} names the scope {scope!r}, which no container has"
+    named: Mapping[str, object] = {}
+    if isinstance(rule, AtMostIn):
+        named = rule.by_group
+    elif isinstance(rule, SpreadOver):
+        named = rule.bins
+    elif isinstance(rule, BesideGroup):
+        named = rule.needs | {other: [] for others in rule.needs.values() for other in others}
+    for group in named:
+        if group not in groups:
+            yield f"{kind!r} names the group {group!r}, which no object has"
+    if isinstance(rule, MoveDistance) and [len(row) for row in rule.prices] != [wide] * wide:
+        yield f"{kind!r} needs {wide} rows of {wide} prices, one for each container"
+
+
+def words_of(model: PlacementModel) -> list[str]:
+    """Return lines that say what a model has, what must hold and what is wanted."""
+    found = [f"{len(model.objects)} objects in {len(model.containers)} containers."]
+    groups = Counter(o.group for o in model.objects if o.group)
+    if groups:
+        found.append(f"{len(groups)} groups of {_range(groups)} objects.")
+    for dimension in model.dimensions():
+        needed = sum(o.needs.get(dimension, 0.0) for o in model.objects)
+        offered = sum(c.offers.get(dimension, 0.0) for c in model.containers)
+        of = f" of {offered:g} ({needed / offered:.0%})" if offered else ""
+        found.append(f"Dimension {dimension}: {needed:g}{of} in use.")
+    for scope in dict.fromkeys(s for c in model.containers for s in c.scopes):
+        bins = Counter(model.bin_of(c, scope) for c in model.containers)
+        found.append(f"Scope {scope}: {len(bins)} bins of {_range(bins)} containers.")
+    bound = sum(bool(o.may) for o in model.objects)
+    if bound:
+        found.append(f"{bound} objects may be in some containers only.")
+    found += [f"Must hold: {rule.words()}." for rule in model.constraints]
+    found += [f"Wanted: less of {goal.words()}." for goal in model.goals]
+    return found
+
+
+def _range(numbers: Mapping[str, int]) -> str:
+    low, high = min(numbers.values()), max(numbers.values())
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _bin(scope: str) -> str:
+    return scope or "container"
+
+
+def toml_of(model: PlacementModel) -> Iterator[str]:
+    """Yield the lines of a model's TOML form; `read_model` reads them."""
+    for name, value in msgspec.to_builtins(model).items():
+        for table in value:
+            yield f"[[{name}]]"
+            for key, of in table.items():
+                if of not in ({}, [], ""):
+                    yield f"{key} = {_toml(of)}"
+            yield ""
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        pairs: Iterable[str] = (f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items())
+        return "{ " + ", ".join(pairs) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")
+    return repr(value)

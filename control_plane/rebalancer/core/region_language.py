@@ -1,0 +1,165 @@
+"""A region's model in the small language: to be read by people, and to be tried out elsewhere.
+
+Objects are tasks, containers are machines. What the allocator forbids is in `may`; that a job gets
+no less even is a limit per bin, the most that the job has in one now. Power is said in words only:
+what a task draws depends on its machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from control_plane.rebalancer.core.language import (
+    SOLVED_MAX,
+    Above,
+    AtMostIn,
+    EvenUse,
+    FitsIn,
+    ModelContainer,
+    ModelGoal,
+    ModelObject,
+    MovedObjects,
+    PlacementModel,
+    words_of,
+)
+from control_plane.rebalancer.core.model import (
+    DIMENSIONS,
+    FLOAT,
+    INT,
+    ROOM,
+    BinRule,
+    RegionModel,
+    unpacked,
+)
+from wire.errors import TooLarge
+
+_CLAIMED = "claimed "
+"""Before the name of a room: what is claimed is another dimension than what is used."""
+_MICRO = 1e6
+_PAIRS_MAX = 2_000_000
+"""Tasks times machines: each task lists where it may be, 10 bytes each."""
+
+
+def words_about(model: RegionModel) -> list[str]:
+    """Return lines that say what a region's model has, what must hold and what is wanted."""
+    power = [
+        f"Wanted: less of {model.weights.power:g} x what {place.name} draws above"
+        f" {place.limit_w:.0f} W, in machines at full load."
+        for place in model.places
+    ]
+    return [*words_of(in_language(model)), *power]
+
+
+def in_language(model: RegionModel) -> PlacementModel:
+    """Return a region's model; raises `TooLarge` above `SOLVED_MAX` tasks."""
+    columns = model.tasks
+    tasks, pairs = len(columns.can_move), len(columns.can_move) * len(model.machines)
+    if tasks > SOLVED_MAX or pairs > _PAIRS_MAX:
+        raise TooLarge(
+            f"{tasks} tasks on {len(model.machines)} machines are too many for words:"
+            f" {SOLVED_MAX} tasks and {_PAIRS_MAX} pairs of both at most",
+            hint="twinectl rebalance plan says how large it is",
+        )
+    job, index, kind, where = (
+        unpacked(INT, column)
+        for column in (columns.job, columns.index, columns.kind, columns.machine)
+    )
+    load, price = unpacked(FLOAT, columns.load), unpacked(FLOAT, columns.price)
+    wide = len(DIMENSIONS)
+    objects, claimed = [], [Counter[str]() for _ in model.machines]
+    allowed = {
+        (pool, a): [
+            name
+            for m, name in enumerate(model.machines)
+            if mask[m] and model.is_open[m] and model.pool_of[m] == pool
+        ]
+        for pool in range(len(model.pools))
+        for a, mask in enumerate(model.admissions)
+    }
+    for t, at in enumerate(where):
+        needs = _claims(model, kind[t], at)
+        claimed[at].update(needs)
+        needs |= dict(zip(DIMENSIONS, load[t * wide : (t + 1) * wide], strict=True))
+        mine = [model.machines[at]]
+        if columns.can_move[t]:
+            mine = allowed[model.pool_of[at], model.kinds[kind[t]].admission] or mine
+            for rule in model.rules[job[t]]:
+                mine = mine if rule.even else _same_bin(model, rule, at, mine)
+        objects.append(
+            ModelObject(
+                name=f"{model.jobs[job[t]]}-{index[t]}",
+                at=model.machines[at],
+                group=model.jobs[job[t]],
+                needs={name: amount for name, amount in needs.items() if amount},
+                move_price=price[t],
+                may=mine,
+            )
+        )
+    containers = [_container(model, m, claimed[m]) for m in range(len(model.machines))]
+    known = {name for c in containers for name in c.offers}
+    rooms = [_CLAIMED + name for name in ("cpu", *ROOM)]
+    return PlacementModel(
+        objects=objects,
+        containers=containers,
+        constraints=[
+            *(FitsIn(dimension=name) for name in rooms if name in known),
+            *_limits(model, job, where),
+        ],
+        goals=list(_goals(model)) if known else [],
+    )
+
+
+def _same_bin(model: RegionModel, rule: BinRule, at: int, names: list[str]) -> list[str]:
+    """Return the machines of one bin: a preference other than `even` keeps tasks there."""
+    of = range(len(model.machines)) if rule.property < 0 else model.bins[rule.property]
+    known = {name: of[m] for m, name in enumerate(model.machines)}
+    return [name for name in names if known[name] == of[at]]
+
+
+def _claims(model: RegionModel, kind: int, at: int) -> dict[str, float]:
+    known, (per_rru, per_cpu) = model.kinds[kind], model.cpu_grains[at]
+    cpu = (known.micro_rru * per_rru + known.micro_cpus * per_cpu) / (per_rru * _MICRO)
+    return {_CLAIMED + name: float(n) for name, n in zip(ROOM, known.needs, strict=True)} | {
+        f"{_CLAIMED}cpu": cpu
+    }
+
+
+def _container(model: RegionModel, m: int, claimed: Counter[str]) -> ModelContainer:
+    room = {_CLAIMED + name: float(n) for name, n in zip(ROOM, model.room[m], strict=True)}
+    room[f"{_CLAIMED}cpu"] = model.room_cpu[m] / (model.cpu_grains[m][0] * _MICRO)
+    offers = {name: left + claimed[name] for name, left in room.items()}
+    sizes = dict(zip(DIMENSIONS, model.sizes[m], strict=True))
+    scopes = {"entitlement": model.pools[model.pool_of[m]]}
+    scopes |= {f"bins {n}": str(bins[m]) for n, bins in enumerate(model.bins)}
+    return ModelContainer(name=model.machines[m], offers=offers | sizes, scopes=scopes)
+
+
+def _limits(model: RegionModel, job: list[int], where: list[int]) -> Iterator[AtMostIn]:
+    """Yield for each property the most tasks that each job may have in one bin."""
+    of_scope: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    tasks = defaultdict[int, list[int]](list)
+    for j, m in zip(job, where, strict=True):
+        tasks[j].append(m)
+    for j, rules in enumerate(model.rules):
+        for rule in rules:
+            scope = "" if rule.property < 0 else f"bins {rule.property}"
+            of_scope[scope][model.jobs[j]] = _most(model, rule, tasks[j])
+    for scope, limits in sorted(of_scope.items()):
+        yield AtMostIn(scope=scope, by_group={name: most for name, most in limits.items() if most})
+
+
+def _most(model: RegionModel, rule: BinRule, machines: list[int]) -> int:
+    bins = (m if rule.property < 0 else model.bins[rule.property][m] for m in machines)
+    return max(Counter(bins).values(), default=0)
+
+
+def _goals(model: RegionModel) -> Iterator[ModelGoal]:
+    weights = model.weights
+    for name in DIMENSIONS:
+        yield EvenUse(dimension=name, weight=weights.balance, tolerance=weights.tolerance)
+    for d, name in enumerate(DIMENSIONS):
+        size = sum(sizes[d] for sizes in model.sizes) / max(1, len(model.sizes))
+        if size:
+            yield Above(dimension=name, weight=weights.hot / size, share=weights.hot_from)
+    yield MovedObjects(each=weights.move)

@@ -1,0 +1,197 @@
+"""RE7: whatever becomes of the ReBalancer and of what it is told, the region goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from fake_agents import IMAGE_2
+from msgspec.structs import replace
+from test_rebalancer import BIG, Rebalanced, at_most, in_region, solved_here
+from virtual_time import run
+from world import a_job
+
+from control_plane.api.jobs import UpdatePolicy
+from control_plane.api.policy import Fit
+from control_plane.api.rebalancing import MoveState, PauseWish
+from control_plane.rebalancer.core.model import Effort, PlanStep, RegionModel, SolverAnswer
+from control_plane.rebalancer.core.survey import Load
+from control_plane.roles import ControlPlane
+
+Solving = Callable[[RegionModel, Effort], Awaitable[SolverAnswer]]
+
+
+async def works(w: Rebalanced) -> None:
+    """Place, grow, release and shrink a job, as if there were no ReBalancer."""
+    spec = {"fit": Fit.TIGHT, "limits": BIG, "update": UpdatePolicy(max_unavailable=2)}
+    for tasks, image in ((4, None), (9, None), (9, IMAGE_2), (5, IMAGE_2)):
+        more = {"image": image} if image else {}
+        await w.cp.apply_job(a_job(tasks, **spec, **more))
+        await w.stable()
+        record = (await w.cp.get_job("web")).record
+        assert sum(task.placement is not None for task in record.tasks) == tasks
+
+
+async def dies(_model: RegionModel, _effort: Effort) -> SolverAnswer:
+    raise MemoryError("the solver is dead")
+
+
+async def hangs(_model: RegionModel, _effort: Effort) -> SolverAnswer:
+    await asyncio.sleep(1e9)
+    raise AssertionError
+
+
+async def invents(model: RegionModel, effort: Effort) -> SolverAnswer:
+    """Answer a real plan with moves of tasks and to machines that are not there, and to itself."""
+    answer = await solved_here(model, effort)
+    ghost = PlanStep(
+        job="web", task=0, from_machine="m1", to_machine="m1", wave=0, gain=1.0, price=0.0, why=""
+    )
+    return replace(
+        answer,
+        steps=[
+            ghost,
+            replace(ghost, task=99),
+            replace(ghost, job="ghost"),
+            replace(ghost, to_machine="ghost"),
+            replace(ghost, task=1, from_machine="ghost"),
+            *answer.steps,
+        ],
+    )
+
+
+@pytest.mark.parametrize("solving", [dies, hangs, invents])
+def test_jobs_are_placed_whatever_the_solver_does(solving: Solving) -> None:
+    """RE7: it dies, it never answers, or it answers with what is not there."""
+
+    class Broken(Rebalanced):
+        def control_plane(self) -> ControlPlane:
+            made = super().control_plane()
+            made.rebalancer.planner._solve = solving
+            return made
+
+    async def main() -> None:
+        world = Broken()
+        async with asyncio.timeout(20_000), world.running() as w:
+            await w.set_up(12)
+            await works(w)
+            await asyncio.sleep(600)
+            await works(w)
+        assert world.region.broken_rules == []
+
+    run(main())
+
+
+def test_jobs_are_placed_while_the_rebalancer_is_dead() -> None:
+    """RE7: its loop ends with an error as often as it begins; no other loop notices."""
+    begun: list[int] = []
+
+    class Dead(Rebalanced):
+        def control_plane(self) -> ControlPlane:
+            made = super().control_plane()
+
+            async def dead() -> None:
+                begun.append(1)
+                raise RuntimeError("dead")
+
+            made.rebalancer.run = dead  # type: ignore[method-assign]
+            return made
+
+    async def main() -> None:
+        world = Dead()
+        async with asyncio.timeout(20_000), world.running() as w:
+            await w.set_up(12)
+            await works(w)
+        assert world.region.broken_rules == []
+
+    run(main())
+    assert len(begun) > 1
+
+
+LIES: dict[str, Load] = {
+    "no number": (nan, nan, nan),
+    "infinite": (inf, inf, inf),
+    "negative": (-5.0, -1e12, -3.0),
+    "a million times as much": (1e6, 1e15, 1e9),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> None:
+    """RE7, RE2: half of the tasks are said to use what they cannot use."""
+
+    async def body(w: Rebalanced) -> None:
+        planner = w.cp.rebalancer.planner
+        planner.measured = lambda _job, task, _machine: LIES[lie] if task % 2 else None
+        await w.packed()
+        await asyncio.sleep(1_800)
+        await w.stable()
+        done = [m for m in w.cp.rebalancer.history().moves if m.state is MoveState.DONE]
+        assert max(Counter(m.task for m in done).values(), default=0) <= 1
+        assert len(await w.per_machine()) > 0
+
+    in_region(body)
+
+
+def test_a_job_that_is_released_is_left_alone_until_it_is_at_rest() -> None:
+    """RE5: nothing is planned for it, though its machines are hot."""
+
+    async def body(w: Rebalanced) -> None:
+        await w.packed()
+        await w.cp.rebalancer.pause(wish(), "ops")
+        assert (await w.cp.rebalancer.plan()).moves
+        spec = {"fit": Fit.TIGHT, "limits": BIG, "update": UpdatePolicy(max_unavailable=1)}
+        await w.cp.apply_job(a_job(9, image=IMAGE_2, **spec))
+        assert w.cp.rebalancer.planner.terms("web") is None
+        assert (await w.cp.rebalancer.plan()).moves == []
+        await w.stable()
+        assert w.cp.rebalancer.planner.terms("web") is not None
+
+    in_region(body)
+
+
+def test_nothing_is_moved_while_many_machines_are_down() -> None:
+    """RE5, RE7: the brake of the region's losses holds the ReBalancer, and lets it go again."""
+
+    async def body(w: Rebalanced) -> None:
+        await w.packed()
+        await w.cp.rebalancer.pause(wish(), "ops")
+        record = (await w.cp.get_job("web")).record
+        used = {task.placement.machine for task in record.tasks if task.placement}
+        lost = [name for name in w.region.machines if name not in used][:6]
+        for name in lost:
+            w.region.machines[name].power_off()
+        await w.cp.rebalancer.resume()
+        await w.until(lambda: w.cp.rebalancer.status().holding, within_s=300)
+        assert "silent together" in w.cp.rebalancer.status().holding
+        before = begun(w)
+        await asyncio.sleep(120)
+        assert "silent together" in w.cp.rebalancer.status().holding
+        assert begun(w) <= before  # what was under way goes on
+
+        for name in lost:
+            w.region.machines[name].power_on()
+        await w.until(lambda: at_most(w, 2), within_s=1_800)
+
+    in_region(body)
+
+
+def begun(w: Rebalanced) -> set[str]:
+    """Return the moves of the plan that were begun and not taken back."""
+    plan = w.cp.rebalancer.status().plan
+    assert plan is not None
+    assert plan.moves
+    idle = (MoveState.PLANNED, MoveState.WITHDRAWN)
+    return {move.id for move in plan.moves if move.state not in idle}
+
+
+def wish() -> PauseWish:
+    return PauseWish(reason="to look first")

@@ -1,0 +1,80 @@
+"""MO16, CP8: small entitlements are packed on the machines of few, as far as that saves some."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+from test_rebalancer import BIG, Rebalanced, in_region
+from test_solving import a_region, solved
+from world import a_job
+
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.rebalancer.core.language import read_model, toml_of, words_of
+from control_plane.rebalancer.core.model import RegionModel, StackStep
+from control_plane.rebalancer.core.region_language import in_language
+from tests.rebalancer_models import a_model
+
+
+def pools(claims: list[list[int]], classes: list[int]) -> RegionModel:
+    """Return entitlements whose machines of ten cores have so many tasks of one core."""
+    machines = [[1.0] * tasks for pool in claims for tasks in pool]
+    of = [p for p, pool in enumerate(claims) for _ in pool]
+    model = a_region(machines, pools=of, sizes=[(10.0, 64.0 * 2**30, 0.0)] * len(of))
+    room = [((64 - len(tasks)) * 2**30, 0, 0, 0, 100) for tasks in machines]
+    return replace(model, stack_class=classes, room=room)
+
+
+def test_small_entitlements_stack_where_they_fit_and_free_most_machines() -> None:
+    """One that holds two machines goes to another's: that frees as much as two others would."""
+    model = pools([[3, 3], [2], [4], [9]], [0, 0, 0, 0])
+
+    assert solved(model).stacks == [StackStep(on="pool1", entitlements=["pool0"], machines=2)]
+
+
+def test_entitlements_of_another_class_and_large_ones_do_not_stack() -> None:
+    assert solved(pools([[1], [1], [1]], [0, 1, -1])).stacks == []
+    assert solved(pools([[1], [1]], [])).stacks == []
+
+
+def test_full_entitlements_do_not_stack() -> None:
+    assert solved(pools([[6], [6]], [0, 0])).stacks == []
+
+
+def test_many_entitlements_are_packed_without_the_exact_solver() -> None:
+    model = pools([[2]] * 60, [0] * 60)
+
+    freed = sum(stack.machines for stack in solved(model).stacks)
+    assert 40 <= freed <= 45  # four tasks' entitlements of a machine are freed by a fifth's
+
+
+def test_a_plan_proposes_what_the_report_counts() -> None:
+    """The report says what stacking saves at best, the plan which entitlements on which."""
+
+    async def body(w: Rebalanced) -> None:
+        await w.set_up(6)
+        for name in ("tiny1", "tiny2", "tiny3"):
+            await w.cp.put_entitlement(name, EntitlementSpec(machines=2))
+            await w.cp.apply_job(a_job(1, name=f"job-{name}", entitlement=name, limits=BIG))
+            await w.stable(f"job-{name}")
+        await asyncio.sleep(1)
+
+        plan = await w.cp.rebalancer.plan()
+        report = (await w.cp.capacity.report()).fragmentation
+
+        assert [stack.machines for stack in plan.stacks] == [report.stacks_save] == [2]
+        assert plan.moves == []
+
+    in_region(body)
+
+
+def test_a_region_is_a_model_of_the_small_language() -> None:
+    """What tasks claim and use, where they may be, and what is wanted: in words and in TOML."""
+    model = in_language(a_model(3, 8, 40))
+
+    assert read_model("\n".join(toml_of(model))) == model
+    words = words_of(model)
+    assert words[0] == "40 objects in 8 containers."
+    assert any(line.startswith("Dimension claimed cpu: ") for line in words)
+    assert "Must hold: no container has more claimed memory in use than it offers." in words
+    assert any(line.startswith("Wanted: less of 1 x share of cpu") for line in words)
