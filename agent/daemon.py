@@ -32,6 +32,7 @@ from agent.host.gc import Ledger
 from agent.host.host_profile import HostProfile
 from agent.host.logs import Logs
 from agent.host.metrics import AgentMetrics
+from agent.host.output_pipes import OutputPipes
 from agent.host.pressure import Pressure
 from agent.host.reserved_port import listen
 from agent.host.usage import UsageReader
@@ -203,6 +204,7 @@ class Agent:
         volumes = Volumes(machine.btrfs, self._state)
         volume_service = VolumeService(volumes, lambda: tasks.specs(), lanes)
         dns = Resolver(*config.dns())
+        pipes = OutputPipes(run, lanes)
         stages: tuple[TaskStage, ...] = (
             credentials,
             identities,
@@ -215,6 +217,7 @@ class Agent:
             volume_service,
             networks,
             NameFiles(roots.path, machine, lanes, dns, hardware.hostname),
+            pipes,
         )
         unit = UnitOfTask(roots, stages)
         host = TaskContext(
@@ -253,7 +256,14 @@ class Agent:
         async def facts() -> api.MachineFacts:
             found = await lanes.run("facts", standing.read, self._name())
             problems = [p for p in (disk.problem, networks.problem) if p]
-            return replace(found, problems=problems, leaving=leaving.now())
+            suppressed, lost = await lanes.run("files", pipes.lost)
+            return replace(
+                found,
+                problems=problems,
+                leaving=leaving.now(),
+                log_lines_suppressed=suppressed,
+                log_lines_lost=lost,
+            )
 
         last_term = FencingTerm(self._state / "identity" / LAST_TERM)
         last_owners = FencingOwners(self._state / "identity" / LAST_OWNERS)
