@@ -37,6 +37,7 @@ _TARGETS = {
     ("sidekick", "sidekick-resume.service"): "etc/systemd/system/sidekick-resume.service",
     ("sidekick", "sidekick-verify.service"): "etc/systemd/system/sidekick-verify.service",
     ("sidekick", "sidekick-verify.timer"): "etc/systemd/system/sidekick-verify.timer",
+    ("sidekick", "twine-sidekick.rules"): "etc/udev/rules.d/90-twine-sidekick.rules",
 }
 """File of a package → where it lies below the root."""
 

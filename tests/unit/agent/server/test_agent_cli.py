@@ -236,6 +236,7 @@ def test_install_puts_units_group_and_configuration_below_a_root(
         "etc/systemd/system/workload.slice",
         "etc/sysusers.d/twine.conf",
         "etc/twine/agent.toml",
+        "etc/udev/rules.d/90-twine-sidekick.rules",
     ]
     assert len(out.splitlines()) == len(placed)
     assert "ExecStart=/srv/venv/bin/twine-agent serve" in service
