@@ -23,6 +23,7 @@ from agent.host.gc import Ledger
 from agent.host.host_profile import HostProfile
 from agent.host.logs import Logs
 from agent.host.metrics import AgentMetrics
+from agent.host.output_pipes import OutputPipes
 from agent.host.pressure import Pressure
 from agent.host.usage import UsageReader
 from agent.identity.clone_check import CloneCheck
@@ -108,6 +109,7 @@ class HostParts:
         self.memory = MemoryProtection(self.units, cgroups, lanes)
         self.volumes = Volumes(machine.btrfs, self.state)
         self.volume_service = VolumeService(self.volumes, lambda: self.tasks.specs(), lanes)
+        self.pipes = OutputPipes(self.run, lanes)
         self.unit = UnitOfTask(self.roots, self.stages())
         self.oomd, self.prober = Oomd(machine.processes), Prober()
         self.starts = Starts(starts_at_once(hardware.cpu.online, Waits()))
@@ -149,6 +151,7 @@ class HostParts:
             self.volume_service,
             self.networks,
             NameFiles(self.roots.path, self.machine, self.lanes, dns, name),
+            self.pipes,
         )
 
     def _context(self) -> TaskContext:
@@ -269,7 +272,14 @@ class HostParts:
         async def facts() -> api.MachineFacts:
             found = await self.lanes.run("facts", standing.read, self.name())
             problems = [p for p in (self.disk.problem, self.networks.problem) if p]
-            return replace(found, problems=problems, leaving=self.shutdown.now())
+            suppressed, lost = await self.lanes.run("files", self.pipes.lost)
+            return replace(
+                found,
+                problems=problems,
+                leaving=self.shutdown.now(),
+                log_lines_suppressed=suppressed,
+                log_lines_lost=lost,
+            )
 
         return facts
 

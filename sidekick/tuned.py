@@ -26,7 +26,7 @@ REASONS = {
     "audio": "power saving of audio devices is none of a server's",
     "eeepc_she": "is for one laptop",
     "irqbalance": "stop irqbalance.service in [services] and divide processors in [affinity]",
-    "mounts": "mount options are not a profile's yet",
+    "mounts": "barriers of file systems are no setting of ours",
     "rtentsk": "keeps a socket open, which only a daemon can",
     "scheduler": "changes running processes one by one, which a profile cannot undo",
     "scsi_host": "power saving of SATA links is no setting of ours",

@@ -26,6 +26,7 @@ from agent.api.oci import OciConfig as OciConfig
 from agent.api.oci import OciPull as OciPull
 from agent.api.oci import Reference as Reference
 from agent.api.oci import asked_for_as as asked_for_as
+from agent.api.presence import Liveness as Liveness
 from agent.api.probes import Probe as Probe
 from agent.api.probes import ProbeKind as ProbeKind
 from agent.api.profile import ProfileSpec as ProfileSpec
@@ -227,7 +228,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     oom: OomPolicy = OomPolicy.TASK
     """What ends when it is above its memory limit."""
     stdout: Stdout | None = None
-    """What it writes to; None: a pipe for an OCI image with a shell, else the journal's socket."""
+    """What it writes to; None: a pipe, unless it has an init of its own."""
     root: RootMode | None = None
     """Whether it may write to its root; None: an OCI image may (docs/images.md)."""
     root_max_bytes: RootBytes = ROOT_MAX_BYTES
@@ -391,6 +392,10 @@ class MachineFacts(Reported, frozen=True, kw_only=True):
     """What works here: `cgroup-v2`, `btrfs`, `systemd-257`, `private-pids`, …"""
     problems: Annotated[list[Words], Meta(max_length=1024)] = []
     """In words what is wrong with the host, such as a disk that is read-only."""
+    log_lines_suppressed: Count = 0
+    """Lines of tasks since boot that were above the rate of 10,000 in 10 s, and are in no log."""
+    log_lines_lost: Count = 0
+    """Lines of tasks since boot that the journal did not take, and are in no log."""
     leaving: bool = False
     """It is about to go down: its tasks end, and none starts."""
 
@@ -433,13 +438,6 @@ class Ack(Reported, frozen=True, kw_only=True):
     """The request was taken."""
 
     detail: Words = "ok"
-
-
-class Liveness(Reported, frozen=True, kw_only=True):
-    """Whether the agent is alive or ready, with a word on why not."""
-
-    ok: bool
-    detail: Words = ""
 
 
 # What an agent asks of the control plane; the only calls that go in that direction.

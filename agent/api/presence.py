@@ -1,10 +1,17 @@
-"""Whether a host is the only one that has its identity: what both sides say (docs/adr/0107)."""
+"""Whether an agent is alive, and the only one that has its identity (docs/adr/0107)."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 from agent.api.ranges import Id, Reported, Words
+
+
+class Liveness(Reported, frozen=True, kw_only=True):
+    """Whether the agent is alive or ready, with a word on why not."""
+
+    ok: bool
+    detail: Words = ""
 
 
 class Presence(Reported, frozen=True, kw_only=True):

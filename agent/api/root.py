@@ -26,9 +26,9 @@ class Stdout(StrEnum):
     """What a task's output and errors are written to."""
 
     JOURNAL = "journal"
-    """A socket of the journal's, which cannot be opened by name."""
+    """A socket of the journal's: it cannot be opened by name, and journald drops empty lines."""
     PIPE = "pipe"
-    """A pipe that is copied to the journal: `/dev/stdout` can be opened (docs/logs.md)."""
+    """A pipe that is copied to the journal byte for byte; the default (docs/logs.md)."""
 
 
 class OomPolicy(StrEnum):

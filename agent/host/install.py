@@ -28,6 +28,7 @@ _TARGETS = {
     ("agent", "logind.conf"): "etc/systemd/logind.conf.d/twine.conf",
     ("agent", "twine-network.service"): "etc/systemd/system/twine-network.service",
     ("agent", "twine-network.socket"): "etc/systemd/system/twine-network.socket",
+    ("agent", "twine-output.service"): "etc/systemd/system/twine-output.service",
     ("agent", "hostcritical.slice"): "etc/systemd/system/hostcritical.slice",
     ("agent", "init.scope.conf"): "etc/systemd/system/init.scope.d/twine.conf",
     ("agent", "system.slice.conf"): "etc/systemd/system/system.slice.d/twine.conf",
@@ -36,6 +37,7 @@ _TARGETS = {
     ("sidekick", "sidekick-resume.service"): "etc/systemd/system/sidekick-resume.service",
     ("sidekick", "sidekick-verify.service"): "etc/systemd/system/sidekick-verify.service",
     ("sidekick", "sidekick-verify.timer"): "etc/systemd/system/sidekick-verify.timer",
+    ("sidekick", "twine-sidekick.rules"): "etc/udev/rules.d/90-twine-sidekick.rules",
 }
 """File of a package → where it lies below the root."""
 

@@ -16,6 +16,8 @@ _QUEUE_CHUNKS = 64
 """Chunks in flight to a slow reader; then the program that reads the journal waits."""
 
 
+COPIER = "twine-output.service"
+"""Writes the entries of what came through pipes, of the unit in `OBJECT_SYSTEMD_UNIT`."""
 _DROPPED = ("_TRANSPORT=driver", "MESSAGE_ID=a596d6fe7bfa4994828e72309e95d61e")
 """What journald itself says where it dropped lines of a unit that wrote too fast
 (sd-messages.h, SD_MESSAGE_JOURNAL_DROPPED). No task can write as the driver."""
@@ -55,14 +57,15 @@ def journal_command(
         command.append("--lines=all")
     if follow:
         command += ["--follow", "--merge"]
+    ours = ["+", f"_SYSTEMD_UNIT={COPIER}", f"OBJECT_SYSTEMD_UNIT={run.unit}"]
     dropped = ["+", *_DROPPED, f"OBJECT_SYSTEMD_UNIT={run.unit}"]
     if run.invocation:
         one = f"_SYSTEMD_INVOCATION_ID={run.invocation}"
         of_run = f"OBJECT_SYSTEMD_INVOCATION_ID={run.invocation}"
-        return [*command, f"_SYSTEMD_UNIT={run.unit}", one, *dropped, of_run]
+        return [*command, f"_SYSTEMD_UNIT={run.unit}", one, *ours, of_run, *dropped, of_run]
     task = task_of(run.unit)
     beside = (step_unit(task), inside_unit(task, "pre-stop"))
-    return [*command, *(f"_SYSTEMD_UNIT={name}" for name in (run.unit, *beside)), *dropped]
+    return [*command, *(f"_SYSTEMD_UNIT={name}" for name in (run.unit, *beside)), *ours, *dropped]
 
 
 class Logs:

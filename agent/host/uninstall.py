@@ -17,7 +17,7 @@ from wire.errors import Conflict
 SERVICES = (
     *("sidekick-verify.timer", "sidekick-verify.service", "sidekick-resume.service"),
     *("twine-leave.service", "twine-agent.service", "twine-fence.service"),
-    *("twine-network.socket", "twine-network.service"),
+    *("twine-network.socket", "twine-network.service", "twine-output.service"),
 )
 SLICES = ("workload.slice", "hostcritical.slice")
 JOURNALS = ("systemd-journald@twine-*", "systemd-journald-varlink@twine-*")

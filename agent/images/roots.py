@@ -11,7 +11,6 @@ import msgspec
 
 from agent.api import ImageInfo, ImageUser, OciConfig, TaskSpec
 from agent.images.core.image_user import LISTS
-from agent.images.core.standard_output import SHELL
 from agent.images.core.writable_root import ENTERED, choose_tops, is_writable, owner_of_root
 from agent.machine import Btrfs, QuotaMode
 from agent.machine.beneath import find_place
@@ -42,7 +41,6 @@ class TaskRoots:
         """Tasks whose root nothing was started from yet."""
         self._can_bound: bool | None = None
         self._tops: dict[str, list[str]] = {}
-        self._shells: dict[str, bool] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, task_id: str) -> Path:
@@ -67,12 +65,6 @@ class TaskRoots:
             and not any((image / part).is_symlink() for part in (path, *_above(path)))
             for path in INITS
         )
-
-    def has_shell(self, digest: str) -> bool:
-        """Return whether an image has a shell, by its own links. Read once."""
-        if digest not in self._shells:
-            self._shells[digest] = bool(self._plain(digest, SHELL))
-        return self._shells[digest]
 
     def config(self, digest: str) -> OciConfig | None:
         """Return how an image wants to be run, None for one that says nothing about it.

@@ -15,16 +15,17 @@ def notify(*lines: str) -> None:
 
 
 def keep(name: str, held: socket.socket) -> None:
-    """Let systemd keep a socket for the next start of this service (FDSTORE=1).
-
-    Without `FDPOLL=0` it would close one that is only bound: the kernel calls that hung up.
-    """
-    _send(("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0"), [held.fileno()])
+    """Let systemd keep a socket for the next start of this service."""
+    keep_descriptor(name, held.fileno())
 
 
 def keep_descriptor(name: str, fd: int) -> None:
-    """Let systemd keep a descriptor of a file for the next start of this service."""
-    _send(("FDSTORE=1", f"FDNAME={name}"), [fd])
+    """Let systemd keep a descriptor for the next start of this service (FDSTORE=1).
+
+    Without `FDPOLL=0` it would close a socket that is only bound, and a pipe that no program
+    writes to: the kernel calls both hung up.
+    """
+    _send(("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0"), [fd])
 
 
 def let_go(name: str) -> None:
@@ -39,12 +40,16 @@ def kept(name: str) -> list[socket.socket]:
 
 def kept_descriptors(name: str) -> list[int]:
     """Return what systemd kept under a name, as new descriptors."""
+    return [os.dup(fd) for called, fd in all_kept() if called == name]
+
+
+def all_kept() -> list[tuple[str, int]]:
+    """Return name and descriptor of all that systemd handed over."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")
     numbers = range(_FIRST_FD, _FIRST_FD + int(os.environ.get("LISTEN_FDS", "0")))
-    found = [fd for fd, called in zip(numbers, names, strict=False) if called == name]
-    return [os.dup(fd) for fd in found]
+    return list(zip(names, numbers, strict=False))
 
 
 def _send(lines: tuple[str, ...], fds: list[int]) -> None:

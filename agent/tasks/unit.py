@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from agent.images.core.image_user import login
 from agent.images.core.oci import as_run, image_properties
-from agent.images.core.standard_output import is_piped, piped
 from agent.images.core.writable_root import in_run, opened
 from agent.images.roots import TaskRoots
 from agent.machine import UnitState
@@ -85,6 +84,4 @@ def task_unit(roots: TaskRoots, task: TaskRecord) -> dict[str, object]:
         **own_properties(task.own_cpus),
         "Description": describe_unit(task.task_id, task.spec),
     }
-    if is_piped(task.spec, config, has_shell=roots.has_shell(task.spec.image)):
-        unit["ExecStart"] = [piped(spec.command)]
     return unit | (opened(unit, spec, roots.tops(task.spec.image)) if writes else {})

@@ -160,8 +160,7 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     oom: OomPolicy = OomPolicy.TASK
     """What ends when a task is above its memory limit."""
     stdout: Stdout | None = None
-    """What its tasks write their output to; None: the pipe for an OCI image with a shell, else
-    the journal's socket."""
+    """What its tasks write their output to; None: a pipe, unless they have an init of their own."""
     root: RootMode | None = None
     """Whether its tasks may write to their roots; None: an OCI image may, any other may not
     (docs/images.md)."""

@@ -24,6 +24,9 @@ from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 
 IRQS, TASKS, TOLD = "affinity.irqs", "affinity.tasks", "affinity.told"
+NEW_IRQS = "affinity.new_irqs"
+"""What interrupts get that a driver asks for later, as after a reset of its interface."""
+DEFAULT_MASK = "/proc/irq/default_smp_affinity"
 SLICE = "workload.slice"
 CPUSET = f"/sys/fs/cgroup/{SLICE}/cpuset.cpus"
 TOLD_FILE = "/run/twine/processors"
@@ -58,7 +61,7 @@ class AffinitySetting(Setting):
     section: ClassVar[type[Affinity]] = Affinity
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
-        """Return the three values, of the processors of this host."""
+        """Return the values, of the processors of this host."""
         found: Affinity | None = profile.section(self.kind)
         if found is None or found.nic_irq_threads is None:
             return []
@@ -71,6 +74,8 @@ class AffinitySetting(Setting):
             TASKS: text(parts.busy + parts.workers),
             TOLD: told,
         }
+        if host.fs.exists(DEFAULT_MASK):  # a kernel of one processor has none
+            values[NEW_IRQS] = text(parts.irqs)
         source = profile.source_of("affinity.nic_irq_threads")
         return [
             WantedSetting(setting=name + few, value=value, required=found.required, source=source)
@@ -91,6 +96,9 @@ class AffinitySetting(Setting):
         if setting == IRQS:
             masks = {irq: host.fs.find(_mask(irq)) for irq in _irqs(host)}
             return joined({irq: mask for irq, mask in masks.items() if mask is not None}) or None
+        if setting == NEW_IRQS:
+            mask = host.fs.find(DEFAULT_MASK)
+            return None if mask is None else _listed(mask)
         if setting == TASKS:
             return host.fs.find(CPUSET)
         return (host.fs.find(TOLD_FILE) or NONE) if setting == TOLD else None
@@ -101,6 +109,8 @@ class AffinitySetting(Setting):
             for irq, mask in parted(value, _irqs(host)).items():
                 if host.fs.read(_mask(irq)) != mask:
                     host.fs.write(_mask(irq), mask)
+        elif setting == NEW_IRQS:
+            host.fs.write(DEFAULT_MASK, _masked(value))
         elif setting == TASKS:
             command = [SYSTEMCTL, "set-property", "--runtime", SLICE, f"AllowedCPUs={value}"]
             host.processes.run(command)
@@ -140,6 +150,18 @@ def _irqs(host: Host) -> list[int]:
             names = host.fs.names(f"/sys/class/net/{nic}/{folder}")
             found |= {int(name) for name in names if re.fullmatch(r"\d+", name)}
     return sorted(irq for irq in found if host.fs.exists(_mask(irq)))
+
+
+def _listed(mask: str) -> str:
+    """Return the processors of the kernel's mask: groups of 32 bits in hex, the highest first."""
+    bits = int("".join(group.rjust(8, "0") for group in mask.split(",")), 16)
+    return text([cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1])
+
+
+def _masked(listed: str) -> str:
+    digits = f"{sum(1 << cpu for cpu in numbers(listed)):x}"
+    digits = digits.rjust(-(-len(digits) // 8) * 8, "0")
+    return ",".join(digits[at : at + 8] for at in range(0, len(digits), 8))
 
 
 def _mask(irq: int) -> str:

@@ -7,6 +7,8 @@ Boots a guest (or uses the lab named by --lab) and a registry beside it. Measure
     written_ratio   what the disk was given to write for it, over the same
     pull_s          fetching and applying the first image, and the second
     podman_s        `podman pull` of the same two from the same registry, where podman is there
+    layers_s        an image of 100 layers of one file each: the agent, and podman
+    layers_cpu_ms   CPU of the whole guest for each of these layers, in milliseconds
     full, increment a stream of `btrfs send` and one on top of it: bytes sent, seconds taken in
 
 --json for programs.
@@ -38,6 +40,7 @@ NEEDS_GUEST = True
 STATE = Path("/var/lib/twine")
 REGISTRY = "10.77.0.1:5000"
 MIB = 1 << 20
+LAYERS = 100
 BASE_MIB, OWN_MIB = 24, 6
 """Of random bytes, so that no compression helps anybody. What a second image costs beside its own
 layer is the same for a large one: `--own-mib` shows the share of it."""
@@ -79,16 +82,35 @@ async def measure(own_mib: int) -> dict[str, object]:
                 figures["written_ratio"] = round((written() - wrote) / own, 2)
                 figures["held_ratio"] = round((held() - before) / own, 2)
             assert len(info.layers) == 2
+        began, busy = time.perf_counter(), cpu_s()
+        info = await client.fetch_oci_image(f"{REGISTRY}/bench/layers:1")
+        assert len(info.layers) == LAYERS
+        figures |= of_layers("layers", began, busy)
         return figures | podman() | await streams(client)
 
 
+def cpu_s() -> float:
+    """Return how long the guest's CPUs were busy since the boot (proc_stat(5))."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    user, nice, system, _, _, irq, soft, *_ = map(int, words[1:])
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def of_layers(name: str, began: float, busy: float) -> dict[str, object]:
+    """Return what the image of many layers took since then."""
+    return {
+        f"{name}_s": round(time.perf_counter() - began, 2),
+        f"{name}_cpu_ms": round((cpu_s() - busy) * 1000 / LAYERS, 1),
+    }
+
+
 def podman() -> dict[str, object]:
-    """Return how long podman takes for the same two images; None where there is none."""
+    """Return how long podman takes for the same images; None where there is none."""
     found: dict[str, object] = {}
-    for name in ("first", "second"):
+    for name in ("first", "second", "layers"):
         found[f"{name}_podman_s"] = None
         if shutil.which("podman"):
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), cpu_s()
             image = f"{REGISTRY}/bench/{name}:1"
             subprocess.run(
                 ["podman", "pull", "-q", "--tls-verify=false", image],
@@ -96,6 +118,8 @@ def podman() -> dict[str, object]:
                 capture_output=True,
             )
             found[f"{name}_podman_s"] = round(time.perf_counter() - began, 2)
+            if name == "layers":
+                found |= of_layers("layers_podman", began, busy)
     return found
 
 
@@ -138,8 +162,8 @@ async def streams(client: object) -> dict[str, object]:
 # ── outside ─────────────────────────────────────────────────────────────────────────────
 
 
-def layout(folder: Path, base: bytes, own: bytes) -> None:
-    """Write an image of two layers as a layout."""
+def layout(folder: Path, *layers: bytes) -> None:
+    """Write an image of some layers as a layout."""
     (folder / "blobs" / "sha256").mkdir(parents=True)
     (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
 
@@ -149,32 +173,32 @@ def layout(folder: Path, base: bytes, own: bytes) -> None:
         return {"mediaType": kind, "digest": f"sha256:{name}", "size": len(data)}
 
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
-    ids = ["sha256:" + hashlib.sha256(data).hexdigest() for data in (base, own)]
+    ids = ["sha256:" + hashlib.sha256(data).hexdigest() for data in layers]
     config = {"architecture": machine, "os": "linux", "config": {"Cmd": ["/x"]}}
     config["rootfs"] = {"type": "layers", "diff_ids": ids}
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "config": blob(CONFIG, json.dumps(config).encode()),
-        "layers": [blob(LAYER, gzip.compress(data, 1, mtime=0)) for data in (base, own)],
+        "layers": [blob(LAYER, gzip.compress(data, 1, mtime=0)) for data in layers],
     }
     index = {"schemaVersion": 2, "manifests": [blob(MANIFEST, json.dumps(manifest).encode())]}
     (folder / "index.json").write_text(json.dumps(index))
 
 
-def random_layer(name: str, mib: int) -> bytes:
-    """Return a layer with one file of random bytes."""
+def random_layer(name: str, size: int) -> bytes:
+    """Return a layer with one file of so many random bytes."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         entry = tarfile.TarInfo(name)
-        entry.size = mib * MIB
+        entry.size = size
         tar.addfile(entry, io.BytesIO(os.urandom(entry.size)))
     return out.getvalue()
 
 
 @contextmanager
 def registry(name: str, folder: Path, own_mib: int) -> Iterator[None]:
-    """Run a registry in the lab's network, with the two images in it."""
+    """Run a registry in the lab's network, with the images in it."""
     (folder / "config.yml").write_text(
         "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
         f"storage: {{filesystem: {{rootdirectory: {folder}/data}}}}\n"
@@ -185,9 +209,12 @@ def registry(name: str, folder: Path, own_mib: int) -> Iterator[None]:
     quiet = subprocess.DEVNULL
     child = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
     try:
-        base = random_layer("base", BASE_MIB)
-        for image in ("first", "second"):
-            layout(folder / image, base, random_layer("own", own_mib))
+        base = random_layer("base", BASE_MIB * MIB)
+        for image in ("first", "second", "layers"):
+            if image == "layers":
+                layout(folder / image, *(random_layer(f"file-{n}", 1024) for n in range(LAYERS)))
+            else:
+                layout(folder / image, base, random_layer("own", own_mib * MIB))
             copy = ["skopeo", "--insecure-policy", "copy", "-q", "--preserve-digests"]
             copy += ["--retry-times=10", "--dest-tls-verify=false", f"oci:{folder / image}"]
             subprocess.run([*inside, *copy, f"docker://{REGISTRY}/bench/{image}:1"], check=True)

@@ -17,7 +17,8 @@ from vm_lab.image.app import VERSIONS, build_app
 collect_ignore = [
     "in_guest",
     "bad_disks",
-]  # run inside guests: test_0_host_profiles.py, test_2_bad_disks.py
+    "beside_tuned",
+]  # run inside guests: test_0_host_profiles.py, test_2_bad_disks.py, test_0_tuned.py
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import tarfile
 from collections.abc import Iterator
@@ -137,6 +138,41 @@ def test_a_link_that_a_task_made_does_not_lead_the_host_astray(guest: OneGuest) 
     guest.ssh("umount /mnt/vol")
 
 
+EXACT = "\n\nblanks  \r\n<3>level\n\t\nend"
+TALKS = """/bin/busybox printf "%s" "$EXACT"; echo
+i=0; while :; do i=$((i+1)); echo $i || exit 9; /bin/busybox usleep 50000; done"""
+
+
+def test_a_log_is_what_was_written_whatever_is_started_again(guest: OneGuest) -> None:
+    """BUG-AG34: byte for byte. BUG-AG40: no task ends because logging did, and no line is lost."""
+    guest.put("/root/exact", EXACT)
+    guest.put("/root/talks", TALKS)
+    run = "twine-agent run talks --image oci-archive:/root/ordinary.tar --memory 64MiB"
+    guest.ssh(
+        f'{run} --env EXACT="$(cat /root/exact)" -- /bin/sh -c "$(cat /root/talks)"', timeout_s=900
+    )
+    logs = "twine-agent logs talks | grep -ac '^[0-9]'; true"
+    ends = (
+        "systemctl kill -s KILL twine-output.service",
+        "systemctl kill -s KILL systemd-journald@twine-local.service",
+        "systemctl restart twine-output.service",
+        "systemctl kill -s KILL twine-agent.service",
+    )
+    for end in ends:
+        before = int(guest.find(logs) or 0)
+        guest.ssh(end)
+        guest.until("it is heard again", lambda n=before: int(guest.find(logs) or 0) > n + 20)
+    said = guest.ssh("twine-agent logs talks | base64 -w 0", timeout_s=900)
+    text = base64.b64decode(said).decode()
+    assert text.startswith(EXACT + "\n1\n2\n")
+    numbers = [int(n) for n in text.removeprefix(EXACT + "\n").split()]
+    assert numbers == [*range(1, len(numbers) + 1)], "none is lost, none is twice"
+    task = json.loads(guest.ssh("twine-agent show talks -o json"))["task"]
+    assert (task["state"], task["restarts"]) == ("running", 0)
+    guest.ssh("twine-agent stop talks", timeout_s=900)
+    assert guest.ssh("ls /run/twine/output/local | grep -c talks; true").strip() == "0"
+
+
 def test_last_words_and_lines_that_were_dropped_are_told(guest: OneGuest) -> None:
     """BUG-AG39: what a program wrote just before its end is in its log. BUG-AG42: journald's rate
     limit drops lines, and the log says how many."""
@@ -148,4 +184,6 @@ def test_last_words_and_lines_that_were_dropped_are_told(guest: OneGuest) -> Non
     guest.until("it spoke to its end", lambda: "last" in guest.find(logs).splitlines())
     guest.until("it is said", lambda: "Suppressed" in guest.find(logs))
     assert "exit code 3" in guest.ssh("twine-agent show loud")
+    facts = json.loads(guest.ssh("twine-agent facts -o json"))
+    assert facts["log_lines_suppressed"] > 0
     guest.ssh("twine-agent stop loud", timeout_s=900)

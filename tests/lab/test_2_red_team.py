@@ -23,6 +23,7 @@ GATES = {
     "twine-agent.service": 2.0,
     "twine-fence.service": 2.0,
     "twine-network.service": 4.6,
+    "twine-output.service": 2.0,
 }
 """Of 10, less is better."""
 LISTENER = """

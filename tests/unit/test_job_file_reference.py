@@ -4,12 +4,23 @@ import re
 import runpy
 from pathlib import Path
 
+from sidekick.tuned import REASONS
+
 TOOL = runpy.run_path(str(Path(__file__).resolve().parents[2] / "tools/references"))
 PAGE = TOOL["PAGE"].read_text()
 
 
 def test_the_page_is_what_the_types_say() -> None:
     assert TOOL["written"]() == PAGE, "run tools/references"
+
+
+def test_the_page_of_tuneds_plugins_is_what_the_code_does() -> None:
+    """BUG-SK20: each plugin of TuneD has a line, converted or with a reason."""
+    page = TOOL["TUNED_PAGE"].read_text()
+    assert TOOL["written_tuned"]() == page, "run tools/references"
+    rows = [re.split(r"(?<!\\) \| ", line) for line in page.splitlines() if line.startswith("| `[")]
+    assert [row for row in rows if not row[-1].strip("| ")] == []
+    assert {f"| `[{name}]`" for name in REASONS} <= {row[0] for row in rows}
 
 
 def test_every_key_says_what_it_is() -> None:

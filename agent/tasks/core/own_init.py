@@ -16,7 +16,7 @@ from types import MappingProxyType
 from agent.api import Relaxation, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.identity.core import INSIDE as IDENTITY
-from agent.runtime.core.unit_parts import NO_RINGS
+from agent.runtime.core.unit_parts import NO_RINGS, in_memory
 from agent.tasks.core.unit_properties import TASK_HARDENING
 from agent.volumes.core.volumes import OWNER, place_of
 
@@ -130,6 +130,7 @@ _UNSTAGE = (
     'rmdir "$at" 2>/dev/null; true'
 )
 _ENTER = (sys.executable, "-I", "-m", "agent.machine.enter")
+SHM = "/dev/shm"
 _LOGIN = (
     "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     *("HOME=/root", "USER=root", "LOGNAME=root", "LANG=C.UTF-8"),
@@ -243,8 +244,13 @@ def _rlimits(unit: Mapping[str, object]) -> list[str]:
 
 
 def _mounts(spec: TaskSpec, stage: str) -> list[str]:
-    """Return the words for volumes; those on disk are mounted at `stage` before."""
+    """Return the words for volumes; those on disk are mounted at `stage` before.
+
+    systemd-nspawn gives a machine a /dev/shm as large as half of the host's memory.
+    """
     found = []
+    if all(volume.path != SHM for volume in spec.volumes.values()):
+        found.append(f"--tmpfs={in_memory(SHM, spec.limits.memory_max_bytes)}")
     for name, volume in spec.volumes.items():
         if volume.kind is VolumeKind.TMPFS:
             size = f"size={volume.max_bytes}"

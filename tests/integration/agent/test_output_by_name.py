@@ -1,64 +1,245 @@
-"""An output that can be opened by name: the shell that makes the pipe, run for real."""
+"""What tasks write into their pipes, and what the journal of their entitlement gets of it."""
 
 from __future__ import annotations
 
 import os
-import signal
+import socket
+import struct
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from agent.images.core.standard_output import piped
+from agent.runtime import output_copier
+from agent.runtime.core.output_lines import BURST_LINES, DROPPED, LINE_BYTES
+from agent.runtime.output_copier import OutputCopier, totals
 
-SHELLS = (["/bin/sh"], ["/bin/busybox", "sh"], ["/bin/bash"])
-
-
-def said(shell: list[str], script: str) -> tuple[int, list[str]]:
-    """Return the exit code and the lines of a script behind a pipe, run by a shell."""
-    argv = [*shell, *piped(["/bin/sh", "-c", script])[1:]]
-    done = subprocess.run(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False
-    )
-    return done.returncode, done.stdout.decode().splitlines()
+EXACT = b"\n\na  \r\n<3>x\n\x00\xff z\n\t\n" + b"y" * (LINE_BYTES + 5) + b"\nlast\n"
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_what_is_written_by_name_comes_in_order_with_the_rest(shell: list[str]) -> None:
+class Journal:
+    """The socket of a journal, and the entries that came."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.listen()
+
+    def listen(self) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.unlink(missing_ok=True)
+        self.socket.bind(str(self.path))
+
+    def entries(self) -> list[dict[str, bytes]]:
+        found: list[dict[str, bytes]] = []
+        while True:
+            try:
+                data = self.socket.recv(1 << 20)
+            except BlockingIOError:
+                return found
+            found += list(_parsed(data))
+
+    def messages(self) -> list[bytes]:
+        return [found["MESSAGE"] for found in self.entries()]
+
+
+def _parsed(data: bytes) -> Iterator[dict[str, bytes]]:
+    one: dict[str, bytes] = {}
+    while data:
+        line, _, data = data.partition(b"\n")
+        if not line:
+            yield one
+            one = {}
+        elif b"=" in line:
+            name, _, value = line.partition(b"=")
+            one[name.decode()] = value
+        else:
+            (size,) = struct.unpack_from("<Q", data)
+            one[line.decode()], data = data[8 : 8 + size], data[9 + size :]
+    yield one
+
+
+class Host:
+    """A folder of pipes with one task's, its journal, and a copier that is turned by hand."""
+
+    def __init__(self, top: Path) -> None:
+        self.folder = top / "output"
+        self.pipe = self.folder / "local" / "web"
+        self.pipe.parent.mkdir(parents=True)
+        os.mkfifo(self.pipe)
+        self.units = top / "units"
+        self.units.mkdir()
+        self.template = str(top / "{}" / "socket")
+        self.journal = Journal(top / "local" / "socket")
+        self.copier = self.copies()
+
+    def copies(self) -> OutputCopier:
+        return OutputCopier(self.folder, self.template, self.units)
+
+    def turned(self, times: int = 40) -> list[bytes]:
+        """Return the messages that came within some turns, of which none may wait long."""
+        found: list[bytes] = []
+        for _ in range(times):
+            self.copier._wait_s = lambda _: 0.0  # type: ignore[method-assign]
+            self.copier.turn()
+            found += self.journal.messages()
+        return found
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    found = Host(tmp_path)
+    yield found
+    found.copier.close()
+    found.journal.socket.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(output_copier.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_is_byte_for_byte_what_was_written(host: Host) -> None:
+    """BUG-AG34: journald's streams drop empty lines, blanks and CR at the end, and break at NUL."""
+    host.turned(1)
+    with host.pipe.open("wb", buffering=0) as out:
+        out.write(EXACT)
+        found = host.turned()
+    long = b"y" * (LINE_BYTES + 5)
+    lines = [b"", b"", b"a  \r", b"<3>x", b"\x00\xff z", b"\t"]
+    assert found == [*lines, long[:LINE_BYTES], long[LINE_BYTES:], b"last"]
+
+
+def test_the_output_can_be_opened_by_name_and_the_order_holds(host: Host) -> None:
     """BUG-AG39: with a socket, `echo x > /dev/stdout` fails with ENXIO."""
-    code, lines = said(
-        shell, "echo a; echo b >/dev/stdout; echo c >>/dev/stderr; echo d >&2; exit 7"
-    )
-    assert (code, lines) == (7, ["a", "b", "c", "d"])
+    host.turned(1)
+    script = "echo a; echo b >/dev/stdout; echo c >>/dev/stderr; echo d >&2; printf e"
+    with host.pipe.open("wb", buffering=0) as out:
+        subprocess.run(["/bin/sh", "-c", script], stdout=out, stderr=out, check=True)
+    assert host.turned() == [b"a", b"b", b"c", b"d", b"e"]
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_program_keeps_its_number_and_has_no_child_that_it_does_not_know(
-    shell: list[str],
+def test_entries_name_unit_and_run_of_the_task(host: Host) -> None:
+    link = host.units / "invocation:twine-task-web.service"
+    found = []
+    for run in ("1" * 32, "2" * 32):
+        link.unlink(missing_ok=True)
+        link.symlink_to(run)
+        host.turned(1)
+        with host.pipe.open("wb", buffering=0) as out:
+            out.write(b"x\nend without a newline")
+        for _ in range(5):
+            host.copier.turn()
+            found += host.journal.entries()
+    assert [e["OBJECT_SYSTEMD_INVOCATION_ID"][:1] for e in found] == [b"1", b"1", b"2", b"2"]
+    assert {e["OBJECT_SYSTEMD_UNIT"] for e in found} == {b"twine-task-web.service"}
+
+
+def test_a_copier_that_was_killed_loses_no_word_and_ends_no_task(host: Host) -> None:
+    """BUG-AG34: systemd holds a reading end; the next copier goes on with it."""
+    host.turned(1)
+    (pipe,) = host.copier._pipes.values()
+    kept = os.dup(pipe.fd)  # what systemd does (FDSTORE=1)
+    with host.pipe.open("wb", buffering=0) as out:
+        out.write(b"one\n")
+        assert host.turned() == [b"one"]
+        host.copier.close()
+        out.write(b"two\n")  # without a reader: SIGPIPE
+        host.copier = host.copies()
+        host.copier.adopt([(pipe.name, kept)])
+        assert host.turned() == [b"two"]
+        out.write(b"three\n")
+    assert host.turned() == [b"three"]
+
+
+def test_a_removed_pipe_is_read_to_its_end_and_closed(host: Host) -> None:
+    host.turned(1)
+    with host.pipe.open("wb", buffering=0) as out:
+        out.write(b"one\n")
+        host.pipe.unlink()
+        host.copier._next_look = 0.0
+        assert host.turned() == [b"one"]
+        out.write(b"last words")
+        assert host.copier._pipes
+    assert host.turned() == [b"last words"]
+    assert not host.copier._pipes
+
+
+def test_lines_above_the_rate_are_counted_and_told(host: Host, clock: list[float]) -> None:
+    """BUG-AG42: the log says how many lines are missing, and so do the facts of the machine."""
+    host.turned(1)
+    found: list[bytes] = []
+    with host.pipe.open("wb", buffering=0) as out:
+        for _ in range(BURST_LINES // 1000 + 3):
+            out.write(b"x\n" * 1000)
+            found += host.turned(3)
+        clock[0] += 11.0
+        found += host.turned(3)
+        out.write(b"again\n")
+        found += host.turned(3)
+    assert found.count(b"x") == BURST_LINES
+    assert found[BURST_LINES:] == [b"Suppressed 3000 lines: more than 10,000 in 10 s", b"again"]
+    assert totals(host.folder) == [3000, 0]
+
+
+def test_a_journal_that_takes_nothing_holds_a_task_up_for_ten_seconds_only(
+    host: Host, clock: list[float]
 ) -> None:
-    """BUG-AG39: signals reach the program itself, and it waits for nobody else's child."""
-    argv = piped(["/bin/sh", "-c", 'echo $$ "$(cat /proc/$$/task/*/children)x"; exec sleep 20'])
-    with subprocess.Popen([*shell, *argv[1:]], stdout=subprocess.PIPE) as found:
-        assert found.stdout is not None
-        number, children = found.stdout.readline().decode().split(maxsplit=1)
-        assert (int(number), len(children.split())) == (found.pid, 2), "its own substitution, and x"
-        os.kill(found.pid, signal.SIGTERM)
-        assert found.wait(60) == -signal.SIGTERM
+    """BUG-AG34: no task is blocked for ever because logging ended; what is lost is counted."""
+    host.turned(1)
+    host.journal.socket.close()
+    with host.pipe.open("wb", buffering=0) as out:
+        out.write(b"a\nb\n")
+        out.write(b"c\n")
+        for _ in range(5):
+            host.copier.turn()
+        assert totals(host.folder) == [0, 0], "it waits, and the pipe is not read"
+        clock[0] += 11.0
+        for _ in range(5):
+            host.copier.turn()
+            clock[0] += 1.0
+        assert totals(host.folder) == [0, 3]
+        os.set_blocking(out.fileno(), False)
+        for _ in range(20):  # more than a pipe holds: it is read, and lost
+            assert out.write(b"d" * 65535 + b"\n") == 65536
+            host.copier.turn()
+        host.journal.listen()
+        clock[0] += 2.0
+        found = host.turned(3)
+        out.write(b"back\n")
+        found += host.turned(3)
+    assert found[0].startswith(b"Lost ")
+    assert found[-1] == b"back"
+    assert totals(host.folder)[1] >= 23
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_last_words_are_told_though_all_are_told_to_end(shell: list[str]) -> None:
-    """BUG-AG39: systemd signals all that is left once the program has ended."""
-    script = "trap '' TERM; i=0; while [ $i -lt 2000 ]; do i=$((i+1)); echo $i; done; kill -TERM 0"
-    argv = [*shell, *piped(["/bin/sh", "-c", script])[1:]]
-    found = subprocess.run(
-        argv, stdout=subprocess.PIPE, timeout=60, check=False, start_new_session=True
-    )
-    assert found.stdout.decode().split() == [str(n) for n in range(1, 2001)]
+def test_a_journal_that_is_back_in_time_gets_all(host: Host, clock: list[float]) -> None:
+    """BUG-AG34: a restart of journald loses nothing."""
+    host.turned(1)
+    host.journal.socket.close()
+    with host.pipe.open("wb", buffering=0) as out:
+        out.write(b"a\n")
+        for _ in range(5):
+            host.copier.turn()
+        clock[0] += 5.0
+        host.journal.listen()
+        assert host.turned() == [b"a"]
+    assert totals(host.folder) == [0, 0]
 
 
-def test_an_image_without_the_programs_for_it_is_run_as_before() -> None:
-    script = "PATH=/nowhere; " + piped(["/bin/echo", "x"])[2]
-    done = subprocess.run(
-        ["/bin/sh", "-c", script, "sh", "/bin/echo", "x"], capture_output=True, check=True
-    )
-    assert done.stdout == b"x\n"
+def test_the_words_about_lost_lines_are_marked_as_journalds_own(
+    host: Host, clock: list[float]
+) -> None:
+    host.turned(1)
+    with host.pipe.open("wb", buffering=0) as out:
+        for _ in range(12):
+            out.write(b"x\n" * 1000)
+            host.turned(3)
+    clock[0] += 11.0
+    host.copier._wait_s = lambda _: 0.0  # type: ignore[method-assign]
+    host.copier.turn()
+    (told,) = host.journal.entries()
+    assert (told["MESSAGE_ID"], told["N_DROPPED"]) == (DROPPED.encode(), b"2000")

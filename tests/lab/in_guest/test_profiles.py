@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
-from the_host import PROFILES, TheHost, differences, everything
+from the_host import PROFILES, TheHost, differences, everything, said
 
 from sidekick.profile import Library
 from sidekick.report import ApplyOutcome, ProfileState
@@ -62,3 +63,34 @@ def test_every_profile_to_every_other_and_released(
             assert differences(alone[other], everything()) == [], (one, other)
     host.release()
     assert differences(untouched, everything()) == []
+
+
+VERIFY = "sidekick-verify.service"
+
+
+def looked() -> str:
+    """Return which look was the last, once it is over."""
+    while said(f"systemctl is-active {VERIFY}").strip() in ("active", "activating"):
+        time.sleep(0.2)
+    return said(f"systemctl show -P InvocationID {VERIFY}").strip()
+
+
+@pytest.mark.parametrize(
+    ("action", "device"),
+    [("online", "/sys/devices/system/cpu/cpu0"), ("add", "/sys/class/block/vda")],
+)
+def test_udev_has_sidekick_look_when_hardware_comes_or_goes(
+    host: TheHost, action: str, device: str
+) -> None:
+    """BUG-SK34 BUG-SK35: within a moment, not with the timer's next turn."""
+    said("systemctl stop sidekick-verify.timer")
+    try:
+        assert host.apply("web").state is ProfileState.VERIFIED
+        before = looked()
+        said(f"udevadm trigger --settle --action={action} {device}")
+        until = time.monotonic() + 300
+        while looked() == before:
+            assert time.monotonic() < until, "udev started no look"
+            time.sleep(0.5)
+    finally:
+        said("systemctl start sidekick-verify.timer")

@@ -55,6 +55,7 @@ FILES = (
     "/sys/kernel/mm/hugepages/*/nr_hugepages",
     "/sys/block/*/queue/*",
     "/proc/irq/*/smp_affinity_list",
+    "/proc/irq/default_smp_affinity",
     "/sys/fs/cgroup/cgroup.subtree_control",
     "/sys/fs/cgroup/*.slice/cgroup.subtree_control",
     "/sys/fs/cgroup/*.slice/cpuset.cpus",

@@ -193,6 +193,18 @@ def test_the_memcache_shape_of_the_paper(fake: RecordedHost) -> None:  # HP7
     assert told == "irqs=0-5,18-23 busy=6 workers=7-17,24-35"
 
 
+def test_interrupts_that_come_later_stay_off_the_processors_of_tasks(fake: RecordedHost) -> None:
+    """BUG-SK29: a driver that is reset asks for new interrupts, which get the kernel's default."""
+    mask = fake.fs.path("/proc/irq/default_smp_affinity")
+    mask.write_text("f,ffffffff\n")
+    setting, wanted = wanted_of(fake, "affinity")
+    (report,) = [r for r in applied(fake, setting, wanted) if r.setting == "affinity.new_irqs"]
+    assert (report.before, report.after) == ("0-35", "0-5,18-23")
+    assert int(mask.read_text().replace(",", ""), 16) == 0x3F | 0x3F << 18
+    setting.write(fake.host(), "affinity.new_irqs", "0-35")
+    assert mask.read_text().strip() == "0000000f,ffffffff", "given back, 36 processors"
+
+
 @pytest.mark.parametrize("fake", ["two-nodes"], indirect=True)
 def test_interrupts_stay_next_to_their_interface(fake: RecordedHost) -> None:
     parts = divide(fake.host(), 12, 1)

@@ -204,6 +204,9 @@ async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> Non
         "_SYSTEMD_UNIT=twine-task-web.service",
         "_SYSTEMD_UNIT=twine-step-web.service",
         "_SYSTEMD_UNIT=twine-in-web.pre-stop.service",
+        "+",  # BUG-AG34: what came through its pipe
+        "_SYSTEMD_UNIT=twine-output.service",
+        "OBJECT_SYSTEMD_UNIT=twine-task-web.service",
         "+",  # BUG-AG42: what journald says of lines that it dropped
         "_TRANSPORT=driver",
         "MESSAGE_ID=a596d6fe7bfa4994828e72309e95d61e",

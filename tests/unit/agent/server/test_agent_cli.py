@@ -232,9 +232,11 @@ def test_install_puts_units_group_and_configuration_below_a_root(
         "etc/systemd/system/twine-leave.service",
         "etc/systemd/system/twine-network.service",
         "etc/systemd/system/twine-network.socket",
+        "etc/systemd/system/twine-output.service",
         "etc/systemd/system/workload.slice",
         "etc/sysusers.d/twine.conf",
         "etc/twine/agent.toml",
+        "etc/udev/rules.d/90-twine-sidekick.rules",
     ]
     assert len(out.splitlines()) == len(placed)
     assert "ExecStart=/srv/venv/bin/twine-agent serve" in service

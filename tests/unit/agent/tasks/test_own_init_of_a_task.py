@@ -150,6 +150,17 @@ def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
     assert found["SetCredential"] == {"a.toml": b"x"}
 
 
+def test_the_shared_memory_of_a_machine_is_bounded_by_its_memory() -> None:
+    """BUG-AG30: systemd-nspawn's own /dev/shm is as large as half of the host's memory."""
+    found = [word for word in words(a_machine()) if ":mode=1777" in word]
+    half = a_spec().limits.memory_max_bytes // 2
+    more = f"mode=1777,nosuid,nodev,size={half},nr_inodes={half // 4096}"
+    assert found == [f"--tmpfs=/dev/shm:{more}"]
+    own = {"shm": {"path": "/dev/shm", "kind": "tmpfs", "max_bytes": 1 << 20}}
+    found = [word for word in words(a_machine(volumes=own)) if ":mode=1777" in word]
+    assert found == ["--tmpfs=/dev/shm:mode=1777,nosuid,nodev,size=1048576"]
+
+
 def test_no_property_of_the_plain_sandbox_is_left_by_chance() -> None:
     """F-83: what is not kept on purpose is not there, and a plain task has all of it."""
     assert {*TASK_HARDENING} & {*a_machine()} == {*TASK_HARDENING} & ({*own_init.SANDBOX})

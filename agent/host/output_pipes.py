@@ -1,0 +1,93 @@
+"""The pipes that tasks write to and `twine-output.service` reads (docs/adr/0196)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from pathlib import Path
+
+from agent.api import Stdout, TaskSpec
+from agent.runtime.core.records import TaskRecord, has_own_init
+from agent.runtime.offload import Lanes
+from agent.runtime.output_copier import WAKE, totals
+from agent.runtime.stage import TaskStage
+from wire.errors import HostError
+
+log = logging.getLogger(__name__)
+
+_MODE = 0o622
+"""A task opens its own by name, as another user than root, to write; no task gets at the folder."""
+
+
+def is_piped(spec: TaskSpec) -> bool:
+    """Return whether a task's output goes through a pipe: unless its owner wants the socket."""
+    return spec.stdout is not Stdout.JOURNAL and not has_own_init(spec)
+
+
+class OutputPipes(TaskStage):
+    """Makes a pipe for each task before it starts."""
+
+    def __init__(self, run_dir: Path, lanes: Lanes) -> None:
+        """Make them below the folder of what lasts until the next boot."""
+        self._folder, self._lanes = run_dir / "output", lanes
+
+    def lost(self) -> list[int]:
+        """Return how many lines of tasks were lost since boot: above the rate, not taken."""
+        return totals(self._folder)
+
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Make the pipe; without the service that reads it, the output stays a socket."""
+        if is_piped(task.spec):
+            await self._lanes.run("files", self._make, task)
+        return task
+
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Let the unit write to the pipe, if there is one."""
+        path = self._path(task)
+        if not is_piped(task.spec) or not path.exists():
+            return unit
+        return {**unit, "StandardOutputFile": str(path), "StandardErrorFile": str(path)}
+
+    async def ended(self, task_id: str) -> None:
+        """Remove the pipe; what is in it is read to its end."""
+        await self._lanes.run("files", self._remove, task_id)
+
+    async def release(self, task_id: str) -> None:
+        """Remove the pipe."""
+        await self.ended(task_id)
+
+    def _path(self, task: TaskRecord) -> Path:
+        return self._folder / task.spec.entitlement / task.task_id
+
+    def _make(self, task: TaskRecord) -> None:
+        path = self._path(task)
+        if path.exists():
+            return
+        if not (self._folder / WAKE).exists():
+            log.warning("no pipe for the output of task %s: no twine-output.service", task.task_id)
+            return
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            os.mkfifo(path)
+            path.chmod(_MODE)
+        except OSError as e:
+            raise HostError(
+                f"cannot make the pipe for the output of task {task.task_id}: {e.strerror}",
+                hint=f"is {self._folder} there? systemctl status twine-output.service",
+            ) from e
+        self._wake()
+
+    def _remove(self, task_id: str) -> None:
+        found = list(self._folder.glob(f"*/{task_id}"))
+        for path in found:
+            path.unlink(missing_ok=True)
+        if found:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let the service look. One that is not there looks when it starts."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.setblocking(False)
+            s.sendto(b"x", str(self._folder / WAKE))

@@ -1,0 +1,99 @@
+"""All profiles that TuneD ships, converted: each does here what TuneD itself does, or says why not.
+
+Runs inside a guest that has TuneD. For each profile: ours is applied, looked at and rolled back,
+then TuneD's own is. What ours changed has TuneD's value. What TuneD changed and ours did not is
+behind a line that `import-tuned` said it leaves out, or that sidekick refused with a reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from the_host import differences, everything
+
+INTO = Path("/run/of-tuned")
+FOLDERS = ("/usr/lib/tuned/profiles", "/usr/lib/tuned")
+OF_TUNED = re.compile(
+    r"unit tuned\.service|/(etc|run)/(tuned|systemd)/.*|/boot/.*|ethtool|module .*"
+)
+"""What TuneD's daemon is and keeps, and boot entries that it writes before a boot."""
+
+
+def run(*argv: str) -> tuple[int, str]:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
+    """Return what is otherwise, as words without differences in blanks."""
+    names = before.keys() | after.keys()
+    return {
+        name: " ".join(after.get(name, "(gone)").split())
+        for name in names
+        if before.get(name) != after.get(name)
+    }
+
+
+def imported() -> dict[str, Any]:
+    """Convert all profiles; return what became of each, by TuneD's name."""
+    folder = next(f for f in map(Path, FOLDERS) if list(f.glob("*/tuned.conf")))
+    code, said = run("sidekick", "import-tuned", str(folder), "--into", str(INTO), "-o", "json")
+    assert code in (0, 2), said
+    found = {one["name"]: one for one in json.loads(said)}
+    names = {path.parent.name for path in folder.glob("*/tuned.conf")}
+    assert len(found) == len(names), names ^ found.keys()
+    return {name: found[name.replace("_", "-")] for name in sorted(names)}
+
+
+def ancestors(name: str, found: dict[str, Any]) -> list[str]:
+    """Return a profile and all that it stands on."""
+    text = found[name]["text"]
+    parent = re.search(r'^extends = "([^"]+)"', text, re.MULTILINE)
+    by_name = {one["name"]: tuned for tuned, one in found.items()}
+    above = ancestors(by_name[parent[1]], found) if parent and parent[1] in by_name else []
+    return [name, *above]
+
+
+def test_every_profile_of_tuned_does_the_same_or_says_why_not() -> None:
+    """BUG-SK20 BUG-SK22: 37 profiles of TuneD 2.25 (Debian 13)."""
+    run("systemctl", "stop", "sidekick-verify.timer")
+    run("systemctl", "start", "tuned")
+    found, wrong, rows = imported(), [], []
+    assert len(found) > 30
+    for name, one in found.items():
+        run("tuned-adm", "off")
+        before = everything()
+        code, said = run("sidekick", f"--profiles={INTO}", "apply-profile", one["name"])
+        ours = changed(before, everything())
+        if code not in (0, 1, 2, 4, 5, 64):
+            wrong.append(f"{name}: apply-profile ended with {code}: {said}")
+        run("sidekick", f"--profiles={INTO}", "rollback")
+        if left := differences(before, everything()):
+            wrong.append(f"{name}: rollback left {left}")
+            before = everything()
+        took, words = run("tuned-adm", "profile", name)
+        theirs = changed(before, everything())
+        theirs = {k: v for k, v in theirs.items() if not OF_TUNED.fullmatch(k)}
+        mine = {k: v for k, v in ours.items() if not k.startswith(("/etc/", "/run/", "module "))}
+        if took == 0:
+            other = {k: (v, theirs.get(k)) for k, v in mine.items() if theirs.get(k, v) != v}
+            if other:
+                wrong.append(f"{name}: ours and TuneD's: {other}")
+        missing = sorted(theirs.keys() - mine.keys()) if took == 0 else []
+        told = [left for each in ancestors(name, found) for left in found[each]["left"]]
+        if missing and not told and code == 0:
+            wrong.append(f"{name}: TuneD changed {missing}, and nothing was said")
+        rows.append(
+            f"{name}: ours {code}, {len(mine)} changed; TuneD {took}, {len(theirs)} changed;"
+            f" {len(told)} lines told; only TuneD's: {missing}"
+        )
+        print(rows[-1], *wrong[-1:], sep="\n", flush=True)
+        if took:
+            print(words)
+    run("tuned-adm", "off")
+    print("\n".join(rows))
+    assert wrong == [], "\n".join(wrong)

@@ -1,0 +1,18 @@
+"""TuneD's own profiles beside ours, in a guest that has TuneD (tests/lab/beside_tuned)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab.one_guest import OneGuest
+
+
+@pytest.mark.long
+def test_tuneds_profiles_do_the_same_converted() -> None:
+    """BUG-SK20 BUG-SK22: effective values are compared, and rollback leaves nothing."""
+    guest = OneGuest("bench", name="tuned")
+    guest.up()
+    guest.pytest("-s", inside=Path(__file__).parent / "beside_tuned", timeout_s=2 * 3600)
+    guest.down()

@@ -1,0 +1,102 @@
+"""Whose output goes through a pipe, and when the pipe is there."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import FakeHost, a_record, a_spec, gone, running
+
+from agent.api import Relaxation, Stdout
+from agent.host.logs import LoggedRun, journal_command
+from agent.host.output_pipes import OutputPipes, is_piped
+from agent.runtime.core.records import key_of, unit_of
+from agent.runtime.offload import Lanes
+
+
+@pytest.fixture
+def woken(host: FakeHost) -> Iterator[socket.socket]:
+    """What twine-output.service listens on."""
+    folder = Path(host.config.run_dir) / "output"
+    folder.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as found:
+        found.bind(str(folder / ".wake"))
+        yield found
+
+
+def test_every_output_is_a_pipe_unless_its_owner_wants_the_socket() -> None:
+    """BUG-AG34 BUG-AG39"""
+    assert is_piped(a_spec())
+    assert is_piped(a_spec(stdout=Stdout.PIPE))
+    assert not is_piped(a_spec(stdout=Stdout.JOURNAL))
+    assert not is_piped(a_spec(relaxations=[Relaxation.OWN_INIT]))
+    assert key_of(a_spec()) != key_of(a_spec(stdout=Stdout.PIPE))
+
+
+async def test_a_task_has_a_pipe_from_its_start_to_its_end(
+    host: FakeHost, woken: socket.socket
+) -> None:
+    """BUG-AG34: the service is woken, and no other user gets at the pipes of others."""
+    pipe = Path(host.config.run_dir) / "output" / "local" / "web"
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        unit = host.fake.systemd.properties(unit_of("web"))
+        mode = pipe.stat().st_mode
+        assert (stat.S_ISFIFO(mode), stat.S_IMODE(mode)) == (True, 0o622)
+        assert stat.S_IMODE(pipe.parent.stat().st_mode) == 0o700
+        assert (unit["StandardOutputFile"], unit["StandardErrorFile"]) == (str(pipe),) * 2
+        assert woken.recv(16) == b"x"
+        await client.delete_task("web")
+        await gone(client, "web")
+        assert not pipe.exists()
+
+
+async def test_without_the_service_a_task_starts_with_the_socket(host: FakeHost) -> None:
+    """BUG-AG34: no start waits for a reader that does not come."""
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+    assert "StandardOutputFile" not in host.fake.systemd.properties(unit_of("web"))
+
+
+async def test_facts_count_the_lines_that_are_in_no_log(
+    host: FakeHost, woken: socket.socket
+) -> None:
+    """BUG-AG42"""
+    (Path(host.config.run_dir) / "output" / ".lost").write_text("[12, 3]")
+    async with host.agent() as client:
+        facts = await client.get_machine()
+    assert (facts.log_lines_suppressed, facts.log_lines_lost) == (12, 3)
+
+
+async def test_a_pipe_that_is_there_is_kept(tmp_path: Path) -> None:
+    """A start that is tried again goes on with the pipe that the service has open."""
+    folder = tmp_path / "output"
+    folder.mkdir()
+    (folder / ".wake").touch()
+    lanes = Lanes()
+    pipes = OutputPipes(tmp_path, lanes)
+    before = []
+    for _ in range(2):
+        await pipes.ensure(a_record())
+        before.append([p.stat().st_ino for p in folder.glob("*/*")])
+    lanes.close()
+    assert before[0] == before[1] != []
+
+
+def test_logs_are_read_from_the_entries_of_the_service_too() -> None:
+    """BUG-AG34: only entries of the service itself count; no task can write as it."""
+    run = LoggedRun("twine-task-web.service", "twine-a", "4" * 32)
+    words = journal_command(run)
+    at = words.index("_SYSTEMD_UNIT=twine-output.service")
+    unit, invocation = "twine-task-web.service", "4" * 32
+    assert words[at - 1 : at + 3] == [
+        "+",
+        "_SYSTEMD_UNIT=twine-output.service",
+        f"OBJECT_SYSTEMD_UNIT={unit}",
+        f"OBJECT_SYSTEMD_INVOCATION_ID={invocation}",
+    ]
