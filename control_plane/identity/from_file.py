@@ -105,6 +105,9 @@ class RevokedHosts:
         """Read all again: there are few."""
         await self.people.load()
 
+    async def complete(self) -> None:
+        """Do nothing: all was read."""
+
     async def list_again(self) -> None:
         """Read all again."""
         await self.people.load()
