@@ -398,7 +398,7 @@ class ControlPlane(JobCalls):
     def _unwell(self) -> str:
         """Return why no task is to be moved that could stay; empty: the region is well."""
         if self.shards.count > len(self.shards.all):
-            return "shards run in other processes, whose tasks are not known here"
+            return BESIDE_SHARDS
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
@@ -477,6 +477,11 @@ class ControlPlane(JobCalls):
             identity_not_after=self.identity_ends.get(record.machine),
             duplicate=words(second) if second is not None else "",
         )
+
+
+BESIDE_SHARDS = (
+    "shards run in other processes, and ReBalancer and loans need all tasks in one process"
+)
 
 
 async def _nobody_asked(shard: int, _: str) -> None:

@@ -28,18 +28,20 @@ from control_plane.api.shard_routes import (
     SHARD_ROUTES,
 )
 from control_plane.front_end.recorder import caller_of
-from control_plane.roles import ControlPlane
+from control_plane.roles import BESIDE_SHARDS, ControlPlane
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.processes import RoleLeaders, away
 from control_plane.shards.status import away_status
 from wire.client import WireClient
 from wire.duplex import Duplex, Talk, join
-from wire.errors import TwineError, Unreachable
+from wire.errors import Conflict, TwineError, Unreachable
 from wire.routes import Route
 from wire.server import Call, Handler
 
 _ROUTES = {route.name: route for route in SHARD_ROUTES}
+_ALONE = frozenset(("plan_rebalance", "resume_rebalance"))
+"""Rows about what is off while shards run in other processes (docs/adr/0200)."""
 _CALL_S = 10.0
 """For one request: a process that does not answer in this time is away."""
 _BEHIND_S = 2.0
@@ -96,8 +98,20 @@ class Forwarding:
             "region_status": self._region_status,
             "shard_metrics": self._shard_metrics,
         }
+        if route.name in _ALONE:
+            return partial(self._alone, handler)
         found = merging.get(route.name)
         return handler if found is None else partial(found, handler)
+
+    async def _alone(self, handler: Handler, call: Call) -> Any:
+        """Refuse what is not done while shards run in other processes."""
+        shards = self._plane.shards
+        if shards.count > len(shards.all):
+            raise Conflict(
+                f"{call.route.name.replace('_', ' ')}: {BESIDE_SHARDS}",
+                hint='run all shards in one process (role = "all"), docs/scale.md says how',
+            )
+        return await handler(call)
 
     # -- one shard
 

@@ -17,7 +17,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.client import ControlPlaneClient
 from tests.etcd import Cluster, etcd_cluster
 from tests.role_processes import RegionOfProcesses, region_of_processes
-from wire.errors import TwineError
+from wire.errors import Conflict, TwineError
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,8 @@ async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
             assert min(of.term, of.cpu_s, of.memory_bytes, of.revision) > 0
         assert 0.0 < shard.write_p50_s <= shard.write_p99_s
         assert len({of.term for of in found.processes}) == 3
+        with pytest.raises(Conflict, match="shards run in other processes"):
+            await region.client.plan_rebalance()
         text = b"".join([chunk async for chunk in region.client.shard_metrics(1)]).decode()
         for line in (
             'twine_role_machines{role="shard-1"} 2.0',
