@@ -82,6 +82,8 @@ store-faults: setup ## faults of etcd and its control planes; leaders are paused
 
 million-shards: setup ## 1,000,000 machines in 20 shards: one free pool, and Figure 13; needs 4 GiB
 	$(BIN)/python -m tests.bench.shared_pool
+shard-figures: setup ## Figures 11 and 12: computing against machines of a shard, into docs/images
+	$(BIN)/python -m tests.bench.figure_11 --out docs/images
 compat: setup ## images like the usual public ones on a guest, into docs/compatibility.md; IMAGES="nginx redis" for some (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.compat.run $(IMAGES)
 

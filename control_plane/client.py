@@ -50,7 +50,6 @@ from control_plane.api.maintenance import (
     Reported,
 )
 from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
-from control_plane.api.ownership import ShardLoads, ShardMove, ShardMoved
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
 from control_plane.api.routes import ROUTES
@@ -289,18 +288,6 @@ class ControlPlaneClient(PeopleClient, RebalanceClient):
     async def confirm_down(self, wish: ConfirmDown) -> ConfirmedDown:
         """Say that silent machines are down, whatever holds that back."""
         return _as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], wish))
-
-    async def list_shards(self) -> ShardLoads:
-        """Return the shards, and what each has to do."""
-        return _as(ShardLoads, await self.call(_ROUTE["list_shards"]))
-
-    async def move_entitlement(self, name: str, to: int, *, dry_run: bool = False) -> ShardMoved:
-        """Give an entitlement to another shard."""
-        route, dry = _ROUTE["move_entitlement"], "true" if dry_run else None
-        answer = await self.call(
-            route, ShardMove(to=to), timeout_s=60.0, entitlement=name, dry_run=dry
-        )
-        return _as(ShardMoved, answer)
 
     async def list_limits(self) -> LimitViews:
         """Return the limits on what destroys, and what they hold back."""

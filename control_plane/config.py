@@ -90,13 +90,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     broker_stores: dict[Name, Folder] = {}
     """Data center → folder of the store of its machines; those of others are in `state`."""
     etcd: EtcdSettings = EtcdSettings()
-    role: Literal["all", "core", "shard"] = "all"
-    """What this process is: the whole control plane; all of it but the shards from 1 on; or one of
-    those shards. All but `all` need `etcd` and a fixed port (docs/scale.md)."""
+    role: Literal["all", "core", "shard", "front-end"] = "all"
+    """What this process is: the whole control plane; all of it but the shards from 1 on; one of
+    those shards; or a front end that calls a core. `core` and `shard` need `etcd` and a fixed port
+    (docs/scale.md)."""
     shard: Annotated[int, Meta(ge=0, le=63)] = 0
     """Number of the shard of a process with `role = "shard"`, from 1 on."""
     shard_credential: str = ""
     """File with the credential of that process: `twine-control-plane shard-credential`."""
+    front_end_credential: str = ""
+    """File with the credential of a front end: `twine-control-plane front-end-credential`."""
+    cores: list[str] = []
+    """With `role = "front-end"`: URLs at which cores may be; the one that leads answers."""
     operators: list[Principal] = []
     """Users and groups who may do everything, such as `user:ann` and `group:sre`; besides them
     those who were made operators by `twinectl role grant`, and each user that may open `socket`."""
@@ -209,6 +214,8 @@ def _etcd_errors(document: dict[str, Any]) -> list[FieldError]:
 def _role_errors(document: dict[str, Any]) -> list[FieldError]:
     """Return what does not go together with the role of the process."""
     role, shard = document.get("role", "all"), document.get("shard", 0)
+    if role == "front-end":
+        return _front_end_errors(document)
     if role not in ("core", "shard"):
         return []
     found, etcd, listen = [], document.get("etcd"), str(document.get("listen", ""))
@@ -224,6 +231,20 @@ def _role_errors(document: dict[str, Any]) -> list[FieldError]:
     if role == "shard" and shard == 0:
         reason = "shard 0 runs in the core: other processes have 1 and above"
         found.append(FieldError(field="shard", reason=reason))
+    return found
+
+
+def _front_end_errors(document: dict[str, Any]) -> list[FieldError]:
+    found = []
+    if not document.get("front_end_credential"):
+        reason = "needs the file that `twine-control-plane front-end-credential` wrote"
+        found.append(FieldError(field="front_end_credential", reason=reason))
+    cores = document.get("cores")
+    if not isinstance(cores, list) or not all(str(url).startswith("https://") for url in cores):
+        cores = []
+    if not cores:
+        reason = "a front end needs the https:// URL of each core"
+        found.append(FieldError(field="cores", reason=reason))
     return found
 
 

@@ -96,6 +96,28 @@ def shard_credential(
         fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
 
 
+@click.command("front-end-credential")
+@click.option("--host", "hosts", multiple=True, required=True, help="Where it serves; repeat.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
+@click.option("--ttl", type=seconds(), default="30d", show_default=True, help="8h, 30d, …")
+@CONFIG
+@STATE
+def front_end_credential(hosts: tuple[str, ...], out: Path, ttl: float, **given: Any) -> None:
+    """Write a credential with which a process can serve users at these hosts and call for them.
+
+    Written again to the same file, it is taken by a process that runs.
+    """
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+        _write_credential(config, ("component", "front-end", hosts), out, ttl, "")
+        where = ", ".join(hosts)
+        click.echo(f"{out}: a front end may serve at {where} for {ttl / 86_400:g} d")
+    except TwineError as e:
+        fail(e)
+    except OSError as e:
+        fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
+
+
 def _write_credential(
     config: Config, subject: tuple[str, str, tuple[str, ...]], out: Path, life_s: float, url: str
 ) -> None:

@@ -23,7 +23,12 @@ from control_plane import config as configuration
 from control_plane.commands import CONFIG, STATE, fail, run
 from control_plane.config import Config
 from control_plane.copy_commands import backup, forget_store, migrate_store, restore_store
-from control_plane.credential_commands import controller, shard_credential, user
+from control_plane.credential_commands import (
+    controller,
+    front_end_credential,
+    shard_credential,
+    user,
+)
 from control_plane.notify import notify, standing_by
 from control_plane.process import (
     before,
@@ -53,6 +58,7 @@ log = logging.getLogger(__name__)
 
 _ROOMS = ("roles", "front_end.frontend", "identity.registrar", "task_control.caller", "web.serving")
 """Modules that import all others, a second's work."""
+_ROLES = ("all", "core", "shard", "front-end")
 Started = Callable[[str], None]
 
 
@@ -278,7 +284,7 @@ async def _serve_until_signal(config: Config) -> None:
 
     def started(url: str) -> None:
         notify(f"READY=1\nSTATUS=serving at {url}")
-        where = "" if config.role == "shard" else f" and {config.socket}"
+        where = "" if config.role in ("shard", "front-end") else f" and {config.socket}"
         click.echo(f"serving at {url}{where}", err=True)
 
     try:
@@ -286,6 +292,10 @@ async def _serve_until_signal(config: Config) -> None:
             from control_plane.shard_daemon import serve_shard
 
             await serve_shard(config, _role_of(config), stopping, started)
+        elif config.role == "front-end":
+            from control_plane.front_end_daemon import serve_front_end
+
+            await serve_front_end(config, stopping, started)
         else:
             await serve(config, stopping, started)
     finally:
@@ -304,7 +314,9 @@ def main() -> None:
 @click.option("--listen", metavar="HOST:PORT", help="For hosts and users, with TLS.")
 @click.option("--advertise", metavar="HOST", multiple=True, help="Where they reach it; repeat.")
 @click.option("--socket", "socket_", metavar="PATH", help="Unix socket for this host's operators.")
-@click.option("--role", type=click.Choice(["all", "core", "shard"]), help="See docs/scale.md.")
+@click.option(
+    "--role", type=click.Choice(["all", "core", "shard", "front-end"]), help="See docs/scale.md."
+)
 @click.option("--shard", type=int, metavar="N", help="Number of the shard, with --role shard.")
 @click.option("--cluster", metavar="NAME", help="Trust domain of all certificates.")
 @click.option(
@@ -366,7 +378,9 @@ def new_authority(**given: Any) -> None:
 
 main.add_command(backup)
 main.add_command(restore_store)
-for command in (migrate_store, forget_store, user, controller, shard_credential):
+for command in (migrate_store, forget_store, user, controller):
+    main.add_command(command)
+for command in (shard_credential, front_end_credential):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""The part of the front end's client about where machines and tasks go: ReBalancer and loans."""
+"""The front end's client, the part about the whole region: status, shards, ReBalancer, loans."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
+from control_plane.api.health_routes import HEALTH_ROUTES
+from control_plane.api.ownership import ShardLoads, ShardMove, ShardMoved
 from control_plane.api.rebalancing import (
     MoveExplanation,
     PauseWish,
@@ -14,17 +17,19 @@ from control_plane.api.rebalancing import (
     RebalanceStatus,
 )
 from control_plane.api.rebalancing_routes import REBALANCING_ROUTES
+from control_plane.api.region_status import RegionStatus
 from wire.client import WireClient
 from wire.routes import Route
 
 _T = TypeVar("_T")
-_ROUTE: dict[str, Route] = {route.name: route for route in (*REBALANCING_ROUTES, *CAPACITY_ROUTES)}
+_ROUTES = (*REBALANCING_ROUTES, *CAPACITY_ROUTES, *HEALTH_ROUTES)
+_ROUTE: dict[str, Route] = {route.name: route for route in _ROUTES}
 PLAN_TIMEOUT_S = 300.0
 """The solver has tens of seconds, and plans for two callers wait for each other."""
 
 
 class RebalanceClient(WireClient):
-    """Asks what the ReBalancer would do and does, and pauses it; asks what is lent.
+    """Asks how the region is, moves entitlements between shards, asks and pauses the ReBalancer.
 
     Every method raises what the front end raised, or `Unreachable`.
     """
@@ -66,6 +71,26 @@ class RebalanceClient(WireClient):
         """Return whether a borrower has the machines that it wants."""
         answer = await self.call(_ROUTE["get_signal"], entitlement=entitlement)
         return _as(CapacitySignal, answer)
+
+    async def region_status(self) -> RegionStatus:
+        """Return what is well and what is not."""
+        return _as(RegionStatus, await self.call(_ROUTE["region_status"]))
+
+    def shard_metrics(self, shard: int) -> AsyncIterator[bytes]:
+        """Yield the metrics of the process of a shard, in Prometheus' text form."""
+        return self.stream(_ROUTE["shard_metrics"], shard=str(shard))
+
+    async def list_shards(self) -> ShardLoads:
+        """Return the shards, and what each has to do."""
+        return _as(ShardLoads, await self.call(_ROUTE["list_shards"]))
+
+    async def move_entitlement(self, name: str, to: int, *, dry_run: bool = False) -> ShardMoved:
+        """Give an entitlement to another shard."""
+        route, dry = _ROUTE["move_entitlement"], "true" if dry_run else None
+        answer = await self.call(
+            route, ShardMove(to=to), timeout_s=60.0, entitlement=name, dry_run=dry
+        )
+        return _as(ShardMoved, answer)
 
 
 def _as(kind: type[_T], value: object) -> _T:

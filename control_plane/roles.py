@@ -19,6 +19,8 @@ from control_plane.api.capacity import Entitlements, EntitlementSpec, Entitlemen
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.ownership import ShardLoad
+from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
@@ -61,6 +63,7 @@ from control_plane.scheduler.task_service import TaskService
 from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import OwnRole, RoleLeaders, away
+from control_plane.shards.status import said, troubles, with_lag
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
 from control_plane.task_control.controllers import CallController, Controllers, no_controller
@@ -224,7 +227,8 @@ class ControlPlane(JobCalls):
         await self._portal.load()
         await self._jobs.load()
         await self._shards.load()
-        self.ownership.check(self.shards.count, self._portal.table)
+        are_processes = self.processes is not None
+        self.ownership.check(self.shards.count, self._portal.table, are_processes=are_processes)
         for shard in self.shards.all:
             await shard.allocator.load()
         await self.maintenance.load()
@@ -353,6 +357,9 @@ class ControlPlane(JobCalls):
 
     async def ready(self) -> Liveness:
         """Return whether everything is loaded and every loop runs."""
+        return self._state()
+
+    def _state(self) -> Liveness:
         if self._loops is None:
             return Liveness(ok=False, detail="the stores are not loaded yet")
         for store in self._stores:
@@ -365,10 +372,33 @@ class ControlPlane(JobCalls):
         told += [alarm, self.rebalancer.alarm()]
         return Liveness(ok=True, detail="; ".join(filter(None, told)))
 
+    def process_counts(self, loads: Sequence[ShardLoad] = ()) -> ProcessStatus:
+        """Return what this process says of itself; of jobs and tasks what `loads` says."""
+        followed, state = self.health.followed(), self._state()
+        return said(self.role, state, self._store, self.processes, loads, followed)
+
+    def region_status(self, others: Sequence[ProcessStatus] = ()) -> RegionStatus:
+        """Return what is well and what is not; `others` is what other processes said."""
+        loads = self.shards.loads()
+        own = self.process_counts(loads)
+        statuses = with_lag([own, *others], self._store.revision())
+        machines = {state.value: n for state, n in self.census.machines.items()}
+        limits = self.limits.views(self._runtime.now()).limits
+        found = troubles(statuses, loads, machines, limits, self.health.count())
+        return RegionStatus(
+            ok=not found,
+            troubles=found,
+            machines=machines,
+            tasks={phase.value: n for phase, n in self.census.tasks.items()},
+            entitlements=len(self._portal.table),
+            processes=statuses,
+            shards=loads,
+        )
+
     def _unwell(self) -> str:
         """Return why no task is to be moved that could stay; empty: the region is well."""
         if self.shards.count > len(self.shards.all):
-            return "shards run in other processes, whose tasks are not known here"
+            return BESIDE_SHARDS
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
@@ -447,6 +477,11 @@ class ControlPlane(JobCalls):
             identity_not_after=self.identity_ends.get(record.machine),
             duplicate=words(second) if second is not None else "",
         )
+
+
+BESIDE_SHARDS = (
+    "shards run in other processes, and ReBalancer and loans need all tasks in one process"
+)
 
 
 async def _nobody_asked(shard: int, _: str) -> None:

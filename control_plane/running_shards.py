@@ -32,7 +32,7 @@ from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
-from control_plane.shards.ownership import OwnershipMap, least_loaded
+from control_plane.shards.ownership import SHARDS_MAX, OwnershipMap, least_loaded_first
 from control_plane.store import Store
 from control_plane.task_control.controllers import Controllers
 from wire.errors import Busy, Conflict, NotFound, TwineError
@@ -84,8 +84,6 @@ class RunningShards:
         self._by_number = {number: self._made(number, a) for number, a in allocators.items()}
         self.all = [*self._by_number.values()]
         """Those of this process."""
-        self.count = parts.region.settings.shards
-        """Shards of the region, those of other processes included."""
         parts.dispatcher.follow(self._wanted)
 
     def _made(self, number: int, allocator: Allocator) -> RunningShard:
@@ -103,6 +101,15 @@ class RunningShards:
         keeper = PoolKeeper(allocator.region, allocator)
         planner = JobPlanner(parts.jobs, placing, parts.control, scheduler)
         return RunningShard(number, allocator, placing, keeper, scheduler, planner)
+
+    @property
+    def count(self) -> int:
+        """Return the number of shards of the region, those of other processes included."""
+        return self._parts.region.settings.shards
+
+    async def is_ready(self, shard: int) -> bool:
+        """Return whether a shard takes requests: those of this process do."""
+        return shard in self._by_number
 
     def number_of_entitlement(self, name: str) -> int:
         """Return the number of the shard that places the tasks of an entitlement."""
@@ -132,6 +139,12 @@ class RunningShards:
         number = self.number_of_job(name)
         return self.all[0] if number is None else self._running(number)
 
+    def of_number(self, text: str) -> RunningShard:
+        """Return the shard with a number, as a path has it; `NotFound` if there is none."""
+        if not text.isdecimal() or int(text) >= self.count:
+            raise NotFound(f"there is no shard {text!r}: they are 0 to {self.count - 1}")
+        return self._running(int(text))
+
     def _running(self, number: int) -> RunningShard:
         found = self._by_number.get(number)
         if found is None:
@@ -146,15 +159,22 @@ class RunningShards:
     def loads(self) -> list[ShardLoad]:
         """Return what each shard has to do, by number."""
         broker, loads = self._parts.region.broker, []
-        pools = members(self._parts.portal.specs())
+        specs = self._parts.portal.specs()
+        pools = members(specs)
         for number in range(self.count):
             own = [pool for pool in pools if self._ownership.shard_of(pool) == number]
             jobs = [job for pool in own for job in self.jobs_in(pool)]
             records = [record for job in jobs if (record := self._parts.jobs.find(job))]
+            held = {pool: broker.count(pool) for pool in own}
             loads.append(
                 ShardLoad(
                     shard=number,
-                    machines=sum(len(broker.held(pool)) for pool in own),
+                    machines=sum(held.values()),
+                    load=sum(
+                        max(held[pool], specs[pool].machines or 0)
+                        for pool in own
+                        if self._is_given(pool, held[pool])
+                    ),
                     entitlements=own,
                     jobs=len(records),
                     tasks=sum(len(record.tasks) for record in records),
@@ -162,6 +182,10 @@ class RunningShards:
                 )
             )
         return loads
+
+    def _is_given(self, pool: str, machines: int) -> bool:
+        """Return whether an entitlement has a shard: one that nothing used yet may go to any."""
+        return bool(machines or self._ownership.table.find(pool) or self.jobs_in(pool))
 
     def jobs_in(self, pool: str) -> list[str]:
         """Return the jobs whose tasks are on machines of a pool, or are going to be."""
@@ -175,9 +199,12 @@ class RunningShards:
         if self.count == 1 or record is None:
             return
         pool = pool_of(entitlement, record.spec)
-        is_used = self.jobs_in(pool) or self._parts.region.broker.held(pool)
-        if self._ownership.table.find(pool) is None and not is_used:
-            await self._ownership.give(pool, least_loaded(self.loads()))
+        if self._is_given(pool, self._parts.region.broker.count(pool)):
+            return
+        for shard in least_loaded_first(self.loads()):
+            if await self.is_ready(shard):
+                await self._ownership.give(pool, shard)
+                return
 
     def check_move(self, job: str, entitlement: str) -> None:
         """Raise `Conflict` if a job would come to another shard: it lives in one."""
@@ -352,10 +379,13 @@ def allocators_of(
 ) -> dict[int, Allocator]:
     """Return an allocator for each shard that this process runs; it owns what the map says.
 
-    Transactions of a shard that was and is not any more are shard 0's to finish.
+    With all shards in one process, transactions of a shard that was and is not any more are shard
+    0's to finish. Where shards are processes, each finishes its own: they come and go.
     """
     made = {}
-    names = [f"{ALLOCATOR}-{n}" if n else ALLOCATOR for n in range(region.settings.shards)]
+    are_processes = not all(map(runs, range(SHARDS_MAX)))
+    count = SHARDS_MAX if are_processes else region.settings.shards
+    names = [f"{ALLOCATOR}-{n}" if n else ALLOCATOR for n in range(count)]
     for number, name in enumerate(names):
         if runs(number):
             owns = _owner(ownership, number)

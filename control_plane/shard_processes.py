@@ -10,7 +10,7 @@ what is written: the move is withdrawn, or made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -46,7 +46,22 @@ class ShardProcesses(RunningShards):
         self._processes, self._role = processes, processes.own
         self._look_at, self._runs = look_at, False
         self._runtime = parts.region.runtime
+        self.ask_ready: Callable[[int], Awaitable[bool]] = self._is_led
+        """Ask the process of a shard whether it takes requests."""
         ownership.table.listen(self._heard)
+
+    @property
+    def count(self) -> int:
+        """Return the number of shards of the region: those that are configured or have led."""
+        return max(super().count, *(n + 1 for n in (0, *self._processes.shards())))
+
+    async def is_ready(self, shard: int) -> bool:
+        """Return whether a shard takes requests; its process is asked."""
+        return await super().is_ready(shard) or await self.ask_ready(shard)
+
+    async def _is_led(self, shard: int) -> bool:
+        """Return whether a shard has ever been led by a process, as this one has followed."""
+        return self._processes.leader_of(shard) is not None
 
     def start(self, loops: Loops, number: Callable[[], int]) -> None:
         """Start the loops of all, and go on with what an earlier process began."""
@@ -77,11 +92,19 @@ class ShardProcesses(RunningShards):
         source = self._ownership.shard_of(pool)
         try:
             await self._ownership.announce(pool, to)
-            await self._until_released(pool, source)
+            if await self._is_run(source):
+                await self._until_released(pool, source)
             await self._write(pool, to)
         except TwineError:  # also where nothing says whether it was announced
             await self._withdraw(pool)
             raise
+
+    async def _is_run(self, shard: int) -> bool:
+        """Return whether a process may have to let go of what a shard owned when it was announced.
+
+        One that begins to lead afterwards finds the announcement, and owns nothing of it.
+        """
+        return await super().is_ready(shard) or await self._processes.has_led(shard)
 
     async def _until_released(self, pool: str, source: int) -> None:
         ends = self._runtime.now() + _RELEASE_S

@@ -13,6 +13,7 @@ from typing import Self
 
 from control_plane.errors import UnknownOutcome
 from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, Store
+from control_plane.store.write_times import WriteTimes
 from wire.errors import Busy, Conflict
 
 
@@ -62,6 +63,11 @@ class FaultyStore:
         """Close the inner one; what is still on its way is never made: its sender is fenced."""
         self._late.clear()
         await self.inner.__aexit__(kind, error, trace)
+
+    @property
+    def times(self) -> WriteTimes:
+        """Return the times of the inner one."""
+        return self.inner.times
 
     def epoch(self) -> int:
         """Return the epoch of the inner one."""

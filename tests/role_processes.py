@@ -126,6 +126,24 @@ class RegionOfProcesses:
         self.processes.append(made)
         return made
 
+    def front_end(self, name: str) -> PlaneProcess:
+        """Return a front end that is not started yet; its credential is written."""
+        self._ports[name] = free_port()
+        credential, config = self.folder / f"{name}.credential", self.folder / f"{name}.toml"
+        words = ("front-end-credential", "--host", "127.0.0.1", "--out", str(credential))
+        core = ("--config", str(self.folder / "core.toml"))
+        subprocess.run((*_DAEMON, *words, *core), check=True, capture_output=True)
+        lines = [
+            f'listen = "127.0.0.1:{self._ports[name]}"',
+            'role = "front-end"',
+            f'front_end_credential = "{credential}"',
+            f'cores = ["{self.url("core")}"]',
+        ]
+        config.write_text("\n".join(lines) + "\n")
+        made = PlaneProcess(name, config, self.folder / f"{name}.log")
+        self.processes.append(made)
+        return made
+
     def credential(self, shard: int) -> Path:
         """Return the file with the credential of a shard."""
         return self.folder / f"shard-{shard}.credential"

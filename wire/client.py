@@ -58,6 +58,8 @@ class WireClient:
 
     max_answer_bytes = 64 << 20
     """Some 100,000 tasks; what is longer is not kept in memory."""
+    limits: Mapping[Lane, int] = _LIMITS
+    """Connections to the server, by kind of call."""
 
     def __init__(
         self, endpoint: str, tls: ssl.SSLContext | None = None, *, timeout_s: float = 30.0
@@ -106,15 +108,15 @@ class WireClient:
             raise Unreachable(f"the connections to {self.endpoint} were closed for good")
         if self.expected:
             EXPECTED.set(self.expected)  # of the task that is about to connect
-        session = self._sessions.get(lane)
+        session, limit = self._sessions.get(lane), self.limits[lane]
         if session is None or session.closed:
             connector: aiohttp.BaseConnector
             if self.endpoint.startswith("unix:"):
                 path = self.endpoint.removeprefix("unix:")
-                connector = aiohttp.UnixConnector(path=path, limit=_LIMITS[lane])
+                connector = aiohttp.UnixConnector(path=path, limit=limit)
             else:
                 tls = self._tls if self._tls else True
-                connector = aiohttp.TCPConnector(ssl=tls, limit=_LIMITS[lane])
+                connector = aiohttp.TCPConnector(ssl=tls, limit=limit)
             session = self._sessions[lane] = aiohttp.ClientSession(connector=connector)
         return session
 

@@ -60,10 +60,13 @@ def principal(peer: Peer) -> str:
 
 
 def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = "") -> None:
-    """Raise `Forbidden` unless the certificate is that of `path`, such as `/host/vm1`."""
+    """Raise `Forbidden` unless the certificate is that of `path`, such as `/host/vm1`.
+
+    Of several, with `|` between them, it may be any.
+    """
     found = "/" + peer_of(certificate, domain).name.removeprefix("spiffe://").partition("/")[2]
-    if found != path:
-        raise Forbidden(f"expected to reach {path}, but {found} answered")
+    if found not in path.split("|"):
+        raise Forbidden(f"expected to reach {path.replace('|', ' or ')}, but {found} answered")
 
 
 def tls_peer(transport: asyncio.BaseTransport | None, domain: str = "") -> Peer | None:

@@ -22,6 +22,9 @@ from wire.errors import ConfigError, TwineError
 from wire.peers import expect_peer
 
 CONTROL_PLANE = "/component/control-plane"
+FRONT_END = "/component/front-end"
+ENTRANCES = f"{CONTROL_PLANE}|{FRONT_END}"
+"""Whom a user's client may reach: a control plane, or a front end that speaks for users to one."""
 """The identity that a host and a user expect behind the control plane's address."""
 
 

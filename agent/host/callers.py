@@ -16,6 +16,7 @@ from wire.errors import Forbidden, InvalidInput, Unauthenticated
 from wire.fairness import Peer
 from wire.peers import local_user, tls_peer
 from wire.routes import Route
+from wire.tls import FRONT_END
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,9 @@ def authorize_with(
     """Return the rule of the agent: local root and group, or a component of the cluster.
 
     On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
-    the role `component` may call, never another host or a user (trust F-79). One of a control
-    plane whose store is older than what this host was told is refused (docs/adr/0111), and so is
-    what changes something and comes from an earlier owner of an entitlement (docs/adr/0150).
+    the role `component` may call, never another host, a user or a front end (trust F-79). One of a
+    control plane whose store is older than what this host was told is refused (docs/adr/0111), and
+    so is what changes something and comes from an earlier owner of an entitlement (docs/adr/0150).
     """
 
     def authorize(request: web.Request, route: Route) -> Peer:
@@ -98,7 +99,7 @@ def authorize_with(
         peer = tls_peer(request.transport, domain())
         if peer is None:
             raise Unauthenticated("the connection proves no identity")
-        if peer.role != "component":
+        if peer.role != "component" or peer.name.endswith(FRONT_END):
             raise Forbidden(f"{peer.name} may not call {route.name} of an agent")
         commands = route.method != "GET"
         if last_term is not None:

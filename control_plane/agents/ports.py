@@ -61,6 +61,9 @@ class KnownMachines(Protocol):
     ) -> None:
         """Call `heard(machine, before, after)` after each change; see `Table.listen`."""
 
+    def count(self, entitlement: str) -> int:
+        """Return how many machines an entitlement has in the region."""
+
     def held(self, entitlement: str) -> list[MachineRecord]:
         """Return the machines of an entitlement; of the free pool for `FREE`."""
 

@@ -167,6 +167,8 @@ class ElasticReport(msgspec.Struct, frozen=True, kw_only=True):
     """… and how many of them are not lent: kept for what owners are expected to need."""
     proposed: int = 0
     """Machines that the last matching lent, or would have."""
+    holding: str = ""
+    """Why nothing is lent now; empty: nothing keeps it, or nothing is to be lent."""
 
 
 class ElasticCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,10 +6,27 @@ from agent.api import Ack
 from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
 from control_plane.api.limits import Lift, LimitView, LimitViews
 from control_plane.api.people import Needs
+from control_plane.api.region_status import RegionStatus
 from control_plane.api.restored import Restored, RestoredView
 from wire.routes import Route
 
 HEALTH_ROUTES: tuple[Route, ...] = (
+    Route(
+        "region_status",
+        "GET",
+        "/v1/status",
+        response=RegionStatus,
+        needs=Needs.VIEWER,
+        summary="What is well and what is not: processes, shards, machines, tasks",
+    ),
+    Route(
+        "shard_metrics",
+        "GET",
+        "/v1/shards/{shard}/metrics",
+        stream_out=True,
+        needs=Needs.VIEWER,
+        summary="Metrics of the process of a shard, in Prometheus' text form",
+    ),
     Route(
         "held_back_machines",
         "GET",

@@ -47,7 +47,7 @@ class RoleProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shard has to do; the one with the least gets a new entitlement."""
+    """What a shard has to do."""
 
     shard: int
     machines: int = 0
@@ -59,6 +59,10 @@ class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that the records of its jobs have."""
     moving: list[str] = []
     """Entitlements that are being moved to it."""
+    load: int = 0
+    """Machines that its entitlements hold, or may hold by their quota in machines, whichever is
+    more, summed: the shard with the least of it gets a new entitlement. Entitlements that nothing
+    used yet have no shard and count nowhere."""
     host: str = ""
     """Where its process led last; empty: it is a shard of the core's process."""
     since: float | None = None

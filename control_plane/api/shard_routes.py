@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from agent.api import Ack
+from control_plane.api.region_status import ProcessStatus
 from control_plane.api.routes import ROUTES
 from wire.routes import Route
 
@@ -23,6 +24,8 @@ FORWARDED = frozenset(
 )
 """Rows about one job: the process of its shard answers them, and the core all others about jobs."""
 _MERGED = frozenset(("list_jobs", "list_machines", "get_machine", "healthz", "readyz"))
+_TOLD = frozenset(("shard_metrics",))
+"""Rows about the process of a shard."""
 
 RELEASE_IDLE = Route(
     "release_idle",
@@ -32,11 +35,20 @@ RELEASE_IDLE = Route(
     roles=("component",),
     summary="Give back the machines of an entitlement on which nothing is placed",
 )
+PROCESS_STATUS = Route(
+    "process_status",
+    "GET",
+    "/v1/process",
+    response=ProcessStatus,
+    roles=("component",),
+    summary="What this process says of itself",
+)
 SHARD_ROUTES: tuple[Route, ...] = (
     *(
         dataclasses.replace(route, roles=("component",), needs="")
         for route in ROUTES
-        if route.name in FORWARDED | _MERGED
+        if route.name in FORWARDED | _MERGED | _TOLD
     ),
     RELEASE_IDLE,
+    PROCESS_STATUS,
 )

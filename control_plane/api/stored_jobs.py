@@ -258,6 +258,41 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
     )
 
 
+def merged(
+    record: JobRecord, intent: JobIntent, chunks: Mapping[int, TaskChunk | None]
+) -> JobRecord:
+    """Return a record with another intent, and with some chunks replaced (None: gone).
+
+    Tasks that are stored as before stay the same objects, with what agents said of them.
+    """
+    fresh = record_of(intent, filter(None, chunks.values()))
+    known = {task.index: task for task in record.tasks}
+    tasks = [task for task in record.tasks if task.index // CHUNK not in chunks]
+    for task in fresh.tasks:
+        old = known.get(task.index)
+        tasks.append(old if old is not None and same_stored(old, task) else task)
+    return msgspec.structs.replace(
+        fresh,
+        tasks=sorted(tasks, key=lambda task: task.index),
+        leaving=_with_others(fresh.leaving, record.leaving, chunks),
+        lasting=_with_others(fresh.lasting, record.lasting, chunks),
+    )
+
+
+def _with_others(
+    fresh: Mapping[str, list[str]],
+    known: Mapping[str, list[str]],
+    chunks: Mapping[int, TaskChunk | None],
+) -> dict[str, list[str]]:
+    """Return tasks by machine: those of replaced chunks as they are now, and all others."""
+    found = {machine: list(ids) for machine, ids in fresh.items()}
+    for machine, ids in known.items():
+        stay = [name for name in ids if int(name.rpartition("-")[2]) // CHUNK not in chunks]
+        if stay:
+            found[machine] = sorted([*found.get(machine, ()), *stay])
+    return dict(sorted(found.items()))
+
+
 def _indexes(left: Mapping[str, list[str]]) -> Iterable[tuple[str, int]]:
     for machine, ids in left.items():
         for name in ids:

@@ -72,7 +72,7 @@ def client_of(config: AutoscalerConfig) -> ControlPlaneClient:
     if not config.credential:
         return ControlPlaneClient(config.endpoint)
     held = tls.load(Path(config.credential))
-    return ControlPlaneClient(config.endpoint, tls.client_context(held, tls.CONTROL_PLANE))
+    return ControlPlaneClient(config.endpoint, tls.client_context(held, tls.ENTRANCES))
 
 
 async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:

@@ -52,6 +52,9 @@ class FollowedMachines:
         """Take in a change of a machine; see `Table.follow`."""
         await self._brokers.at(datacenter_of(change.key)).table.follow(change)
 
+    async def complete(self) -> None:
+        """Do nothing: each change was taken in by itself."""
+
     async def list_again(self) -> None:
         """Bring all machines up to what the store has."""
         known = self._brokers.by_datacenter.keys()

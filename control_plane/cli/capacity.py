@@ -95,6 +95,8 @@ def _print_elastic(found: ElasticReport, *, one_by_one: bool) -> None:
         ]
         show.table(("machine", "donor", "borrower", "promise", "tasks", "state"), loans)
         return
+    if found.holding:
+        click.echo(show.printable(f"nothing is lent: {found.holding}"))
     click.echo(
         f"mode {found.mode}: {len(found.loans)} machines on loan, {found.free} free,"
         f" {found.kept} of them kept, the last matching found {found.proposed}"

@@ -54,7 +54,7 @@ class Target:
                 hint="ask for a new one: twine-control-plane user add NAME --out FILE",
             )
         endpoint = self.endpoint or held.url
-        return ControlPlaneClient(endpoint, tls.client_context(held, tls.CONTROL_PLANE))
+        return ControlPlaneClient(endpoint, tls.client_context(held, tls.ENTRANCES))
 
     def ask(self, work: Callable[[ControlPlaneClient], Awaitable[T]]) -> T:
         """Call the front end and return its answer."""

@@ -33,6 +33,7 @@ from control_plane.cli.program import Program, target_options
 from control_plane.cli.rebalance import rebalance
 from control_plane.cli.safety import limit, restored
 from control_plane.cli.shards import shard, shards
+from control_plane.cli.status import shard_add, status
 from control_plane.cli.ui import ui
 from control_plane.cli.updates import move, pause, restart, resume, rollback
 from control_plane.cli.work import work
@@ -52,10 +53,11 @@ def main() -> None:
 _COMMANDS = (
     *(job, pipeline, task, plan_offline, machine, maintenance, rebalance, limit, profile),
     *(entitlement, capacity, autoscale, work, shard, image, token),
-    *(role, user, group, whoami, audit, authority, restored, ui),
+    *(role, user, group, whoami, audit, authority, restored, status, ui),
 )
 for _command in _COMMANDS:
     main.add_command(_command)
+shard.add_command(shard_add)
 machine.add_command(machine_label)
 machine.add_command(machine_held_back)
 machine.add_command(machine_confirm_down)

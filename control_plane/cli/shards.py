@@ -53,16 +53,16 @@ def shard() -> None:
 @output_option
 @click.pass_obj
 def shard_list(target: Target, output: str) -> None:
-    """Show what each shard has to do."""
+    """Show what each shard has to do; the one with the least load gets a new entitlement."""
     found: ShardLoads = target.ask(lambda client: client.list_shards())
-    columns = ("shard", "machines", "entitlements", "jobs", "tasks", "moving to it", "host")
+    columns = ("shard", "machines", "load", "entitlements", "jobs", "tasks", "moving to it", "host")
     rows = [_row(load) for load in found.shards]
     show.emit(output, found, lambda: show.table(columns, rows))
 
 
 def _row(load: ShardLoad) -> tuple[object, ...]:
     moving = ", ".join(load.moving) or "-"
-    has = (load.machines, len(load.entitlements), load.jobs, load.tasks)
+    has = (load.machines, load.load, len(load.entitlements), load.jobs, load.tasks)
     return (load.shard, *has, moving, load.host or "-")
 
 
@@ -109,7 +109,7 @@ def _told(moved: ShardMoved, *, plan: bool) -> str:
 @output_option
 @click.pass_obj
 def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
-    """Give all entitlements of a shard to those with the fewest machines; no task restarts.
+    """Give all entitlements of a shard to those with the least load; no task restarts.
 
     Entitlements that are created meanwhile may come to it: drain it again until nothing moves.
     """
@@ -118,14 +118,14 @@ def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
         loads = {one.shard: one for one in (await client.list_shards()).shards}
         if number not in loads:
             raise NotFound(f"there is no shard {number}", hint="twinectl shard list")
-        machines = {shard: one.machines for shard, one in loads.items() if shard != number}
-        if not machines:
+        load = {shard: one.load for shard, one in loads.items() if shard != number}
+        if not load:
             raise InvalidInput(f"shard {number} is the only one: nothing can take its entitlements")
         done = []
         for entitlement in loads[number].entitlements:
-            to = min(machines, key=lambda shard: (machines[shard], shard))
+            to = min(load, key=lambda shard: (load[shard], shard))
             done.append(await client.move_entitlement(entitlement, to, dry_run=plan))
-            machines[to] += done[-1].machines
+            load[to] += done[-1].machines
         return done
 
     moved = target.ask(work)

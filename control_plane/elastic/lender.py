@@ -270,6 +270,10 @@ class Lender:
 
     # -- lending
 
+    def holding(self) -> str:
+        """Return why nothing is lent now; empty: nothing keeps it, or nothing is to be lent."""
+        return "" if self._settings.mode is ElasticMode.OFF else self._parts.unwell()
+
     async def _match(self, loans: Sequence[OpenLoan]) -> None:
         if self._settings.mode is ElasticMode.OFF:
             return
@@ -279,7 +283,7 @@ class Lender:
             offers, idle = self._offers(), await self._idle()
             new = await self._runtime.offload(matched, idle, offers, takers)
         self.proposed = len(new)
-        if self._settings.mode is not ElasticMode.APPLY or self._parts.unwell():
+        if self._settings.mode is not ElasticMode.APPLY or self.holding():
             return
         for loan in new:
             try:

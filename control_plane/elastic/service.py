@@ -114,6 +114,7 @@ class ElasticService:
             free=self._parts.free(),
             kept=self._lender.kept_free(),
             proposed=self._lender.proposed,
+            holding=self._lender.holding(),
         )
 
     def _views(self) -> list[LoanView]:

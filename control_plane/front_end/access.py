@@ -8,20 +8,26 @@ import dataclasses
 import grp
 import os
 import pwd
+import re
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from control_plane.api.shard_routes import CALLER_HEADER
+from wire.connection import IDENTITY
 from wire.errors import Forbidden, Unauthenticated
 from wire.fairness import Peer
-from wire.peers import local_user, peer_of
+from wire.peers import local_user, peer_of, principal
 from wire.routes import Route
+from wire.tls import FRONT_END
 
 ANYONE = "anyone"
 ROLES = (ANYONE, "host", "user", "component", "local")
 """Every role there is; `anyone` is a TLS client without a certificate."""
 USERS = frozenset(("user", "local"))
 """Those that a row lets in by `needs`, and never by `roles`."""
+_FRONT_END = FRONT_END.rpartition("/")[2]
+_SINCE = re.compile(r"\d{1,12}(\.\d{1,9})?")
 OPERATIONAL = ("openapi", "metrics")
 """Pages of the application that are not rows of the table."""
 
@@ -54,7 +60,25 @@ class Access:
         certificate = ssl_object.getpeercert()
         if not certificate:
             return Peer(name=ANYONE, role=ANYONE, address=address)
-        return dataclasses.replace(peer_of(certificate, self.domain), address=address)
+        peer = dataclasses.replace(peer_of(certificate, self.domain), address=address)
+        return self._spoken_for(peer, request.headers.get(CALLER_HEADER, ""))
+
+    def _spoken_for(self, peer: Peer, said: str) -> Peer:
+        """Return the user for whom a front end calls; everybody else calls for themselves.
+
+        It is believed which user calls, or that it is a caller without a certificate: nothing
+        else. So a stolen credential of a front end is no host, no component and no local user.
+        """
+        if peer.role != "component" or principal(peer) != _FRONT_END:
+            return peer
+        who, _, since = said.partition(" ")
+        if who == ANYONE:
+            return Peer(name=ANYONE, role=ANYONE, address=peer.address)
+        match = IDENTITY.fullmatch(who)
+        is_ours = match is not None and match["cluster"] in (self.domain or match["cluster"],)
+        if match is None or not is_ours or match["role"] != "user" or not _SINCE.fullmatch(since):
+            raise Forbidden(f"{peer.name} may call for users only, not for {said[:200]!r}")
+        return Peer(name=who, role="user", address=peer.address, valid_from=float(since))
 
     def _local(self, uid: int) -> Peer:
         if uid not in (0, self.owner_uid) and not _is_member(uid, self.socket_group):
@@ -63,6 +87,11 @@ class Access:
                 hint="call as root, or be added to the socket's group",
             )
         return Peer(name=f"local:{uid}", role="local", is_trusted=True)
+
+
+def said_of(peer: Peer) -> str:
+    """Return how a front end says to the core for whom it calls: see `Access`."""
+    return peer.name if peer.role == ANYONE else f"{peer.name} {peer.valid_from!r}"
 
 
 def check_role(peer: Peer, route: Route) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -18,27 +18,35 @@ from msgspec.structs import replace
 
 from control_plane.api.jobs import Jobs, JobStatus
 from control_plane.api.machines import Machines, MachineView
+from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
     FORWARDED,
+    PROCESS_STATUS,
     RELEASE_IDLE,
     REVISION_HEADER,
     SHARD_ROUTES,
 )
 from control_plane.front_end.recorder import caller_of
-from control_plane.roles import ControlPlane
+from control_plane.roles import BESIDE_SHARDS, ControlPlane
 from control_plane.scheduler.core.rollout import summarize
+from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.processes import RoleLeaders, away
+from control_plane.shards.status import away_status
 from wire.client import WireClient
 from wire.duplex import Duplex, Talk, join
-from wire.errors import TwineError, Unreachable
+from wire.errors import Conflict, TwineError, Unreachable
 from wire.routes import Route
 from wire.server import Call, Handler
 
 _ROUTES = {route.name: route for route in SHARD_ROUTES}
+_ALONE = frozenset(("plan_rebalance", "resume_rebalance"))
+"""Rows about what is off while shards run in other processes (docs/adr/0200)."""
 _CALL_S = 10.0
 """For one request: a process that does not answer in this time is away."""
 _BEHIND_S = 2.0
+_READY_S = 2.0
+"""For the question whether a shard may get an entitlement: another gets it meanwhile."""
 _CALLER: ContextVar[str] = ContextVar("caller", default="component:control-plane")
 """For whom the present task calls a shard."""
 
@@ -73,6 +81,8 @@ class Forwarding:
         self._clients: dict[int, ShardClient] = {}
         if tls is not None:
             control_plane.ask_shard = self._release_idle
+            if isinstance(control_plane.shards, ShardProcesses):
+                control_plane.shards.ask_ready = self._is_ready
 
     def wrapped(self, route: Route, handler: Handler) -> Handler:
         """Return a handler that lets the shard answer which has to."""
@@ -84,9 +94,23 @@ class Forwarding:
             "list_jobs": self._list_jobs,
             "list_machines": self._list_machines,
             "get_machine": self._get_machine,
+            "region_status": self._region_status,
+            "shard_metrics": self._shard_metrics,
         }
+        if route.name in _ALONE:
+            return partial(self._alone, handler)
         found = merging.get(route.name)
         return handler if found is None else partial(found, handler)
+
+    async def _alone(self, handler: Handler, call: Call) -> Any:
+        """Refuse what is not done while shards run in other processes."""
+        shards = self._plane.shards
+        if shards.count > len(shards.all):
+            raise Conflict(
+                f"{call.route.name.replace('_', ' ')}: {BESIDE_SHARDS}",
+                hint='run all shards in one process (role = "all"), docs/scale.md says how',
+            )
+        return await handler(call)
 
     # -- one shard
 
@@ -147,6 +171,14 @@ class Forwarding:
             raise away(number, str(e)) from e
         await self._followed(client)
 
+    async def _is_ready(self, number: int) -> bool:
+        """Return whether the process of a shard takes requests now."""
+        try:
+            await self._client(number).call(_ROUTES["readyz"], timeout_s=_READY_S)
+        except TwineError:
+            return False
+        return True
+
     def _client(self, number: int) -> ShardClient:
         """Return a client of a shard's process, where its newest leader said that it is."""
         assert self._tls is not None
@@ -164,18 +196,42 @@ class Forwarding:
 
     # -- all shards
 
-    async def _everywhere(self, call: Call) -> dict[int, Any]:
-        """Return what each shard of another process answers; an error where one is away."""
+    async def _everywhere(self, call: Call, name: str = "") -> dict[int, Any]:
+        """Return what each shard of another process answers; an error where one is away.
+
+        It is asked by the row of the call, or by the one that is named.
+        """
         shards = self._plane.shards
         others = [n for n in range(shards.count) if not self._plane.role.runs(n)]
 
         async def one(number: int) -> Any:
             try:
-                return await self._called(self._client(number), _ROUTES[call.route.name], call)
+                route = _ROUTES[name or call.route.name]
+                return await self._called(self._client(number), route, call)
             except TwineError as e:
                 return e
 
         return dict(zip(others, await asyncio.gather(*map(one, others)), strict=True))
+
+    async def _region_status(self, _: Handler, call: Call) -> RegionStatus:
+        answers = await self._everywhere(call, PROCESS_STATUS.name)
+        loads = {load.shard: load for load in self._plane.shards.loads()}
+        return self._plane.region_status(
+            [
+                answer
+                if isinstance(answer, ProcessStatus)
+                else away_status(n, str(answer), self._processes.leader_of(n), loads[n])
+                for n, answer in answers.items()
+            ]
+        )
+
+    async def _shard_metrics(self, handler: Handler, call: Call) -> AsyncIterator[bytes]:
+        shards, text = self._plane.shards, call.path["shard"]
+        if not text.isdecimal() or int(text) >= shards.count or self._plane.role.runs(int(text)):
+            answer: AsyncIterator[bytes] = await handler(call)
+            return answer
+        client = self._client(int(text))
+        return client.stream(_ROUTES["shard_metrics"], shard=text)
 
     async def _list_jobs(self, handler: Handler, call: Call) -> Jobs:
         answers = await self._everywhere(call)

@@ -33,7 +33,7 @@ from control_plane.front_end.intent_handlers import IntentHandlers
 from control_plane.front_end.job_handlers import JobHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
 from control_plane.front_end.maintenance_handlers import MaintenanceHandlers, RebalanceHandlers
-from control_plane.front_end.metrics import Metrics
+from control_plane.front_end.metrics import Metrics, one_chunk
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
 from control_plane.front_end.recorder import Recorder
 from control_plane.front_end.safety_handlers import SafetyHandlers
@@ -122,6 +122,7 @@ class FrontEnd(
             registrar.duplicates.known,
             control_plane.rebalancer,
             control_plane.elastic.counts,
+            control_plane.process_counts,
         )
 
     def app(self, access: Access, version: str) -> web.Application:
@@ -234,6 +235,11 @@ class FrontEnd(
         return await self._control_plane.discovery.shard(
             call.path["job"], call.path["shard"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)
         )
+
+    async def shard_metrics(self, call: Call) -> AsyncIterator[bytes]:
+        """Stream the metrics of this process, for a shard that it runs."""
+        self._control_plane.shards.of_number(call.path["shard"])
+        return one_chunk(self._metrics.text())
 
     async def healthz(self, _: Call) -> Liveness:
         """Answer at all."""

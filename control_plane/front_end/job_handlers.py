@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from control_plane.api.jobs import Jobs, JobStatus
 from control_plane.api.operations import JobEvents, MoveWish, RestartWish, TaskStory
 from control_plane.api.plans import JobExplanation, JobPlan
+from control_plane.api.region_status import RegionStatus
 from control_plane.front_end.recorder import caller_of
 from control_plane.front_end.task_handlers import index_of
 from control_plane.roles import ControlPlane
@@ -23,6 +24,10 @@ class JobHandlers:
     def __init__(self, control_plane: ControlPlane) -> None:
         """Take what the handlers call."""
         self._control_plane = control_plane
+
+    async def region_status(self, _: Call) -> RegionStatus:
+        """Say what is well and what is not."""
+        return self._control_plane.region_status()
 
     async def list_jobs(self, _: Call) -> Jobs:
         """List the jobs."""

@@ -6,7 +6,7 @@ region as in a small one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Sized
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -19,6 +19,7 @@ from control_plane.api.jobs import TaskPhase
 from control_plane.api.limits import LimitViews
 from control_plane.api.machines import MachineState
 from control_plane.api.rebalancing import MoveState
+from control_plane.api.region_status import ProcessStatus
 from control_plane.health.service import HealthService
 from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.scheduler.counters import Counters
@@ -43,6 +44,7 @@ class Metrics:
         duplicates: Sized = (),
         rebalancer: ReBalancer | None = None,
         elastic: Callable[[], ElasticCounts] = ElasticCounts,
+        process: Callable[[], ProcessStatus] | None = None,
     ) -> None:
         """Declare the metrics."""
         self._names = {(r.method, r.path): r.name for r in routes}
@@ -81,6 +83,8 @@ class Metrics:
         if rebalancer is not None:
             self._registry.register(_RebalanceMetrics(rebalancer))
         self._registry.register(_ElasticMetrics(elastic))
+        if process is not None:
+            self._registry.register(_RoleMetrics(process))
 
     @web.middleware
     async def count(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
@@ -96,6 +100,40 @@ class Metrics:
     def text(self) -> bytes:
         """Return everything in Prometheus' text form."""
         return generate_latest(self._registry)
+
+
+async def one_chunk(text: bytes) -> AsyncIterator[bytes]:
+    """Yield a text as the only part of a stream."""
+    yield text
+
+
+class _RoleMetrics(Collector):
+    """Which role this process leads since when, how far it follows, and how the store does."""
+
+    def __init__(self, process: Callable[[], ProcessStatus]) -> None:
+        self._process = process
+
+    def collect(self) -> Iterator[Metric]:
+        of = self._process()
+        for name, text, value in (
+            ("ready", "Whether the process is ready.", float(of.ok)),
+            ("leader_since_seconds", "When it began to lead; 0: not elected.", of.since or 0.0),
+            ("term", "Epoch of its election.", float(of.term)),
+            ("lag_revisions", "Revisions of the store that it has not followed.", float(of.lag)),
+            ("machines", "Machines that it follows.", float(of.machines)),
+        ):
+            family = GaugeMetricFamily(f"twine_role_{name}", text, labels=["role"])
+            family.add_metric([of.role], value)
+            yield family
+        times = GaugeMetricFamily(
+            "twine_store_write_seconds", "Time of the last 1,000 writes.", labels=["quantile"]
+        )
+        times.add_metric(["0.5"], of.write_p50_s)
+        times.add_metric(["0.99"], of.write_p99_s)
+        yield times
+        yield CounterMetricFamily(
+            "twine_store_writes", "Transactions that the store answered.", value=of.writes
+        )
 
 
 class _CensusMetrics(Collector):

@@ -6,9 +6,12 @@ only the core may call here.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from aiohttp import web
 
 from agent.api import Ack, Liveness
+from control_plane.api.region_status import ProcessStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
     FORWARDED,
@@ -18,6 +21,7 @@ from control_plane.api.shard_routes import (
 from control_plane.front_end.intent_handlers import IntentHandlers
 from control_plane.front_end.job_handlers import JobHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
+from control_plane.front_end.metrics import Metrics, one_chunk
 from control_plane.front_end.task_handlers import TaskHandlers
 from control_plane.roles import ControlPlane
 from control_plane.store import Store
@@ -42,11 +46,21 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         TaskHandlers.__init__(self, control_plane.task_desk)
         MachineHandlers.__init__(self, control_plane.inventory)
         self._store, self._domain = store, domain
+        self._metrics = Metrics(
+            SHARD_ROUTES,
+            control_plane.allocations,
+            control_plane.census,
+            control_plane.health,
+            lambda: control_plane.limits.views(control_plane.clock()),
+            control_plane.quarantined,
+            process=control_plane.process_counts,
+        )
 
     def app(self, version: str) -> web.Application:
         """Return the application."""
         handlers = {r.name: self._checked(r, getattr(self, r.name)) for r in SHARD_ROUTES}
         app = make_app("Twine shard", SHARD_ROUTES, handlers, self.authorize, version=version)
+        app.middlewares.insert(0, self._metrics.count)
         app.middlewares.append(self._in_step)
         return app
 
@@ -76,7 +90,8 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
                 raise Busy(f"this shard cannot answer any more: {failure}")
             return answer
 
-        return handler if route.name in ("healthz", "readyz") else checked
+        told = ("healthz", "readyz", "process_status", "shard_metrics")
+        return handler if route.name in told else checked
 
     def _check_owner(self, route: Route, call: Call) -> None:
         """Raise if a request is about what another shard decides."""
@@ -101,6 +116,14 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         """Give back idle machines."""
         await self._control_plane.release_idle(call.path["entitlement"])
         return Ack()
+
+    async def shard_metrics(self, _: Call) -> AsyncIterator[bytes]:
+        """Stream what this process counts."""
+        return one_chunk(self._metrics.text())
+
+    async def process_status(self, _: Call) -> ProcessStatus:
+        """Say how this process is."""
+        return self._control_plane.process_counts(self._control_plane.shards.loads())
 
     async def healthz(self, _: Call) -> Liveness:
         """Answer at all."""

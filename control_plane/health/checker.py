@@ -119,6 +119,11 @@ class HealthChecker:
         """Return of how many machines nothing is concluded yet."""
         return len(self._held)
 
+    @property
+    def followed_count(self) -> int:
+        """Return how many machines are watched."""
+        return len(self._watches)
+
     def note(self, machine: str) -> str:
         """Return what stands between a machine's silence, or its answers, and its state."""
         watch, record = self._watches.get(machine), self._broker.table.find(machine)

@@ -41,10 +41,10 @@ class FileIdentity:
         """Return the trust domain."""
         return self._held.cluster
 
-    def server_context(self) -> ssl.SSLContext:
-        """Return a context to serve others of the cluster."""
+    def server_context(self, *, require_client: bool = True) -> ssl.SSLContext:
+        """Return a context to serve others of the cluster, or also callers without an identity."""
         return self._contexts.add(
-            lambda held: tls.server_context(held, require_client=True), self._held
+            lambda held: tls.server_context(held, require_client=require_client), self._held
         )
 
     def agents_context(self) -> ssl.SSLContext:
@@ -78,7 +78,7 @@ class FileIdentity:
         if held.name != self._name:
             raise ConfigError(
                 f"{self._path} is the credential of {held.name}, not of {self._name}",
-                hint="twine-control-plane shard-credential NUMBER --host HOST --out FILE",
+                hint="`twine-control-plane --help` names the command that writes it",
             )
         return held
 
@@ -104,6 +104,9 @@ class RevokedHosts:
     async def follow(self, _: KeyChange) -> None:
         """Read all again: there are few."""
         await self.people.load()
+
+    async def complete(self) -> None:
+        """Do nothing: all was read."""
 
     async def list_again(self) -> None:
         """Read all again."""

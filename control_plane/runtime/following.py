@@ -30,6 +30,10 @@ class Followed(Protocol):
         """Take in a change, unless something newer is known."""
         ...
 
+    async def complete(self) -> None:
+        """Take in what was kept back until all changes of a transaction were told."""
+        ...
+
     async def list_again(self) -> None:
         """Bring everything up to what the store has now."""
         ...
@@ -75,24 +79,34 @@ class Following:
         return True
 
     async def _follow(self, changes: AsyncIterator[KeyChange]) -> None:
-        now = self.at
+        now, touched = self.at, dict[Followed, None]()
         while True:
             coming = asyncio.ensure_future(anext(changes))
             try:
                 await asyncio.sleep(0)
                 if not coming.done():  # all of the last transaction was told
+                    await _complete(touched)
                     self._reach(now)
                 change = await coming
             finally:
                 coming.cancel()
+            if change.revision > now:
+                await _complete(touched)
             self._reach(change.revision - 1)
             now = change.revision
             for table in self._tables:
                 if table.concerns(change.key):
                     await table.follow(change)
+                    touched[table] = None
 
     def _reach(self, revision: int) -> None:
         if revision > self.at:
             self.at = revision
             self._more.set()
             self._more = asyncio.Event()
+
+
+async def _complete(touched: dict[Followed, None]) -> None:
+    for table in list(touched):
+        await table.complete()
+    touched.clear()

@@ -23,6 +23,7 @@ from control_plane.api.stored_jobs import (
     chunks_in_turn,
     chunks_of,
     intent_of,
+    merged,
     record_of,
     same_intent,
 )
@@ -46,6 +47,8 @@ class JobTable(Table[JobRecord]):
         self._chunks: dict[str, dict[int, int]] = {}
         """Job → number of each of its chunks → the revision that wrote it last."""
         self._intents: dict[str, int] = {}
+        self._pending: dict[str, dict[int | None, KeyChange]] = {}
+        """Job → its parts that others wrote in a transaction of which not all was told yet."""
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read everything, and split what the release before wrote."""
@@ -107,14 +110,45 @@ class JobTable(Table[JobRecord]):
         return key.startswith((self.prefix, TASKS))
 
     async def follow(self, change: KeyChange) -> None:
-        """Read a job again after another process wrote a part of it."""
+        """Keep what another process wrote of a job until `complete`: a job has several parts."""
         name, number = _part_in(change.key)
         if self._gone.get(name, 0) <= change.revision:
             self._gone.pop(name, None)
         if self._is_news(name, number, change):
+            self._pending.setdefault(name, {})[number] = change
+
+    async def complete(self) -> None:
+        """Take in the parts of jobs that one transaction wrote; a new job is read whole."""
+        pending, self._pending = self._pending, {}
+        for name, parts in pending.items():
             async with self.lock(name):
-                if self._is_news(name, number, change):
+                news = {n: change for n, change in parts.items() if self._is_news(name, n, change)}
+                if news and not self._merge(name, news):
                     await self._read_again(name)
+
+    def _merge(self, name: str, news: Mapping[int | None, KeyChange]) -> bool:
+        """Put changed parts into a record that is known; return whether that could be done."""
+        known, intent, at = self._records.get(name), news.get(None), self._intents.get(name, 0)
+        if known is None or (intent is not None and intent.value is None):
+            return False
+        wanted, chunks = intent_of(known), dict[int, TaskChunk | None]()
+        if intent is not None and intent.value is not None:
+            wanted, at = decode(intent.value, JobIntent, intent.key), intent.revision
+        if wanted.spec.disconnect != known.spec.disconnect:
+            return False  # what chunks of earlier releases mean depends on it
+        revisions = dict(self._chunks.get(name, {}))
+        for number, change in news.items():
+            if number is None:
+                continue
+            if change.value is None:
+                chunks[number] = None
+                revisions.pop(number, None)
+            else:
+                chunks[number] = decode(change.value, TaskChunk, change.key)
+                revisions[number] = change.revision
+        super()._put(name, merged(known, wanted, chunks), max([at, *revisions.values()]))
+        self._note(name, at, revisions)
+        return True
 
     def _is_news(self, name: str, number: int | None, change: KeyChange) -> bool:
         if number is None:
@@ -128,6 +162,7 @@ class JobTable(Table[JobRecord]):
     async def list_again(self) -> None:
         """Bring every job up to what the store has: the history of it is lost."""
         names = set(self._records)
+        self._pending.clear()
         async for page in pages(self.store, self.prefix):
             names |= {entry.key.removeprefix(self.prefix) for entry in page}
         for name in sorted(names):

@@ -100,6 +100,9 @@ class Table(Readable[T]):
         else:
             self._followed(name, change)
 
+    async def complete(self) -> None:
+        """Do nothing: each change was taken in by itself."""
+
     def _followed(self, name: str, change: KeyChange) -> None:
         gone = self._gone.get(name, 0)
         if gone and change.revision >= gone:

@@ -67,12 +67,15 @@ class OwnershipMap:
         record = self.table.find(entitlement)
         return 0 if record is None or record.shard >= self._shards else record.shard
 
-    def check(self, shards: int, entitlements: Container[str]) -> None:
+    def check(
+        self, shards: int, entitlements: Container[str], *, are_processes: bool = False
+    ) -> None:
         """Raise `ConfigError` if entitlements are in a shard that does not run.
 
-        One that is gone is shard 0's, should it come again: nothing uses it.
+        One that is gone is shard 0's, should it come again: nothing uses it. Shards that are
+        processes may come later: what the map says of them holds from before that is known.
         """
-        self._shards = shards
+        self._shards = SHARDS_MAX if are_processes else shards
         later = (r.entitlement for r in self.table.values() if r.shard >= shards)
         away = sorted(name for name in later if name in entitlements)
         if away:
@@ -133,6 +136,6 @@ class OwnershipMap:
         return {OWNER_HEADER: OwnerTerm(record.entitlement, number).text()}
 
 
-def least_loaded(loads: Sequence[ShardLoad]) -> int:
-    """Return the shard with the fewest machines; of several, with the fewest jobs."""
-    return min(loads, key=lambda of: (of.machines, of.jobs, of.shard)).shard
+def least_loaded_first(loads: Sequence[ShardLoad]) -> list[int]:
+    """Return the shards by load, the least one first; of several, the one with the fewest jobs."""
+    return [of.shard for of in sorted(loads, key=lambda of: (of.load, of.jobs, of.shard))]

@@ -22,7 +22,7 @@ from control_plane.runtime.following import Following
 from control_plane.runtime.table import Table
 from control_plane.store import Put, Store
 from control_plane.store.records import PROCESSES, encode
-from wire.errors import Busy, ConfigError, Unreachable
+from wire.errors import Busy, Unreachable
 
 ALL, CORE = "all", "core"
 _FIRST = "control-plane"
@@ -108,6 +108,20 @@ class RoleLeaders:
         """Return which process led a shard last; None: it is the core's, or none has."""
         return self.table.find(f"shard-{shard}")
 
+    def shards(self) -> list[int]:
+        """Return the shards that a process has led."""
+        names = (name.removeprefix("shard-") for name in self.table if name.startswith("shard-"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    async def has_led(self, shard: int) -> bool:
+        """Return whether a process has led a shard up to now, as the store says."""
+        return await self._store.get(f"{PROCESSES}shard-{shard}") is not None
+
+    def own_record(self) -> RoleProcess | None:
+        """Return the record of this process, once it leads."""
+        record = self.table.find(self.own.lock or _FIRST)
+        return record if record is not None and record.life == self.own.life else None
+
     def core_url(self) -> str:
         """Return where the core takes requests."""
         return self.table.get(_FIRST).url
@@ -133,12 +147,6 @@ class RoleLeaders:
             raise Busy(
                 f"cannot run {self.own.name}: no control plane with --role core has led this store",
                 hint="start `twine-control-plane serve --role core` first, with the same [etcd]",
-            )
-        if self.own.shards != core.shards or (self.own.shard or 0) >= core.shards:
-            raise ConfigError(
-                f"cannot run {self.own.name} with shards = {self.own.shards}: the core has"
-                f" {core.shards}, 0 to {core.shards - 1}",
-                hint="set [scheduler] shards alike for all processes, and restart the core first",
             )
 
     def _heard(self, name: str, _: RoleProcess | None, after: RoleProcess | None) -> None:

@@ -38,6 +38,7 @@ from control_plane.store.protocol import (
     Put,
     check_transaction,
 )
+from control_plane.store.write_times import WriteTimes
 from wire.errors import Busy, Conflict, TwineError
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class EtcdStore:
         those of one counter. What `announce(epoch)` returns is written with the election.
         """
         self.bounds = Bounds(strict=True)
+        self.times = WriteTimes()
         self._settings, self._history, self._standing_by = settings, history, standing_by
         root = settings.prefix.rstrip("/").encode() + b"/"
         self._meta, self._data = root + b"meta/", root + b"data/"
@@ -154,7 +156,9 @@ class EtcdStore:
         self.bounds.check(operations)
         if why := leadership.failure():
             raise Busy(f"cannot write: {why}")
-        answer = await self._client.write(self._request(leadership, compare, operations))
+        request = self._request(leadership, compare, operations)
+        with self.times.measured():
+            answer = await self._client.write(request)
         if not answer.succeeded:
             raise self._stale(leadership, compare, answer)
         revision = int(answer.header.revision) + self._shift

@@ -23,6 +23,7 @@ from control_plane.store.protocol import (
     Put,
     check_transaction,
 )
+from control_plane.store.write_times import WriteTimes
 from wire.errors import Busy, Conflict
 
 
@@ -32,6 +33,7 @@ class MemoryStore:
     def __init__(self, history: int = HISTORY, *, strict: bool = False) -> None:
         """Start empty; `strict` refuses what not every engine takes (`bounds`)."""
         self.bounds = Bounds(strict=strict)
+        self.times = WriteTimes()
         self._entries: dict[str, Entry] = {}
         self._order: list[str] | None = None
         """All keys sorted; None: made at the next list."""

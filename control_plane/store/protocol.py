@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from control_plane.store.write_times import WriteTimes
 from wire.errors import TwineError
 
 LAST = "\U0010ffff"
@@ -91,6 +92,11 @@ def check_transaction(compare: Mapping[str, int], operations: Sequence[Operation
 
 class Store(Protocol):
     """What every engine offers. `async with` opens it, and opening it again is a restart."""
+
+    @property
+    def times(self) -> WriteTimes:
+        """Return how long transactions take."""
+        ...
 
     async def __aenter__(self) -> Self:
         """Take sole ownership, recover, and raise the epoch; `Busy` if another has it."""

@@ -35,6 +35,7 @@ from control_plane.store.protocol import (
     Operation,
     check_transaction,
 )
+from control_plane.store.write_times import WriteTimes
 from control_plane.store.writer import Writer, unusable
 from wire.errors import Busy, ConfigError
 
@@ -71,6 +72,7 @@ class SqliteStore:
         """
         self._migrating = migrating
         self.bounds = Bounds(strict=strict)
+        self.times = WriteTimes()
         self._path = path
         self._history = history
         self._lock = -1
@@ -152,7 +154,8 @@ class SqliteStore:
             raise Busy("cannot use the store: it is not open")
         check_transaction(compare, operations)
         self.bounds.check(operations)
-        return await self._writer.write(compare, operations)
+        with self.times.measured():
+            return await self._writer.write(compare, operations)
 
     def failure(self) -> str:
         """Return why nothing can be written any more; empty: it can."""

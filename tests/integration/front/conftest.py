@@ -65,6 +65,7 @@ from control_plane.api.operations import (
 )
 from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.plans import JobExplanation, JobPlan
+from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
@@ -154,10 +155,14 @@ class CannedShards:
 
     async def list_shards(self) -> ShardLoads:
         loads = [
-            ShardLoad(shard=0, machines=7, entitlements=["ads", "front"], jobs=3, tasks=9),
+            ShardLoad(shard=0, machines=7, load=9, entitlements=["ads", "front"], jobs=3, tasks=9),
             ShardLoad(shard=1, moving=["ads"]),
         ]
         return ShardLoads(shards=loads, term=4)
+
+    def of_number(self, text: str) -> None:
+        if text != "0":
+            raise NotFound(f"there is no shard {text!r}")
 
     async def move(self, pool: str, to: int, *, dry_run: bool = False) -> ShardMoved:
         self.moves.append((pool, to, dry_run))
@@ -309,6 +314,19 @@ class CannedControlPlane(ControlPlane):
         if name not in self.jobs:
             raise NotFound(f"there is no job {name}", hint="twinectl job list")
         return self._status(self.jobs[name])
+
+    def process_counts(self, loads: Sequence[ShardLoad] = ()) -> ProcessStatus:
+        return ProcessStatus(role="all", ok=self.is_ready, host="h1", writes=9, write_p99_s=0.25)
+
+    def region_status(self, others: Sequence[ProcessStatus] = ()) -> RegionStatus:
+        found = [] if self.is_ready else ["all: the store is full"]
+        return RegionStatus(
+            ok=not found,
+            troubles=found,
+            machines={"up": 3, "down": 0},
+            processes=[self.process_counts()],
+            shards=[ShardLoad(shard=0, load=9, machines=7)],
+        )
 
     async def list_jobs(self) -> Jobs:
         return Jobs(jobs=[self._status(spec) for spec in self.jobs.values()])

@@ -16,8 +16,8 @@ def ctl(region: Region, *arguments: str) -> Result:
 def test_shards_are_listed_with_what_they_have_to_do(region: Region) -> None:
     lines = ctl(region, "shard", "list").stdout.splitlines()
     assert [line.split() for line in lines[1:]] == [
-        ["0", "7", "2", "3", "9", "-", "-"],
-        ["1", "0", "0", "0", "0", "ads", "-"],
+        ["0", "7", "9", "2", "3", "9", "-", "-"],
+        ["1", "0", "0", "0", "0", "0", "ads", "-"],
     ]
     assert ctl(region, "shard", "show", "0").stdout.split() == ["ENTITLEMENT", "ads", "front"]
     wrong = ctl(region, "shard", "show", "2")
@@ -57,3 +57,24 @@ def test_a_shard_is_drained_into_those_with_the_fewest_machines(region: Region) 
     wrong = ctl(region, "shard", "drain", "2")
     assert wrong.exit_code != 0
     assert "there is no shard 2" in wrong.output
+
+
+def test_status_is_one_screen_and_its_exit_code_says_whether_all_is_well(region: Region) -> None:
+    well = ctl(region, "status")
+    assert well.exit_code == 0, well.output
+    lines = [line.split() for line in well.stdout.splitlines()]
+    assert lines[0] == ["the", "region", "is", "well"]
+    assert ["machines", "3", "up"] in lines
+    assert ["all", "ready", "h1", "-", "0", "0", "0.0/250.0", *["0.0", "0", "0", "0", "0"]] in lines
+    assert lines[-1] == ["0", "9", "0", "7"]
+    region.control_plane.is_ready = False
+    wrong = ctl(region, "status")
+    assert wrong.exit_code == 1
+    assert wrong.stdout.splitlines()[:2] == ["not well:", "  all: the store is full"]
+
+
+def test_a_shard_that_does_not_come_is_waited_for_and_named(region: Region) -> None:
+    found = ctl(region, "shard", "add", "--timeout", "1s")
+    assert found.exit_code == 69
+    assert "shard 2 is not ready after 1s: no process of it has ever led" in found.output
+    assert "shard-credential 2" in found.output

@@ -106,6 +106,8 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "held_back_machines": USERS,
     "confirm_down": OPERATORS,
     "list_shards": USERS,
+    "region_status": USERS,
+    "shard_metrics": USERS,
     "move_entitlement": OPERATORS,
     "list_limits": USERS,
     "lift_limit": OPERATORS,

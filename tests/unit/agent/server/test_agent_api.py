@@ -111,6 +111,9 @@ def test_over_tls_only_components_may_call(monkeypatch: pytest.MonkeyPatch, role
     assert authorize(_request(monkeypatch, None, allowed), ROUTE) is allowed
     with pytest.raises(Forbidden):
         authorize(_request(monkeypatch, None, Peer(name="x", role=role)), ROUTE)
+    front_end = Peer(name="spiffe://c/component/front-end", role="component")
+    with pytest.raises(Forbidden, match="front-end may not call"):
+        authorize(_request(monkeypatch, None, front_end), ROUTE)
     with pytest.raises(Unauthenticated):
         authorize(_request(monkeypatch, None, None), ROUTE)
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from msgspec.structs import replace
 
 from agent.api import Location
-from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.ownership import EntitlementOwner
+from control_plane.api.stored_jobs import CHUNK
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.many import FollowedMachines
 from control_plane.runtime.following import Followed, Following
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
-from control_plane.store import Store
+from control_plane.store import Entry, Listing, Store
 from control_plane.store.memory import MemoryStore
 
 PATIENCE_S = 5.0
@@ -163,3 +166,67 @@ async def test_a_machine_that_another_process_moves_is_never_gone() -> None:
             assert heard == [("m1", "dc1"), ("m1", "dc2")]
             await here.assign("m1", "web", "p", revision=here.table.revision("m1"))
             assert here.count("web") == 1
+
+
+class Counted(MemoryStore):
+    """Counts what is read."""
+
+    reads = 0
+
+    async def get(self, key: str) -> Entry | None:
+        self.reads += 1
+        return await super().get(key)
+
+    async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        self.reads += 1
+        return await super().list_prefix(prefix, after, limit)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_follower_takes_parts_of_a_job_from_the_watch_and_has_what_is_stored(
+    seed: int,
+) -> None:
+    """SH10: following a job of another process costs no call of the store."""
+    chance = random.Random(seed)
+    async with Counted() as store:
+        here, there = JobTable(store, writer="here"), JobTable(store, writer="there")
+        spec = JobSpec(name="web", entitlement="front", tasks=1, image="sha256:" + "0" * 64)
+        record = JobRecord(name="web", spec=spec, version=1, specs={1: spec}, created_at=1.0)
+        async with followed(store, here) as following:
+            async with there.lock("web"):
+                await there.commit("web", replace(record, tasks=[task(0, 1)]))
+            await caught_up(store, following)
+            for version in range(2, 30):
+                known = there.get("web")
+                tasks = {one.index: one for one in known.tasks}
+                for index in chance.sample(range(3 * CHUNK), 5):
+                    if index in tasks and chance.random() < 0.5:
+                        del tasks[index]
+                    else:
+                        tasks[index] = task(index, version)
+                left = {f"m{chance.randrange(3)}": [f"web-{chance.randrange(3 * CHUNK)}"]}
+                changed = replace(
+                    known,
+                    version=version if chance.random() < 0.5 else known.version,
+                    tasks=[tasks[index] for index in sorted(tasks)],
+                    leaving=left,
+                    lasting=left if chance.random() < 0.5 else {},
+                )
+                async with there.lock("web"):
+                    await there.commit("web", changed)
+                reads = store.reads
+                await caught_up(store, following)
+                assert store.reads == reads
+                assert here.get("web") == there.get("web")
+                assert here.expect(["web"]) == there.expect(["web"])
+        fresh = JobTable(store)
+        await fresh.load()
+        assert fresh.get("web") == here.get("web")
+        async with here.lock("web"):
+            await here.commit("web", None)  # revisions of all parts are right
+
+
+def task(index: int, version: int) -> TaskRecord:
+    """Return a task that is placed."""
+    placement = Placement(machine=f"m{index % 7}", ports={"http": 20_000 + version})
+    return TaskRecord(index=index, version=version, generation=version, placement=placement)

@@ -14,7 +14,7 @@ from agent.api import Limits
 from control_plane.allocator import handover
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.ownership import ShardLoad
-from control_plane.shards.ownership import least_loaded
+from control_plane.shards.ownership import least_loaded_first
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, ConfigError, Conflict, NotFound
 
@@ -69,13 +69,15 @@ def test_a_new_entitlement_goes_to_the_shard_with_the_least_to_do() -> None:
     run(main())
 
 
-def test_the_measure_of_load_is_machines_then_jobs() -> None:
-    def load(shard: int, machines: int, jobs: int) -> ShardLoad:
-        return ShardLoad(shard=shard, machines=machines, jobs=jobs)
+def test_the_measure_of_load_is_machines_held_or_promised_then_jobs() -> None:
+    """SH2."""
 
-    assert least_loaded([load(0, 9, 1), load(1, 8, 2), load(2, 20, 0)]) == 1
-    assert least_loaded([load(0, 8, 2), load(1, 8, 1)]) == 1
-    assert least_loaded([load(0, 0, 0), load(1, 0, 0)]) == 0
+    def load(shard: int, machines: int, jobs: int) -> ShardLoad:
+        return ShardLoad(shard=shard, load=machines, jobs=jobs)
+
+    assert least_loaded_first([load(0, 9, 1), load(1, 8, 2), load(2, 20, 0)]) == [1, 0, 2]
+    assert least_loaded_first([load(0, 8, 2), load(1, 8, 1)]) == [1, 0]
+    assert least_loaded_first([load(0, 0, 0), load(1, 0, 0)]) == [0, 1]
 
 
 def test_no_task_restarts_when_its_entitlement_moves() -> None:

@@ -1,0 +1,158 @@
+"""A front end as a process of its own: it proves who calls, and passes each call on to the core.
+
+It keeps nothing and decides nothing but who may not call at all, so any number of them run beside
+one another. The core believes its word of which user calls, and nothing else (`access`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+from agent.api import Liveness
+from control_plane.api.routes import ROUTES
+from control_plane.api.shard_routes import CALLER_HEADER
+from control_plane.front_end.access import ANYONE, Access, said_of
+from wire.client import Lane, WireClient
+from wire.duplex import Duplex, Talk, join
+from wire.errors import Busy, Forbidden, TwineError, Unreachable
+from wire.fairness import Peer
+from wire.process_metrics import of_process
+from wire.routes import Route
+from wire.server import Call, make_app
+
+log = logging.getLogger(__name__)
+_OF_HOSTS = frozenset(("join",))
+"""Rows that hosts call without a certificate: the core has to see their addresses."""
+RELAYED: tuple[Route, ...] = tuple(
+    route
+    for route in ROUTES
+    if (route.needs or ANYONE in route.roles) and route.name not in _OF_HOSTS
+)
+"""What users, and anyone, may call at all."""
+_CALL_S, _WAIT_S, _PUSH_S = 30.0, 90.0, 3600.0
+"""For an answer: of a usual call, of one that waits for news, of one that brings much."""
+_PROBE_S, _PROBE_PATIENCE_S = 0.5, 2.0
+_FOR: ContextVar[Peer] = ContextVar("caller")
+"""For whom the present task calls the core."""
+_HEALTH = next(route for route in ROUTES if route.name == "healthz")
+
+
+class CoreClient(WireClient):
+    """A client of one core."""
+
+    max_answer_bytes = 2 << 30
+    limits: Mapping[Lane, int] = dict.fromkeys(Lane, 4096)
+    """Connections for the callers of this front end, who wait for news each on their own."""
+
+    def __init__(self, url: str, tls: ssl.SSLContext) -> None:
+        """Open nothing yet."""
+        super().__init__(url, tls, timeout_s=_CALL_S)
+        self.headers = lambda: {CALLER_HEADER: said_of(_FOR.get())}
+
+
+class FrontDoor:
+    """A handler for each of `RELAYED`, which asks the core that leads."""
+
+    def __init__(self, cores: Sequence[str], tls: ssl.SSLContext, domain: str) -> None:
+        """Call nobody yet; of several cores one leads, and only that one listens."""
+        self._cores = [CoreClient(url, tls) for url in cores]
+        self._core, self._access = self._cores[0], Access(owner_uid=-1, domain=domain)
+        self._registry = of_process(CollectorRegistry())
+
+    def app(self, version: str) -> web.Application:
+        """Return the application."""
+        handlers = {route.name: partial(self._passed, route) for route in RELAYED}
+        return make_app(
+            "Twine front end",
+            RELAYED,
+            {**handlers, "healthz": self.healthz},
+            self.authorize,
+            version=version,
+            metrics=lambda: generate_latest(self._registry),
+        )
+
+    def authorize(self, request: web.Request, route: Route) -> Peer:
+        """Return the user who calls, or raise: others call the core."""
+        peer = self._access(request, route)
+        if peer.role not in ("user", ANYONE):
+            raise Forbidden(
+                f"{peer.name} may not call this front end: it is for users",
+                hint="hosts and components call the core itself",
+            )
+        return peer
+
+    async def follow_core(self) -> None:
+        """Call the core that answers, for as long as the process runs."""
+        _FOR.set(Peer(name=ANYONE, role=ANYONE))
+        while True:
+            if not await self._answers(self._core):
+                for core in self._cores:
+                    if core is not self._core and await self._answers(core):
+                        log.info("calls another core", extra={"url": core.endpoint})
+                        self._core = core
+                        break
+            await asyncio.sleep(_PROBE_S)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for core in self._cores:
+            await core.close()
+
+    async def healthz(self, _: Call) -> Liveness:
+        """Answer at all; `readyz` is the core's."""
+        return Liveness(ok=True)
+
+    async def _answers(self, core: CoreClient) -> bool:
+        try:
+            await core.call(_HEALTH, timeout_s=_PROBE_PATIENCE_S)
+        except TwineError as e:
+            log.debug("core does not answer", extra={"url": core.endpoint, "reason": str(e)})
+            return False
+        return True
+
+    async def _passed(self, route: Route, call: Call) -> Any:
+        _FOR.set(call.peer)
+        core, parameters = self._core, {**call.path, **call.query}
+        if route.stream_out:
+            return core.stream(route, **parameters)
+        if route.duplex:
+            return await self._conversation(core, route, parameters)
+        timeout_s = _PUSH_S if route.stream_in else _WAIT_S if route.is_waiting else _CALL_S
+        sent: dict[str, Any] = {"stream": call.stream, "timeout_s": timeout_s, **parameters}
+        try:
+            return await core.call(route, call.body, **sent)
+        except Unreachable as e:
+            raise _core_away(e) from e
+
+    async def _conversation(
+        self, core: CoreClient, route: Route, parameters: Mapping[str, str]
+    ) -> Talk:
+        opened = core.converse(route, **parameters)
+        try:
+            far = await opened.__aenter__()
+        except Unreachable as e:
+            raise _core_away(e) from e
+
+        async def talk(near: Duplex) -> None:
+            try:
+                await join(near, far)
+            finally:
+                await opened.__aexit__(None, None, None)
+
+        return talk
+
+
+def _core_away(why: TwineError) -> Busy:
+    return Busy(
+        f"the core did not answer: {why}",
+        hint="try again in some seconds; a change may have been made: look first",
+    )

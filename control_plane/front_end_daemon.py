@@ -1,0 +1,44 @@
+"""The process of a front end: it serves users over TLS and calls the core for them.
+
+It has no store, no key of the authority and no state: a credential in a file says that it may
+speak for users, and the configuration where cores may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from control_plane.config import Config
+from control_plane.front_end.listen import serving, tcp_socket
+from control_plane.front_end.relay import FrontDoor
+from control_plane.identity.from_file import FileIdentity
+from control_plane.process import until, url_of, version
+from wire.tls import FRONT_END
+
+log = logging.getLogger(__name__)
+
+
+async def serve_front_end(
+    config: Config, stopping: asyncio.Event, started: Callable[[str], None]
+) -> None:
+    """Run a front end until `stopping` is set; `started` is told the URL it serves at.
+
+    Raises `ConfigError` if something configured cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        name = FRONT_END.rpartition("/")[2]
+        identity = FileIdentity(Path(config.front_end_credential), name)
+        tcp = stack.enter_context(tcp_socket(*config.listen_on()))
+        door = FrontDoor(config.cores, identity.core_context(), identity.cluster)
+        stack.push_async_callback(door.close)
+        app, tls = door.app(version()), identity.server_context(require_client=False)
+        await stack.enter_async_context(serving(app, tcp, tls, None))
+        url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
+        log.info("serving", extra={"url": url, "role": name})
+        started(url)
+        await until(stopping, door.follow_core(), identity.follow_forever())
+        log.info("ending")

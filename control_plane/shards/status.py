@@ -1,0 +1,114 @@
+"""How the processes of a region are: what each says of itself, and what of all is not well."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from agent.api import Liveness
+from control_plane.api.limits import LimitView
+from control_plane.api.machines import MachineState
+from control_plane.api.ownership import RoleProcess, ShardLoad
+from control_plane.api.region_status import ProcessStatus
+from control_plane.shards.processes import OwnRole, RoleLeaders
+from control_plane.store import Store
+
+_SLOW_WRITE_S = 0.5
+"""A store that takes longer for half of the writes is named: some ten times what etcd's own
+documentation calls slow for a disk (`wal_fsync` above 10 ms, P99), with round trips."""
+_BEHIND = 1000
+"""Revisions: a process that lacks more of them is named."""
+_STATM = Path("/proc/self/statm")
+
+
+def said(
+    role: OwnRole,
+    state: Liveness,
+    store: Store,
+    processes: RoleLeaders | None,
+    loads: Sequence[ShardLoad],
+    followed: int,
+) -> ProcessStatus:
+    """Return what this process says of itself; `followed` are the machines that it follows."""
+    leads = processes.own_record() if processes is not None else None
+    following = processes.following if processes is not None else None
+    newest = store.revision()
+    at = following.at if following is not None else newest
+    own = [load for load in loads if role.runs(load.shard)]
+    return ProcessStatus(
+        role=role.name,
+        ok=state.ok,
+        detail=state.detail,
+        host=leads.host if leads is not None else os.uname().nodename,
+        since=leads.since if leads is not None else None,
+        term=store.epoch(),
+        revision=at,
+        lag=max(0, newest - at),
+        writes=store.times.count,
+        write_p50_s=store.times.percentile(0.5),
+        write_p99_s=store.times.percentile(0.99),
+        cpu_s=time.process_time(),
+        memory_bytes=_resident_bytes(),
+        machines=followed,
+        jobs=sum(load.jobs for load in own),
+        tasks=sum(load.tasks for load in own),
+    )
+
+
+def away_status(shard: int, why: str, known: RoleProcess | None, load: ShardLoad) -> ProcessStatus:
+    """Return what is known of the process of a shard that does not answer."""
+    status = ProcessStatus(
+        role=f"shard-{shard}", ok=False, detail=why, jobs=load.jobs, tasks=load.tasks
+    )
+    if known is None:
+        return status
+    return replace(status, host=known.host, since=known.since, term=known.epoch)
+
+
+def with_lag(statuses: Sequence[ProcessStatus], newest: int) -> list[ProcessStatus]:
+    """Return the same with what each lacks of the newest revision that any process knew."""
+    newest = max([newest, *(status.revision for status in statuses)])
+    return [
+        replace(status, lag=max(status.lag, newest - status.revision)) if status.ok else status
+        for status in statuses
+    ]
+
+
+def troubles(
+    processes: Sequence[ProcessStatus],
+    shards: Sequence[ShardLoad],
+    machines: Mapping[str, int],
+    limits: Sequence[LimitView],
+    held_back: int,
+) -> list[str]:
+    """Return what is not well in a region, what matters most first.
+
+    A shard that does not answer and has no entitlements is none: it was drained, and ended.
+    """
+    empty = {f"shard-{load.shard}" for load in shards if not (load.entitlements or load.moving)}
+    told = []
+    for of in processes:
+        if not of.ok and of.role not in empty:
+            told.append(f"{of.role}: {of.detail}")
+    told += [f"{of.role}: {of.detail}" for of in processes if of.ok and of.detail]
+    for of in processes:
+        if of.ok and of.write_p50_s > _SLOW_WRITE_S:
+            told.append(f"{of.role}: the store takes {of.write_p50_s:.1f} s for a write (P50)")
+        if of.ok and of.lag > _BEHIND:
+            told.append(f"{of.role}: is {of.lag} revisions behind the store")
+    moving = sorted({name for load in shards for name in load.moving})
+    told += [f"entitlement {name} is moving to another shard" for name in moving]
+    not_up = {state: n for state, n in machines.items() if n and state != MachineState.UP.value}
+    told += [f"{n} machines are {state}" for state, n in sorted(not_up.items())]
+    if held_back:
+        told.append(f"{held_back} machines are silent and nothing is concluded yet")
+    told += [f"limit {view.name.value}: {view.reason}" for view in limits if view.reason]
+    return told
+
+
+def _resident_bytes() -> int:
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,178 @@
+"""Front ends as processes: what they may pass on to a core, by route and by who calls (F-79)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from control_plane.api.routes import ROUTES
+from control_plane.api.shard_routes import CALLER_HEADER
+from control_plane.front_end.access import said_of
+from control_plane.front_end.listen import serving, tcp_socket
+from control_plane.front_end.relay import RELAYED, FrontDoor
+from control_plane.identity.authority import CertificateSubject
+from wire import tls
+from wire.client import WireClient
+from wire.errors import Busy, Forbidden, TwineError, Unauthenticated
+from wire.fairness import Peer
+
+from .conftest import Region, start_region
+from .test_roles import CALLERS, MAY_CALL, PATH, ROUTE, _furnish, _passes, _restore, body_of
+
+SPOKEN = {who: CALLERS[who] for who in ("operator", "owner", "other owner", "viewer", "anyone")}
+
+
+@pytest.fixture(scope="module")
+def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Region]:
+    for region in start_region(tmp_path_factory.mktemp("fronts")):
+        asyncio.run(_furnish(region))
+        yield region
+
+
+class Speaking:
+    """A region whose clients are a front end that says for whom it calls."""
+
+    def __init__(self, region: Region, said: str = "") -> None:
+        self._region, self._said = region, said
+        self.control_plane = region.control_plane
+        self.run = region.run
+
+    def client(self, role: str, name: str) -> WireClient:
+        peer = Peer(name=f"spiffe://twine/{role}/{name}", role=role, valid_from=2e9)
+        if role == "anyone":
+            peer = Peer(name="anyone", role="anyone")
+        said = self._said or said_of(peer)
+        client = WireClient(self._region.url, self._region.context("component", "front-end"))
+        client.headers = lambda: {CALLER_HEADER: said}
+        return client
+
+
+@pytest.mark.parametrize("name", sorted(MAY_CALL))
+def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name: str) -> None:
+    """FE3, F-79: every route by every kind of user, said by a front end."""
+    rule = MAY_CALL[name]
+    allowed = rule if isinstance(rule, set) else rule[0]
+
+    async def found() -> dict[str, bool]:
+        said = Speaking(owned)
+        return {who: await _passes(said, ROUTE[name], who, "web") for who in SPOKEN}  # type: ignore[arg-type]
+
+    assert asyncio.run(found()) == {who: who in allowed for who in SPOKEN}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "spiffe://twine/host/vm1 2000000000.0",
+        "spiffe://twine/component/control-plane 2000000000.0",
+        "local:0 2000000000.0",
+        "spiffe://twine/user/root",
+        "spiffe://twine/user/root nan",
+        "spiffe://twine/user/root 2000000000.0 x",
+        "user/root 2000000000.0",
+        "x",
+    ],
+)
+def test_a_front_end_speaks_for_no_host_no_component_and_nobody_else(
+    owned: Region, said: str
+) -> None:
+    """F-79: and not without saying for whom."""
+
+    async def main() -> None:
+        for words in (said, ""):
+            client = WireClient(owned.url, owned.context("component", "front-end"))
+            client.headers = lambda words=words: {CALLER_HEADER: words} if words else {}  # type: ignore[misc]
+            async with client:
+                for name in ("list_jobs", "grant_operator", "renew", "fetch_image", "healthz"):
+                    route = ROUTE[name]
+                    given = {k: PATH.get(k, "x") for k in route.parameters}
+                    with pytest.raises((Forbidden, Unauthenticated)):
+                        await client.call(route, body_of(route, "web"), **given)
+
+    asyncio.run(main())
+
+
+def test_what_others_say_for_whom_they_call_counts_for_nothing(owned: Region) -> None:
+    """F-79: a user, a host and another component with a front end's header."""
+
+    async def main() -> None:
+        for role, name in (("user", "vic"), ("host", "vm1"), ("component", "shard-1")):
+            async with owned.client(role, name) as client:
+                client.headers = lambda: {CALLER_HEADER: "spiffe://twine/user/root 2000000000.0"}
+                with pytest.raises(Forbidden):
+                    await client.call(ROUTE["grant_operator"], who="user:vic")
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def a_front_end(region: Region, cores: list[str]) -> AsyncIterator[str]:
+    """Serve a front end of a region and yield its URL."""
+    subject = CertificateSubject("component", "front-end", ("127.0.0.1",))
+    held = region.authority.credential(subject, "", 600.0)
+    tcp = tcp_socket("127.0.0.1", 0)
+    door = FrontDoor(cores, tls.client_context(held, tls.CONTROL_PLANE), "twine")
+    following = asyncio.create_task(door.follow_core())
+    context = tls.server_context(held, require_client=False)
+    try:
+        async with serving(door.app("0.1.0"), tcp, context, None):
+            yield f"https://127.0.0.1:{tcp.getsockname()[1]}"
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await door.close()
+
+
+def user(region: Region, url: str, role: str, name: str) -> WireClient:
+    held = region.authority.credential(CertificateSubject(role, name), url)
+    return WireClient(url, tls.client_context(held, tls.ENTRANCES))
+
+
+async def asked(client: WireClient, name: str) -> Any:
+    """Return an answer; None while the front end calls a core that is away."""
+    try:
+        return await client.call(ROUTE[name])
+    except Busy:
+        return None
+
+
+def test_users_of_a_front_end_get_what_the_core_answers_and_hosts_nothing(owned: Region) -> None:
+    """FE2, FE3: answers, errors, streams and waiting calls; the second core of two leads."""
+
+    async def main() -> None:
+        nowhere = "https://127.0.0.1:1"
+        async with a_front_end(owned, [nowhere, owned.url]) as url:
+            async with user(owned, url, "user", "ann") as ann:
+                while (myself := await asked(ann, "get_myself")) is None:
+                    await asyncio.sleep(0.05)
+                assert (myself.name, myself.owns) == ("ann", ["web"])
+                jobs = await ann.call(ROUTE["list_jobs"])
+                assert [one.record.name for one in jobs.jobs] == ["job-of-other", "job-of-web"]
+                with pytest.raises(Forbidden, match="ann does not own entitlement 'other'"):
+                    await ann.call(ROUTE["stop_job"], job="job-of-other")
+                with pytest.raises(Forbidden, match="ann is no operator"):
+                    await ann.call(ROUTE["list_users"])
+                logs = ann.stream(ROUTE["job_logs"], job="job-of-web", index="0")
+                assert b"".join([chunk async for chunk in logs]) == b"one\ntwo\n"
+                with pytest.raises(TwineError, match="there is no job"):
+                    await ann.call(ROUTE["get_job"], job="nothing")
+            async with user(owned, url, "host", "vm1") as host:
+                with pytest.raises(Forbidden):
+                    await host.call(ROUTE["get_endpoints"], job="job-of-web")
+            async with user(owned, url, "component", "control-plane") as component:
+                with pytest.raises(Forbidden):
+                    await component.call(ROUTE["list_jobs"])
+
+    asyncio.run(main())
+    _restore(owned)
+
+
+def test_what_hosts_alone_may_call_is_not_relayed() -> None:
+    names = {route.name for route in RELAYED}
+    hosts_only = {"join", "renew", "certify_task", "show_presence", "fetch_image"}
+    assert {route.name for route in ROUTES} - names <= hosts_only
+    assert not names & (hosts_only - {"fetch_image"})
