@@ -24,7 +24,13 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
-from control_plane.api.intent_wishes import IntentWish, JobIntents
+from control_plane.api.intent_wishes import (
+    IntentWish,
+    JobIntents,
+    SizesWritten,
+    SizeWish,
+    SizeWishes,
+)
 from control_plane.api.intents import Dimension
 from control_plane.api.inventory import (
     BrokerMachines,
@@ -123,6 +129,10 @@ class ControlPlaneClient(PeopleClient, RebalanceClient):
     async def put_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
         """Write one dimension of what is wanted of a job; the wish is that of the dimension."""
         return _as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
+
+    async def put_sizes(self, sizes: dict[str, SizeWish]) -> SizesWritten:
+        """Write the sizes of many jobs; each is written or refused by itself."""
+        return _as(SizesWritten, await self.call(_ROUTE["put_sizes"], SizeWishes(sizes=sizes)))
 
     async def withdraw_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
         """End a job's canary or hold before its time."""

@@ -14,6 +14,8 @@ from control_plane.api.policy import JobName
 DAY_S = 86_400
 STAGE_MAX_S = 28 * DAY_S
 """Longer is taken for a mistake: a push that takes months is none."""
+FLEET = "fleet/"
+"""Before the name of a fleet, where a job or a fleet may be meant: no job has such a name."""
 Span = Annotated[float, Meta(ge=0, le=STAGE_MAX_S)]
 Interval = Annotated[float, Meta(ge=1, le=3600)]
 Url = Annotated[
@@ -213,8 +215,11 @@ class PipelineSpec(_FilePart, frozen=True, kw_only=True):
 
     name: Name
     """Of the pipeline, unique in its delivery service."""
-    jobs: Annotated[list[JobName], Meta(min_length=1, max_length=100)]
+    jobs: Annotated[list[JobName], Meta(max_length=100)] = []
     """Jobs whose image it changes; a job belongs to one pipeline."""
+    fleets: Annotated[list[Name], Meta(max_length=100)] = []
+    """Instead of jobs: fleets of hosts whose release it changes, by their names in the
+    configuration of the service."""
     order: JobOrder = JobOrder.IN_ORDER
     stages: Annotated[list[PipelineStage], Meta(min_length=1, max_length=32)]
     """In order; the last one must be `all`."""
@@ -227,6 +232,11 @@ class PipelineSpec(_FilePart, frozen=True, kw_only=True):
     prometheus: Url = "http://127.0.0.1:9090"
     """Server of `query` and `compare` gates."""
 
+    @property
+    def targets(self) -> list[str]:
+        """Return what it changes: names of jobs, or `fleet/NAME`."""
+        return [*self.jobs, *(FLEET + name for name in self.fleets)]
+
 
 GATE_KINDS = ("query", "compare", "health", "http", "command", "approval")
 """Tables of a gate; each says something else to measure."""
@@ -235,7 +245,13 @@ GATE_KINDS = ("query", "compare", "health", "http", "command", "approval")
 class StartRequest(_FilePart, frozen=True, kw_only=True):
     """Start a run by hand."""
 
-    image: DigestStr
+    image: Annotated[
+        str,
+        Meta(
+            pattern=r"^(sha256:[0-9a-f]{64}|[0-9][0-9A-Za-z.+~-]{0,63})$",
+            description="a digest (`sha256:…`), or a release of a package (`0.2.0`) for fleets",
+        ),
+    ]
     reason: Annotated[str, Meta(max_length=512)] = ""
 
 

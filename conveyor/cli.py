@@ -18,6 +18,8 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
 from conveyor.command_checks import CommandChecks
 from conveyor.config import ConveyorConfig, load, open_store
+from conveyor.fleet_hosts import CommandHosts
+from conveyor.fleets import FleetReleases
 from conveyor.gates import GateMeter
 from conveyor.pipeline_file import pipeline_spec
 from conveyor.push import PushIntents
@@ -51,7 +53,8 @@ def serve(file: Path | None) -> None:
 def check(file: Path) -> None:
     """Say what is wrong with a pipeline FILE; calls no server."""
     spec = pipeline_spec(read_document(file), str(file))
-    click.echo(f"{file}: pipeline {spec.name}, {len(spec.stages)} stages, {len(spec.jobs)} jobs")
+    targets = f"{len(spec.jobs)} jobs" if spec.jobs else f"{len(spec.fleets)} fleets"
+    click.echo(f"{file}: pipeline {spec.name}, {len(spec.stages)} stages, {targets}")
 
 
 async def _until_signal(config: ConveyorConfig) -> None:
@@ -72,10 +75,16 @@ async def run_service(
     try:
         anchor = Anchor(store, runtime, _boot_id())
         await anchor.load()
-        async with _serving(config, store, runtime) as service:
+        async with _serving(config, store, runtime) as (service, fleets):
             notify("READY=1\nSTATUS=serving")
             started()
-            loops = (service.run(), store.wait_failed(), runtime.watch_clocks(), anchor.run())
+            loops = (
+                service.run(),
+                fleets.run(),
+                store.wait_failed(),
+                runtime.watch_clocks(),
+                anchor.run(),
+            )
             tasks = [asyncio.ensure_future(end) for end in (stopping.wait(), *loops)]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -113,11 +122,13 @@ async def _opened(store: Store, stopping: asyncio.Event) -> bool:
 @asynccontextmanager
 async def _serving(
     config: ConveyorConfig, store: Store, runtime: Runtime
-) -> AsyncIterator[DeliveryService]:
+) -> AsyncIterator[tuple[DeliveryService, FleetReleases]]:
     credential = Path(config.credential) if config.credential else None
     async with Target(config.endpoint or None, credential).client() as client:
         meter = GateMeter(CommandChecks(client))
-        service = DeliveryService(DeliveryRecords(store), PushIntents(client), runtime, meter)
+        hosts = CommandHosts(client)
+        writer = FleetReleases(store, PushIntents(client), hosts, config.fleets, runtime)
+        service = DeliveryService(DeliveryRecords(store), writer, runtime, meter)
         await service.load()
         address, at = config.listen_on(), None
         if address is not None:
@@ -125,7 +136,7 @@ async def _serving(
             at = (*address, tls.server_context(held, require_client=True))
         access = DeliveryAccess(frozenset(config.writers))
         async with serving(service, access, Path(config.socket), at):
-            yield service
+            yield service, writer
 
 
 def _boot_id() -> str:

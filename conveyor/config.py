@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from agent.api import Argument, Name
 from control_plane.config import EtcdSettings
 from control_plane.store import Store
 from control_plane.store.sqlite import SqliteStore
@@ -19,6 +20,28 @@ from wire.written import plain
 
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+)):(\d{1,5})")
 DEFAULT_SOCKET = "/run/twine-conveyor/conveyor.sock"
+
+
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hosts that pipelines may bring to another release, and how that is done."""
+
+    install: Annotated[list[Argument], Meta(min_length=1, max_length=64)]
+    """Command that puts release `$release` on host `$host`, run by this service. It may be run
+    again with the same words, and ends with another code than 0 if the release does not start."""
+    hosts: Annotated[list[Name], Meta(max_length=10_000)] = []
+    """In the order in which they are changed: the first one is the canary. Empty: every machine
+    of the region, by name."""
+    probe: Annotated[list[Argument], Meta(max_length=64)] = []
+    """Command that prints which release runs on `$host`, and fails if that is not healthy. Empty:
+    the agent's version, and whether it answers, as the control plane hears them."""
+    install_timeout_s: Annotated[float, Meta(ge=1, le=7200)] = 900.0
+    """A command that runs for longer is ended and failed."""
+    healthy_s: Annotated[float, Meta(ge=1, le=7200)] = 300.0
+    """So long after its command a host may take to be healthy with the release."""
+    settle_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
+    """So long a host is healthy before the next one is changed."""
+    max_unavailable: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """So many hosts may be away at the end of a release."""
 
 
 class ConveyorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +63,9 @@ class ConveyorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """File of the certificate that it shows to users; needed for `listen`."""
     writers: Annotated[list[str], Meta(max_length=1000)] = []
     """Users who may apply, approve and control pipelines; others only read."""
+
+    fleets: Annotated[dict[Name, FleetSettings], Meta(max_length=64)] = {}
+    """Hosts by the name that pipelines use (`fleets`)."""
 
     def listen_on(self) -> tuple[str, int] | None:
         """Return host and port to listen on; None: TLS is not configured."""
@@ -69,6 +95,11 @@ def load(path: Path | None) -> ConveyorConfig:
         raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
     config = msgspec.convert(document, ConveyorConfig)
     config.listen_on()
+    for name, fleet in config.fleets.items():
+        if fleet.probe and not fleet.hosts:
+            raise ConfigError(
+                f"{path} is not valid: fleets.{name}.hosts is missing: probe needs it"
+            )
     return config
 
 

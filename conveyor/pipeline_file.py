@@ -58,6 +58,7 @@ def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
         repeated = sorted({str(j) for j in jobs if jobs.count(j) > 1})
         if repeated:
             yield FieldError(field="jobs", reason=f"named twice: {', '.join(repeated)}")
+    yield from _of_targets(document)
     gates = document.get("gates", {})
     gates = gates if isinstance(gates, dict) else {}
     yield from _of_stages(document.get("stages"), gates)
@@ -71,6 +72,25 @@ def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
     holds = document.get("holds")
     for index, hold in enumerate(holds if isinstance(holds, list) else []):
         yield from _of_hold(f"holds[{index}]", hold)
+
+
+def _of_targets(document: dict[Any, Any]) -> Iterator[FieldError]:
+    """Refuse none and both of jobs and fleets, and what only jobs can have."""
+    jobs, fleets = document.get("jobs"), document.get("fleets")
+    if bool(jobs) == bool(fleets):
+        found = "both" if jobs else "none"
+        yield FieldError(field="jobs", reason=f"it has {found} of jobs, fleets; exactly one needed")
+    if not fleets:
+        return
+    gates = document.get("gates")
+    for name, gate in gates.items() if isinstance(gates, dict) else ():
+        if isinstance(gate, dict) and gate.get("command") is not None:
+            reason = "it would run as a task of the new image, and fleets have no image"
+            yield FieldError(field=f"gates.{name}.command", reason=reason)
+    trigger = document.get("trigger")
+    if isinstance(trigger, dict) and trigger.get("image"):
+        reason = "fleets have no image; start their runs with twinectl pipeline start"
+        yield FieldError(field="trigger.image", reason=reason)
 
 
 def _of_stages(stages: Any, gates: dict[Any, Any]) -> Iterator[FieldError]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -17,7 +17,13 @@ SCHEMA = 1
 RUNS_KEPT = 100
 """Ended runs of each pipeline that are kept, with their verdicts."""
 
-T = TypeVar("T", PipelineRecord, StoredRun, StoredVerdict)
+
+class _Stored(Protocol):
+    @property
+    def schema(self) -> int: ...
+
+
+T = TypeVar("T", bound=_Stored)
 
 
 @dataclass(slots=True)
@@ -43,7 +49,7 @@ class DeliveryRecords:
         listing = await self._store.list_prefix(PIPELINES)
         return {
             e.key.removeprefix(PIPELINES): KnownPipeline(
-                _decoded(e.value, PipelineRecord, e.key), e.revision
+                decoded(e.value, PipelineRecord, e.key), e.revision
             )
             for e in listing.entries
         }
@@ -53,7 +59,7 @@ class DeliveryRecords:
         entry = await self._store.get(PIPELINES + name)
         if entry is None:
             return None
-        return KnownPipeline(_decoded(entry.value, PipelineRecord, entry.key), entry.revision)
+        return KnownPipeline(decoded(entry.value, PipelineRecord, entry.key), entry.revision)
 
     async def write(
         self, known: KnownPipeline, record: PipelineRecord, ended: tuple[PipelineRun, ...] = ()
@@ -78,17 +84,17 @@ class DeliveryRecords:
         """Return the newest ended runs, newest first."""
         listing = await self._store.list_prefix(f"{RUNS}{name}/")
         entries = listing.entries[-limit:] if limit else ()
-        return [_decoded(e.value, StoredRun, e.key).run for e in reversed(entries)]
+        return [decoded(e.value, StoredRun, e.key).run for e in reversed(entries)]
 
     async def run(self, name: str, number: int) -> PipelineRun | None:
         """Return an ended run."""
         entry = await self._store.get(_run_key(name, number))
-        return None if entry is None else _decoded(entry.value, StoredRun, entry.key).run
+        return None if entry is None else decoded(entry.value, StoredRun, entry.key).run
 
     async def verdicts(self, name: str, run: int) -> list[GateVerdict]:
         """Return every verdict of a run, oldest first."""
         listing = await self._store.list_prefix(f"{VERDICTS}{name}/{run:06d}/")
-        return [_decoded(e.value, StoredVerdict, e.key).verdict for e in listing.entries]
+        return [decoded(e.value, StoredVerdict, e.key).verdict for e in listing.entries]
 
     async def remove(self, known: KnownPipeline) -> None:
         """Forget a pipeline and its history."""
@@ -127,7 +133,8 @@ def _new_verdicts(before: PipelineRecord, after: PipelineRecord) -> list[tuple[i
     return list(enumerate(new, measured + 1)) if run.measured > measured else []
 
 
-def _decoded(data: bytes, kind: type[T], key: str) -> T:
+def decoded(data: bytes, kind: type[T], key: str) -> T:
+    """Return a stored record, or raise `ConfigError` that names its key."""
     try:
         record = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as e:

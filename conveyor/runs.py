@@ -34,6 +34,11 @@ ENDED = frozenset(
 )
 
 
+def short(image: str) -> str:
+    """Return an image or a release for people: the first digits of a digest."""
+    return image[7:19] if image.startswith("sha256:") else image
+
+
 class GateOutcome(StrEnum):
     """Result of one measurement."""
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from control_plane.runtime.runtime import Runtime
 from conveyor.api import ControlRequest, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
-from conveyor.core.acts import DeliveryAct
+from conveyor.core.acts import DeliveryAct, named
 from conveyor.core.stages import stage_name, steps, wanted
 from conveyor.gates import GateMeter, GateReader, notify
 from conveyor.push import PushWriter
@@ -163,13 +163,13 @@ class DeliveryService:
         """Return the jobs of the pipeline's run that can be seen."""
         run = record.active or record.waiting
         image = run.image if run is not None else ""
-        names = record.active.spec.jobs if record.active is not None else record.spec.jobs
+        names = record.active.spec.targets if record.active is not None else record.spec.targets
         jobs: dict[str, JobProgress] = {}
         for job in names if run is not None else []:
             try:
                 seen = await self._writer.look(job, image)
             except TwineError as e:
-                self._trouble[name] = f"cannot see job {job}: {e}"
+                self._trouble[name] = f"cannot see {named(job)}: {e}"
                 continue
             jobs[job] = replace(seen, refused=self._refused.get(job, ""))
         self._jobs[name] = jobs
@@ -197,7 +197,7 @@ class DeliveryService:
             await self._writer.write(act)
         except TwineError as e:
             self._refused[act.job] = str(e)
-            self._trouble[name] = f"cannot change job {act.job}: {e}"
+            self._trouble[name] = f"cannot change {named(act.job)}: {e}"
             log.warning("change of a job refused", extra={"job": act.job, "reason": str(e)})
         else:
             self._refused.pop(act.job, None)
@@ -325,11 +325,11 @@ class DeliveryService:
         warnings = []
         commands.applied(known.record if known else None, spec, others, "", 0.0)
         sizes: dict[str, int] = {}
-        for job in spec.jobs:
+        for job in spec.targets:
             seen = await self._writer.look(job, "")
             sizes[job] = seen.size
             if not seen.image:
-                warnings.append(f"job {job} does not exist; runs wait until it does")
+                warnings.append(f"{named(job)} does not exist; runs wait until it does")
         planned = []
         for step in steps(spec):
             counts = ", ".join(

@@ -36,6 +36,8 @@ What next? (in this shell first:  . .venv/bin/activate; export TWINE_ENDPOINT={e
 class DeliveryDemo(Demo):
     """The demo on one lab, and what the long lab test asks of it."""
 
+    pipeline_name = "web"
+
     def __init__(self, lab: str) -> None:
         super().__init__(lab)
         self._folder = self._paths.state / "delivery"
@@ -116,10 +118,10 @@ class DeliveryDemo(Demo):
     def delivered(self, image: str, meanwhile: Callable[[Any], None]) -> dict[str, Any]:
         """Run the pipeline with an image under requests; return its run and what came of them."""
         traffic = self._traffic()
-        self.pipeline("start", "web", "--image", image)
+        self.pipeline("start", self.pipeline_name, "--image", image)
         deadline, shown = time.monotonic() + RUN_S, ""
         while True:
-            view = self._ask_pipeline("status", "web")
+            view = self._ask_pipeline("status", self.pipeline_name)
             run = view["record"].get("active") or view["record"].get("waiting")
             if run is None:
                 break
@@ -133,7 +135,7 @@ class DeliveryDemo(Demo):
             time.sleep(1)
         out, _ = traffic.communicate(timeout=PATIENCE_S)
         outcome: dict[str, Any] = json.loads(out.splitlines()[-1])
-        self.pipeline("history", "web", "--run", str(view["last"]["number"]))
+        self.pipeline("history", self.pipeline_name, "--run", str(view["last"]["number"]))
         answers = ", ".join(f"{n} x {page}" for page, n in sorted(outcome["answers"].items()))
         click.secho(
             f"{outcome['requests']} requests, {outcome['failed']} failed ({answers})", bold=True

@@ -23,7 +23,16 @@ SOURCE_DATE_EPOCH = "315619200"
 _BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 
 
-def build_wheel(into: Path, repository: Path = REPOSITORY) -> Path:
+FOR_GUEST = (
+    *("--only-binary=:all:", "--python-version", "3.13", "--implementation", "cp"),
+    *("--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64"),
+)
+"""What pip is told so that it takes what the Python of a guest can load."""
+
+
+def build_wheel(
+    into: Path, repository: Path = REPOSITORY, packages: tuple[str, ...] = PACKAGES
+) -> Path:
     """Return the wheel of the working tree, built from a copy of it.
 
     The copy keeps setuptools' `build/` out of the tree, where files of deleted modules
@@ -33,7 +42,7 @@ def build_wheel(into: Path, repository: Path = REPOSITORY) -> Path:
     with tempfile.TemporaryDirectory(prefix="twine-wheel-") as temporary:
         tree = Path(temporary)
         ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        for package in PACKAGES:
+        for package in packages:
             shutil.copytree(repository / package, tree / package, ignore=ignore)
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             if (repository / name).exists():
@@ -57,18 +66,23 @@ def build_wheel(into: Path, repository: Path = REPOSITORY) -> Path:
 
 def host_requirements(wheel: Path) -> tuple[str, ...]:
     """Return what pip must fetch for a host: the wheel's own and those of the `host` extra."""
+    return requirements_of(wheel, EXTRA)
+
+
+def requirements_of(wheel: Path, extra: str) -> tuple[str, ...]:
+    """Return what pip must fetch for a wheel with an extra."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = HeaderParser().parsestr(archive.read(name).decode())
-    return select_requirements(metadata.get_all("Requires-Dist") or [])
+    return select_requirements(metadata.get_all("Requires-Dist") or [], extra)
 
 
-def select_requirements(requires_dist: list[str]) -> tuple[str, ...]:
-    """Return the requirements of a host from `Requires-Dist` lines, sorted."""
+def select_requirements(requires_dist: list[str], extra: str = EXTRA) -> tuple[str, ...]:
+    """Return the requirements of a host or another extra from `Requires-Dist` lines, sorted."""
     chosen = set()
     for line in requires_dist:
         requirement, _, marker = (part.strip() for part in line.partition(";"))
-        wanted = not marker or marker.replace("'", '"') == f'extra == "{EXTRA}"'
+        wanted = not marker or marker.replace("'", '"') == f'extra == "{extra}"'
         name = requirement.split("=")[0].split(">")[0].split("<")[0].split("[")[0].strip()
         if wanted and name.lower() not in FROM_DEBIAN:
             chosen.add(requirement)
@@ -80,8 +94,7 @@ def fetch_wheels(requirements: tuple[str, ...], into: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
     argv = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-        *("--only-binary=:all:", "--python-version", "3.13", "--implementation", "cp"),
-        *("--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64"),
+        *FOR_GUEST,
         *("--dest", str(into), *requirements),
     ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

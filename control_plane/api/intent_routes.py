@@ -8,7 +8,9 @@ from control_plane.api.intent_wishes import (
     InfrastructureWish,
     JobIntents,
     PushWish,
+    SizesWritten,
     SizeWish,
+    SizeWishes,
 )
 from control_plane.api.jobs import JobBriefs
 from control_plane.api.people import Needs
@@ -65,6 +67,15 @@ INTENT_ROUTES: tuple[Route, ...] = (
                 "Say which runtime the next push of a job starts with",
             ),
         )
+    ),
+    Route(
+        "put_sizes",
+        "PUT",
+        "/v1/sizes",
+        request=SizeWishes,
+        response=SizesWritten,
+        needs=Needs.ANY_OWNER,
+        summary="Say how many tasks each of many jobs shall have; each is checked by itself",
     ),
     Route(
         "withdraw_intent",

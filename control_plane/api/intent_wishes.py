@@ -10,7 +10,9 @@ from msgspec import Meta
 from agent.api import Argument, Configuration, Count, DigestStr, EnvName, Name
 from control_plane.api.intents import INSTEAD_OF_TASKS, Number, Part, StoredIntent
 from control_plane.api.jobs import JobSpec
+from control_plane.api.policy import JobName
 from control_plane.api.updates import DAY_S
+from wire.errors import Problem
 
 REASON_MAX = 512
 Reason = Annotated[str, Meta(max_length=REASON_MAX)]
@@ -52,6 +54,22 @@ class SizeWish(IntentWish, frozen=True, kw_only=True):
     """The job has no fewer, whatever `tasks` says; None: as before, and at first none."""
     maximum: Number | None = None
     """It has no more; None: as before, and at first none."""
+
+
+class SizeWishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of many jobs in one request, each as if it were sent alone."""
+
+    sizes: Annotated[dict[JobName, SizeWish], Meta(min_length=1, max_length=500)]
+    """By job."""
+
+
+class SizesWritten(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of each."""
+
+    versions: dict[str, int]
+    """Job → version of its size intent, which is on disk."""
+    refused: dict[str, Problem] = {}
+    """Job → why its size was not written."""
 
 
 class CanaryWish(IntentWish, frozen=True, kw_only=True):

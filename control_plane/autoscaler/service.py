@@ -25,7 +25,7 @@ from control_plane.autoscaler.core.observing import capacity_of, msbs_of, observ
 from control_plane.autoscaler.core.replay import simulate
 from control_plane.autoscaler.kept import KeptJob
 from control_plane.autoscaler.signals import AT_ONCE, LoadReading, LoadSource
-from control_plane.autoscaler.sizes import SizeWriter
+from control_plane.autoscaler.sizes import NewSize, SizeWriter
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
 from wire.errors import NotFound, TwineError
@@ -124,15 +124,18 @@ class Autoscaler:
         for source in self._sources.values():
             source.forget(set(self._statuses))
         readings = await asyncio.gather(*(self._measure(s, p) for s, p in followed))
-        changed = dict[str, KeptJob]()
+        changed, due = dict[str, KeptJob](), list[tuple[JobStatus, Recommendation]]()
         for (status, policy), reading in zip(followed, readings, strict=True):
             await self.runtime.checkpoint()
             name = status.record.name
             job = self._jobs.setdefault(name, KeptJob())
             before = job.sizing.history.slot, job.sizing.state.sizes
-            await self._evaluate(job, status, policy, reading)
+            found = await self._evaluate(job, status, policy, reading)
+            if policy.mode is AutoscaleMode.APPLY and found.tasks != found.was:
+                due.append((status, found))
             if before != (job.sizing.history.slot, job.sizing.state.sizes):
                 changed[name] = job
+        await self._write(due)
         gone = [n for n, job in self._jobs.items() if now - job.seen_at > FORGET_S]
         for name in gone:
             del self._jobs[name]
@@ -169,7 +172,7 @@ class Autoscaler:
 
     async def _evaluate(
         self, job: KeptJob, status: JobStatus, policy: Autoscale, reading: LoadReading
-    ) -> None:
+    ) -> Recommendation:
         now = self.runtime.date()
         msbs = await self._msbs(status, policy, now)
         seen = observed(status, policy, now, reading.load, reading.at, reading.missing, msbs)
@@ -177,12 +180,14 @@ class Autoscaler:
         job.seen_at, job.last = now, found
         if found.held:
             self.counts["held"] += 1
-        if policy.mode is AutoscaleMode.APPLY and found.tasks != found.was:
-            await self._write(status, found)
+        return found
 
-    async def _write(self, status: JobStatus, found: Recommendation) -> None:
-        name = status.record.name
-        why = await self._writer.write(status, found.tasks, found.reason)
+    async def _write(self, due: list[tuple[JobStatus, Recommendation]]) -> None:
+        refused = await self._writer.write([NewSize(s, f.tasks, f.reason) for s, f in due])
+        for status, found in due:
+            self._note(status.record.name, found, refused.get(status.record.name, ""))
+
+    def _note(self, name: str, found: Recommendation, why: str) -> None:
         extra = {"job": name, "tasks": found.tasks, "was": found.was, "reason": found.reason}
         if why:
             self.counts["refused"] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,18 +12,30 @@ from control_plane.api.jobs import JobStatus
 from control_plane.client import ControlPlaneClient
 from wire.errors import TwineError
 
+_AT_ONCE = 250
+"""Sizes of one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewSize:
+    """A size for a job as it was seen."""
+
+    status: JobStatus
+    tasks: int
+    reason: str
+
 
 class SizeWriter(Protocol):
-    """How a size is made the size of a job."""
+    """How sizes are made the sizes of jobs."""
 
-    async def write(self, status: JobStatus, tasks: int, reason: str) -> str:
-        """Ask for a size, given the job as it was seen; return why it was refused, or nothing."""
+    async def write(self, sizes: Sequence[NewSize]) -> dict[str, str]:
+        """Ask for sizes; return job → why it was refused, of those that were."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SizeIntents:
-    """Writes the `size` intent of jobs, if it is still the one that was seen.
+    """Writes the `size` intents of jobs, each if it is still the one that was seen.
 
     The size of a person who took it over (`job scale --take-over`) is refused by the front end and
     stays, until the job's file is applied again.
@@ -30,18 +43,21 @@ class SizeIntents:
 
     client: ControlPlaneClient
 
-    async def write(self, status: JobStatus, tasks: int, reason: str) -> str:
-        """Ask for a size; return why it was refused, or nothing."""
-        try:
-            await self.client.put_intent(
-                status.record.name, Dimension.SIZE, size_wish(status, tasks, reason)
-            )
-        except TwineError as e:
-            return str(e)
-        return ""
+    async def write(self, sizes: Sequence[NewSize]) -> dict[str, str]:
+        """Ask for sizes; return job → why it was refused, of those that were."""
+        refused = dict[str, str]()
+        for first in range(0, len(sizes), _AT_ONCE):
+            wishes = {s.status.record.name: size_wish(s) for s in sizes[first : first + _AT_ONCE]}
+            try:
+                answer = await self.client.put_sizes(wishes)
+            except TwineError as e:
+                refused |= dict.fromkeys(wishes, str(e))
+            else:
+                refused |= {job: problem.detail for job, problem in answer.refused.items()}
+        return refused
 
 
-def size_wish(status: JobStatus, tasks: int, reason: str) -> SizeWish:
+def size_wish(size: NewSize) -> SizeWish:
     """Return the write of a size on top of the one that was seen."""
-    known = status.record.intents.get(Dimension.SIZE, StoredIntent())
-    return SizeWish(tasks=tasks, reason=reason[:REASON_MAX], expect=known.version)
+    known = size.status.record.intents.get(Dimension.SIZE, StoredIntent())
+    return SizeWish(tasks=size.tasks, reason=size.reason[:REASON_MAX], expect=known.version)

@@ -84,6 +84,8 @@ def apply(target: Target, file: Path, output: str) -> None:
 @click.pass_obj
 def list_(target: Target, output: str) -> None:
     """Show all pipelines."""
+    from conveyor.runs import short
+
     found = _ask(target, lambda c: c.list_pipelines())
     rows = []
     for view in found.pipelines:
@@ -92,7 +94,7 @@ def list_(target: Target, output: str) -> None:
             rows.append((name, "-", "-", "idle", ""))
         else:
             detail = run.waits or run.reason
-            rows.append((name, str(run.number), run.image[7:19], run.state.value, detail))
+            rows.append((name, str(run.number), short(run.image), run.state.value, detail))
     columns = ("pipeline", "run", "image", "state", "detail")
     show.emit(output, found, lambda: show.table(columns, rows))
 
@@ -138,7 +140,9 @@ def history(target: Target, name: str, run: int | None, limit: int, output: str)
 
 @pipeline.command()
 @_NAME
-@click.option("--image", required=True, help="Digest in the image store.")
+@click.option(
+    *("--image", "--release", "image"), required=True, help="Digest, or for fleets a release."
+)
 @_REASON
 @output_option
 @click.pass_obj
@@ -252,6 +256,8 @@ def _svg(target: Target, found: RunHistory) -> str:
 
 def _events(target: Target, run: PipelineRun) -> list[JobEvent]:
     """Return what was done to the tasks of the run's first job meanwhile."""
+    if not run.spec.jobs:
+        return []
 
     async def work() -> list[JobEvent]:
         found: list[JobEvent] = []

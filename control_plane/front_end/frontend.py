@@ -5,6 +5,7 @@ Handlers translate; they decide nothing. Who may call what is in `access` and `g
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +20,8 @@ from agent.api import (
     Images,
     Liveness,
 )
+from control_plane.api.intent_wishes import SizesWritten, SizeWishes
+from control_plane.api.intents import Dimension
 from control_plane.api.jobs import Endpoints
 from control_plane.api.people import IssuedCredential
 from control_plane.api.routes import ROUTES
@@ -43,13 +46,14 @@ from control_plane.identity.people import KINDS, People
 from control_plane.identity.registrar import Registrar
 from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
-from wire.errors import Busy, InvalidInput
+from wire.errors import Busy, InvalidInput, Problem, TwineError
 from wire.fairness import Peer
 from wire.peers import principal
 from wire.routes import Route
 from wire.server import Call, Handler, make_app
 
 MAX_WAIT_S = 60.0
+_PUT_SIZE = next(route for route in ROUTES if route.name == "put_size")
 
 
 async def _nothing_issued() -> list[IssuedCredential]:
@@ -174,6 +178,32 @@ class FrontEnd(
 
     async def _scrape(self) -> bytes:
         return self._metrics.text()
+
+    async def put_sizes(self, call: Call) -> SizesWritten:
+        """Write the size of each job as if it were asked for alone; none, if one may not be.
+
+        Each has its own entry in the audit log and its own answer; together they share the disk's
+        syncs, a connection and a request.
+        """
+        wishes: SizeWishes = call.body
+        calls = {
+            job: dataclasses.replace(call, route=_PUT_SIZE, path={"job": job}, body=wish)
+            for job, wish in wishes.sizes.items()
+        }
+        for one in calls.values():
+            self._guard.check(one)
+        put = self.handlers[_PUT_SIZE.name]
+        found = await asyncio.gather(*map(put, calls.values()), return_exceptions=True)
+        versions, refused = dict[str, int](), dict[str, Problem]()
+        for job, answer in zip(calls, found, strict=True):
+            if isinstance(answer, TwineError):
+                refused[job] = answer.problem()
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                size = (v for v in answer.intents if v.dimension == Dimension.SIZE)
+                versions[job] = next(size).intent.version
+        return SizesWritten(versions=versions, refused=refused)
 
     async def fetch_image(self, call: Call) -> AsyncIterator[bytes]:
         """Stream an image out."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from control_plane.api.intent_wishes import REASON_MAX
-from conveyor.api import PipelineStage
+from conveyor.api import FLEET, PipelineStage
 from conveyor.core.stages import DeliveryStep, push_of
 from conveyor.runs import JobProgress, PipelineRecord, PipelineRun
 
@@ -54,6 +54,12 @@ class GiveBack:
 
 DeliveryAct = PushStage | PushBack | SetFrozen | GiveBack
 Jobs = Mapping[str, JobProgress]
+
+
+def named(target: str) -> str:
+    """Return a target for people: `job web`, `fleet agents`."""
+    kind = "fleet" if target.startswith(FLEET) else "job"
+    return f"{kind} {target.removeprefix(FLEET)}"
 
 
 def is_pushed(seen: JobProgress, image: str, stage: PipelineStage) -> bool:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from conveyor.api import ControlRequest, ControlVerb, PipelineSpec
 from conveyor.core import judge, schedule
+from conveyor.core.acts import named
 from conveyor.core.decide import WHO, ended, logged, rolling_back
 from conveyor.core.stages import stage_gates, steps
 from conveyor.runs import (
@@ -17,6 +18,7 @@ from conveyor.runs import (
     PipelineRun,
     RunState,
     StepTime,
+    short,
 )
 from wire.errors import Conflict, Forbidden, InvalidInput
 
@@ -33,11 +35,11 @@ def applied(
     A run that began keeps the file that it began with.
     """
     for other in others:
-        if other.name != spec.name and (shared := sorted({*other.jobs} & {*spec.jobs})):
+        if other.name != spec.name and (shared := sorted({*other.targets} & {*spec.targets})):
             raise Conflict(
-                f"cannot apply pipeline {spec.name}: job {shared[0]} belongs to pipeline"
+                f"cannot apply pipeline {spec.name}: {named(shared[0])} belongs to pipeline"
                 f" {other.name}",
-                hint="a job has one pipeline; take it out of the other file first",
+                hint="each has one pipeline; take it out of the other file first",
             )
     if known is None:
         return PipelineRecord(spec=spec, applied_by=who, applied_at=now, looked=now)
@@ -49,9 +51,15 @@ def started(
 ) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
     """Return the record with a run that waits, and the run that it supersedes."""
     active = record.active
+    if image.startswith("sha256:") == bool(record.spec.fleets):
+        what = "fleets takes releases" if record.spec.fleets else "jobs takes digests"
+        raise InvalidInput(
+            f"cannot start a run of {short(image)}: pipeline {record.spec.name} of {what}",
+            hint="a release is such as 0.2.0, a digest such as sha256:…",
+        )
     if active is not None and active.image == image and active.state is RunState.RUNNING:
         raise Conflict(
-            f"cannot start a run of {image[:19]}: run {active.number} of pipeline"
+            f"cannot start a run of {short(image)}: run {active.number} of pipeline"
             f" {record.spec.name} delivers it already",
             hint=f"twinectl pipeline status {record.spec.name}",
         )
@@ -88,7 +96,7 @@ def triggered(
         return record, ()
     record = replace(record, last_image=newest)
     under_way = [run.image for run in (record.active, record.waiting) if run is not None]
-    is_everywhere = all(record.good.get(job) == newest for job in record.spec.jobs)
+    is_everywhere = all(record.good.get(job) == newest for job in record.spec.targets)
     if newest in under_way or is_everywhere:
         return record, ()
     return started(record, newest, kind, WHO, f"newest {trigger.image}", now)
@@ -254,7 +262,7 @@ def _rollback_of_the_past(
         by=who,
         created=now,
         spec=last.spec,
-        back={job: back.get(job, last.image) for job in last.spec.jobs},
+        back={job: back.get(job, last.image) for job in last.spec.targets},
         step=last.step,
         pushed=last.pushed,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from conveyor.api import FailureAction, PipelineStage, StageKind
+from conveyor.api import FLEET, FailureAction, PipelineStage, StageKind
 from conveyor.core import judge, schedule
 from conveyor.core.acts import (
     DeliveryAct,
@@ -26,6 +26,7 @@ from conveyor.core.acts import (
     giving_back,
     is_pushed,
     is_taken,
+    named,
     said,
     to_push,
 )
@@ -42,6 +43,7 @@ from conveyor.runs import (
 )
 
 WHO = "conveyor"
+_HINT = {False: "; create it with twinectl job apply", True: " in the service's configuration"}
 _LOG_FIRST = 10
 
 
@@ -61,10 +63,10 @@ def advance(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
     run = record.active
     if run is None:
         return _begin(record, jobs, now)
-    missing = [job for job in run.spec.jobs if job not in jobs]
+    missing = [job for job in run.spec.targets if job not in jobs]
     if missing:
         return _wait(record, f"cannot see {_jobs(missing)}: the front end does not answer")
-    gone = [job for job in run.spec.jobs if not jobs[job].image]
+    gone = [job for job in run.spec.targets if not jobs[job].image]
     if gone:
         return _end(record, RunState.STOPPED, f"{_jobs(gone)} does not exist any more", now)
     if run.ending is not None:
@@ -86,17 +88,17 @@ def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
         if run.waits == why:
             return DeliveryDecision(record)
         return DeliveryDecision(replace(record, waiting=replace(run, waits=why)))
-    seen_all = [jobs[job] for job in record.spec.jobs]
+    seen_all = [jobs[job] for job in record.spec.targets]
     if all(seen.image == run.image and seen.settled for seen in seen_all) and not record.frozen:
         run = ended(run, RunState.DONE, "every task runs the image already", now)
-        good = record.good | dict.fromkeys(record.spec.jobs, run.image)
+        good = record.good | dict.fromkeys(record.spec.targets, run.image)
         return DeliveryDecision(replace(record, waiting=None, good=good), ended=(run,))
     good = dict(record.good)
-    for job in record.spec.jobs:
+    for job in record.spec.targets:
         seen = jobs[job]
         if job not in good or (seen.settled and job not in record.frozen):
             good[job] = seen.image
-    kept = {job: good[job] for job in record.spec.jobs}
+    kept = {job: good[job] for job in record.spec.targets}
     first = steps(record.spec)[0]
     run = replace(
         run,
@@ -112,21 +114,21 @@ def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
 
 def _begin_later(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> str:
     """Return why a run may not begin yet; empty: it may."""
-    missing = [job for job in record.spec.jobs if job not in jobs]
+    missing = [job for job in record.spec.targets if job not in jobs]
     if missing:
         return f"cannot see {_jobs(missing)}: the front end does not answer"
-    for job in record.spec.jobs:
+    for job in record.spec.targets:
         seen, ours = jobs[job], job in record.frozen
         if not seen.image:
-            return f"job {job} does not exist; create it with twinectl job apply"
+            return f"{named(job)} does not exist{_HINT[job.startswith(FLEET)]}"
         if seen.frozen and not ours:
-            return f"job {job} is paused by its owner"
+            return f"{named(job)} is paused by its owner"
         if seen.held:
-            return f"job {job}: {seen.held}"
+            return f"{named(job)}: {seen.held}"
         if is_taken(record, seen) and run.trigger != "hand":
-            return f"the push of job {job} belongs to {seen.owner}, who has to give it back"
+            return f"the push of {named(job)} belongs to {seen.owner}, who has to give it back"
         if seen.updating and not ours and run.trigger != "hand":
-            return f"another update of job {job} is under way"
+            return f"another update of {named(job)} is under way"
     return schedule.held_back(record.spec, now)
 
 
@@ -136,14 +138,16 @@ def _begin_later(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: floa
 def _run(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> DeliveryDecision:
     for job in run.pushed:
         if is_taken(record, jobs[job]):
-            reason = f"{jobs[job].owner} took over the push of job {job}"
+            reason = f"{jobs[job].owner} took over the push of {named(job)}"
             return _stop(record, run, RunState.STOPPED, reason, now, leave=job)
         if jobs[job].image != run.image and jobs[job].went_back:
-            return _failed(record, run, f"job {job}: {jobs[job].went_back}", now)
+            return _failed(record, run, f"{named(job)}: {jobs[job].went_back}", now)
         if jobs[job].image != run.image:
-            reason = f"job {job} was changed to image {jobs[job].image} by another writer"
+            reason = f"{named(job)} was changed to image {jobs[job].image} by another writer"
             return _stop(record, run, RunState.STOPPED, reason, now, leave=job)
-    seen = tuple(job for job in run.spec.jobs if job in run.pushed or jobs[job].image == run.image)
+    seen = tuple(
+        job for job in run.spec.targets if job in run.pushed or jobs[job].image == run.image
+    )
     if seen != run.pushed:
         run = replace(run, pushed=seen)
         record = replace(record, active=run)
@@ -151,7 +155,7 @@ def _run(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> De
         more = tuple(job for job in run.pushed if job not in record.frozen)
         record = replace(record, frozen=(*record.frozen, *more))
         return _wait(record, "paused", freezing(record, jobs))
-    if thawing := _thaw(record, jobs, dict.fromkeys(run.spec.jobs, run.image)):
+    if thawing := _thaw(record, jobs, dict.fromkeys(run.spec.targets, run.image)):
         return thawing
     plan = steps(run.spec)
     if run.step >= len(plan):
@@ -165,7 +169,7 @@ def _step(
     """Return what the current step needs: push, soak, gates, or its end."""
     halted = [job for job in run.pushed if jobs[job].halted]
     if halted:
-        return _failed(record, run, f"job {halted[0]}: {jobs[halted[0]].halted}", now)
+        return _failed(record, run, f"{named(halted[0])}: {jobs[halted[0]].halted}", now)
     blocked = _blocked(record, step, jobs)
     run = _timed(run, bool(blocked), now)
     record = replace(record, active=run)
@@ -243,13 +247,13 @@ def _next(
 
 
 def _finish(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> DeliveryDecision:
-    acts = giving_back(record, run, run.spec.jobs, jobs)
+    acts = giving_back(record, run, run.spec.targets, jobs)
     if acts:
         return _wait(record, "gives the push back", acts)
     before = {job: image for job, image in record.good.items() if image != run.image}
     record = replace(
         record,
-        good=record.good | dict.fromkeys(run.spec.jobs, run.image),
+        good=record.good | dict.fromkeys(run.spec.targets, run.image),
         previous=record.previous | before,
     )
     return _end(record, RunState.DONE, "", now)
@@ -301,7 +305,7 @@ def _freeze_and_end(
     # A push may have arrived that was not seen yet when the end was asked for.
     pushed = tuple(
         job
-        for job in run.spec.jobs
+        for job in run.spec.targets
         if jobs[job].image == run.image and not is_taken(record, jobs[job])
     )
     run = replace(run, pushed=tuple(dict.fromkeys((*run.pushed, *pushed))))
@@ -316,7 +320,7 @@ def _roll_back(
     record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float
 ) -> DeliveryDecision:
     by_hand = run.trigger == "rollback"
-    ours = [job for job in run.spec.jobs if job in run.pushed or jobs[job].image == run.image]
+    ours = [job for job in run.spec.targets if job in run.pushed or jobs[job].image == run.image]
     ours = [job for job in ours if by_hand or not is_taken(record, jobs[job])]
     if all(run.back[job] == run.image for job in ours) and ours:
         reason = f"{run.reason}; there is no earlier image to go back to"
@@ -342,10 +346,10 @@ def _roll_back(
             f"{j}: {jobs[j].held or f'{jobs[j].healthy} of {jobs[j].size} healthy'}" for j in going
         )
         return _wait(record, f"rolls back {_jobs(going)} ({counts})")
-    there = [job for job in run.spec.jobs if jobs[job].image == run.back[job]]
+    there = [job for job in run.spec.targets if jobs[job].image == run.back[job]]
     if giving := giving_back(record, run, there, jobs):
         return _wait(record, "gives the push back", giving)
-    good = record.good | {job: run.back[job] for job in run.spec.jobs}
+    good = record.good | {job: run.back[job] for job in run.spec.targets}
     return _end(replace(record, good=good), RunState.ROLLED_BACK, run.reason, now)
 
 
@@ -357,7 +361,7 @@ def _blocked(record: PipelineRecord, step: DeliveryStep, jobs: Jobs) -> str:
     paused = [job for job in step.jobs if jobs[job].frozen and job not in record.frozen]
     if paused:
         return f"{_jobs(paused)} paused by its owner"
-    return next((f"job {job}: {jobs[job].held}" for job in step.jobs if jobs[job].held), "")
+    return next((f"{named(job)}: {jobs[job].held}" for job in step.jobs if jobs[job].held), "")
 
 
 def _timed(run: PipelineRun, is_blocked: bool, now: float) -> PipelineRun:
@@ -446,4 +450,6 @@ def _counts(step: DeliveryStep, jobs: Jobs) -> str:
 
 
 def _jobs(names: list[str]) -> str:
+    if names and names[0].startswith(FLEET):
+        return ", ".join(map(named, names))
     return f"job{'s' if len(names) > 1 else ''} {', '.join(names)}"

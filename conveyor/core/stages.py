@@ -19,12 +19,12 @@ class DeliveryStep:
 
 def steps(spec: PipelineSpec) -> tuple[DeliveryStep, ...]:
     """Return the steps of a run, in order."""
-    if spec.order is JobOrder.TOGETHER or len(spec.jobs) == 1:
-        jobs = tuple(spec.jobs)
+    if spec.order is JobOrder.TOGETHER or len(spec.targets) == 1:
+        jobs = tuple(spec.targets)
         return tuple(DeliveryStep(stage_name(stage), stage, jobs) for stage in spec.stages)
     return tuple(
         DeliveryStep(f"{job}: {stage_name(stage)}", stage, (job,))
-        for job in spec.jobs
+        for job in spec.targets
         for stage in spec.stages
     )
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from conveyor.api import FLEET
+from conveyor.core.acts import named
 from conveyor.core.stages import stage_gates, steps
-from conveyor.runs import GateVerdict, PipelineRun, PipelineView, RunState
+from conveyor.runs import GateVerdict, PipelineRun, PipelineView, RunState, short
 from wire.units import seconds_text
 
+_TASKS = "tasks run the new image"
 _MARKS = {"pass": "ok", "fail": "FAIL", "no-data": "NO DATA"}
 
 
@@ -32,15 +35,16 @@ def status_lines(view: PipelineView) -> list[str]:
     if view.trouble:
         lines.append(f"  trouble: {view.trouble}")
     for job in view.jobs:
+        what = "hosts run the new release" if job.job.startswith(FLEET) else _TASKS
         lines.append(
-            f"  job {job.job}: {job.new} of {job.size} tasks run the new image,"
+            f"  {named(job.job)}: {job.new} of {job.size} {what},"
             f" {job.new_healthy} healthy{', paused' if job.frozen else ''}"
         )
-    good = sorted({image[7:19] for image in record.good.values()})
+    good = sorted({short(image) for image in record.good.values()})
     if good:
         lines.append(f"  last finished: {', '.join(good)}")
     if record.active is not None and record.waiting is not None:
-        lines.append(f"  next: run {record.waiting.number}, image {record.waiting.image[7:19]}")
+        lines.append(f"  next: run {record.waiting.number}, image {short(record.waiting.image)}")
     return lines
 
 
@@ -48,7 +52,7 @@ def run_line(run: PipelineRun) -> str:
     """Return a run in a line."""
     state = "paused" if run.paused else run.state.value
     why = f": {run.reason}" if run.reason else ""
-    return f"run {run.number} of image {run.image[7:19]} {state}{why}"
+    return f"run {run.number} of image {short(run.image)} {state}{why}"
 
 
 def _step_lines(run: PipelineRun, now: float) -> Iterable[str]:

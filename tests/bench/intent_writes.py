@@ -2,11 +2,14 @@
 
     python -m tests.bench.intent_writes [--json] [--jobs 10000] [--seconds 60] [--only writes|load]
 
-- `writes_per_s`: sizes of 100 jobs written through the front end of a control plane of its own
-  process, over TLS by 64 writers on 8 connections, each answered once it is on disk (goal: 1,000).
-  `write_cpu_percent` is what that process used of a core.
+- `writes_per_s`: sizes of 500 jobs written through the front end of a control plane of its own
+  process, over TLS, each answered once it is on disk (goal: 1,000): one job a request by 48 writers
+  (`single_…`), and 100 jobs a request by 4, as the autoscaler does it (`together_…`).
+  `…_cpu_ms` is what that process computes for one. `store_per_s` is what the store alone takes
+  in the same run of the same kind of transactions, three of them for each write, 300 in flight,
+  and `together_ratio` the part of it that the front end reaches.
 - `load_…`: a control plane with 10,000 jobs of one task and 1,000 hosts in memory. An autoscaler
-  writes the size of each once a minute, evenly, and lists all jobs in brief once a minute; a
+  writes the size of each once a minute, 100 together, and lists all jobs in brief once a minute; a
   tenth of the writes change the size. Beside that a job is pushed to each second.
   `load_cpu_percent` is of one core, the writers and the hosts in memory included, and
   `load_idle_cpu_percent` the same without any writes; `load_behind_s` is the longest from the
@@ -23,8 +26,7 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -45,15 +47,15 @@ from control_plane.job_control.core.intents import is_composed  # noqa: E402
 from control_plane.roles import ControlPlane  # noqa: E402
 from control_plane.runtime.garbage import heap_that_stays  # noqa: E402
 from control_plane.runtime.runtime import Runtime  # noqa: E402
+from control_plane.store import Put  # noqa: E402
 from control_plane.store.bulk import put_all  # noqa: E402
 from control_plane.store.records import encode  # noqa: E402
 from control_plane.store.sqlite import SqliteStore  # noqa: E402
 from tests.bench.front_end import DIGEST, IMAGE, _url  # noqa: E402
 from tests.bench.hosts_in_memory import IMAGE as RUNS  # noqa: E402
 from tests.bench.hosts_in_memory import Hosts, find_image  # noqa: E402
-from wire.errors import TwineError  # noqa: E402
 
-WRITERS, CONNECTIONS, WRITTEN = 64, 8, 100
+WRITERS, TOGETHER, AT_ONCE, WRITTEN = 48, 4, 100, 500
 MACHINES_PER_JOB = 0.1
 CHANGES = 10
 """Of so many writes one changes the size."""
@@ -63,33 +65,73 @@ READY_S = 1_800.0
 # -- through the front end
 
 
-async def writes_per_s(face: Face, seconds: float) -> tuple[float, int]:
-    """Return the acknowledged writes in a second, and how many were not taken."""
-    context, refused = face.context("user", "root"), Counter[str]()
+PutSizes = Callable[[ControlPlaneClient, int, int], Awaitable[int]]
+"""Write sizes: with a client, as writer N, for the Nth time; returns how many were written."""
+
+
+async def _one(client: ControlPlaneClient, number: int, count: int) -> int:
+    job = f"job{(number + count * WRITERS) % WRITTEN}"
+    wish = SizeWish(tasks=count % 3, reason=f"write {count} of writer {number}")
+    await client.put_intent(job, Dimension.SIZE, wish)
+    return 1
+
+
+async def _many(client: ControlPlaneClient, number: int, count: int) -> int:
+    wish = SizeWish(tasks=count % 3, reason=f"write {count} of writer {number}")
+    first = number * AT_ONCE
+    names = [f"job{(first + n) % WRITTEN}" for n in range(AT_ONCE)]
+    answer = await client.put_sizes(dict.fromkeys(names, wish))
+    assert not answer.refused, answer.refused
+    return len(answer.versions)
+
+
+async def writes_per_s(face: Face, seconds: float, writers: int, put: PutSizes) -> dict[str, float]:
+    """Return the acknowledged writes in a second, and what one costs the control plane."""
+    context = face.context("user", "root")
     async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(ControlPlaneClient(_url(face), context))
-            for _ in range(CONNECTIONS)
+            for _ in range(writers)
         ]
-        await _prepare(clients[0])
-        began, until = time.monotonic(), time.monotonic() + seconds
+        began, used = time.monotonic(), _cpu_s(face.process.pid)
+        until = began + seconds
 
         async def writer(number: int) -> int:
-            count = 0
+            made = count = 0
             while time.monotonic() < until:
-                job = f"job{(number + count * WRITERS) % WRITTEN}"
-                wish = SizeWish(tasks=count % 3, reason=f"write {count} of writer {number}")
-                try:
-                    await clients[number % CONNECTIONS].put_intent(job, Dimension.SIZE, wish)
-                except TwineError as e:
-                    refused[e.code] += 1
-                    await asyncio.sleep(0.01)
-                else:
-                    count += 1
-            return count
+                made += await put(clients[number], number, count)
+                count += 1
+            return made
 
-        made = sum(await asyncio.gather(*map(writer, range(WRITERS))))
-        return made / (time.monotonic() - began), refused.total()
+        made = sum(await asyncio.gather(*map(writer, range(writers))))
+        took, used = time.monotonic() - began, _cpu_s(face.process.pid) - used
+    name = put.__name__
+    name = {"_one": "single", "_many": "together"}[name]
+    return {
+        f"{name}_writes_per_s": round(made / took, 1),
+        f"{name}_cpu_ms": round(1e3 * used / made, 2),
+    }
+
+
+async def store_per_s(seconds: float) -> float:
+    """Return how many writes a second the store alone takes: three transactions in turn."""
+    with tempfile.TemporaryDirectory(prefix="twine-bench-") as folder:
+        async with SqliteStore(Path(folder)) as store:
+            until = time.monotonic() + seconds
+
+            async def lane(number: int) -> int:
+                made = revision = 0
+                while time.monotonic() < until:
+                    entry = f"audit/{number:08d}-{made}"
+                    await store.txn({}, [Put(entry, b"a" * 300), Put("audit-head", b"1")])
+                    key = f"jobs/job{number}"
+                    revision = await store.txn({key: revision}, [Put(key, b"j" * 1500)])
+                    await store.txn({}, [Put(entry, b"a" * 300)])
+                    made += 1
+                return made
+
+            made = sum(await asyncio.gather(*map(lane, range(TOGETHER * AT_ONCE))))
+            return made / seconds
 
 
 async def _prepare(client: ControlPlaneClient) -> None:
@@ -118,16 +160,14 @@ def of_front_end(seconds: float) -> dict[str, float]:
         async def granted() -> None:
             async with ControlPlaneClient(f"unix:{face.socket}") as client:
                 await client.grant_operator("user:root")
+                await _prepare(client)
 
         asyncio.run(granted())
-        began, used = time.monotonic(), _cpu_s(face.process.pid)
-        rate, refused = asyncio.run(writes_per_s(face, seconds))
-        used = (_cpu_s(face.process.pid) - used) / (time.monotonic() - began)
-    return {
-        "writes_per_s": round(rate, 1),
-        "writes_refused": refused,
-        "write_cpu_percent": round(100 * used, 1),
-    }
+        figures = asyncio.run(writes_per_s(face, seconds, WRITERS, _one))
+        figures |= asyncio.run(writes_per_s(face, seconds, TOGETHER, _many))
+    alone = asyncio.run(store_per_s(min(5.0, seconds)))
+    ratio = figures["together_writes_per_s"] / alone
+    return figures | {"store_per_s": round(alone, 1), "together_ratio": round(ratio, 3)}
 
 
 # -- many jobs
@@ -222,21 +262,26 @@ class ManyJobs:
 
     async def _autoscaler(self, until: float) -> None:
         sizes, number = [1] * self.jobs, 0
-        due, gap = time.monotonic(), 60.0 / self.jobs
+        due, gap = time.monotonic(), 60.0 / self.jobs * AT_ONCE
         await self.cp.intents.briefs()
         while time.monotonic() < until:
-            job = number % self.jobs
-            if number % CHANGES == 0:
-                sizes[job] = 3 - sizes[job]
-            wish = SizeWish(tasks=sizes[job], reason=f"load {number}")
-            await self.cp.intents.size(f"job{job}", wish, "user:scaler")
-            self.waiting.setdefault(f"job{job}", time.monotonic())
-            self.writes += 1
-            number += 1
+            async with asyncio.TaskGroup() as group:
+                for _ in range(AT_ONCE):
+                    job = number % self.jobs
+                    if number % CHANGES == 0:
+                        sizes[job] = 3 - sizes[job]
+                    wish = SizeWish(tasks=sizes[job], reason=f"load {number}")
+                    group.create_task(self._resize(f"job{job}", wish))
+                    number += 1
             if number % self.jobs == 0:
                 await self.cp.intents.briefs()
             due += gap
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    async def _resize(self, name: str, wish: SizeWish) -> None:
+        await self.cp.intents.size(name, wish, "user:scaler")
+        self.waiting.setdefault(name, time.monotonic())
+        self.writes += 1
 
     async def _pushes(self, until: float) -> None:
         number = 7

@@ -22,7 +22,7 @@ from control_plane.api.machines import Machines
 from control_plane.api.tasks import TaskDescription
 from control_plane.autoscaler.service import Autoscaler
 from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
-from control_plane.autoscaler.sizes import size_wish
+from control_plane.autoscaler.sizes import NewSize, size_wish
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from vm_lab.region.machine import Copy, SimulatedMachine
@@ -150,9 +150,10 @@ class LoadedJobs:
             )
             await self.autoscaler.run()
 
-    async def resize(self, life: PlaneLife, status: JobStatus, tasks: int, reason: str) -> str:
+    async def resize(self, life: PlaneLife, size: NewSize) -> str:
         """Resize a job as its owner's friend; the checker judges by what owners were granted."""
-        name, was = status.record.name, status.record.spec.tasks
+        record, tasks = size.status.record, size.tasks
+        name, was = record.name, record.spec.tasks
         owned = self._region.clients.jobs[name]
         asked, granted = owned.asked, owned.granted
         if asked is None or granted is None or life.control_plane is None:
@@ -160,8 +161,7 @@ class LoadedJobs:
         owned.asked = replace(asked, tasks=min(was, tasks))
         owned.most = max(owned.most, tasks)
         try:
-            wish = size_wish(status, tasks, reason)
-            await life.control_plane.intents.size(name, wish, "autoscaler")
+            await life.control_plane.intents.size(name, size_wish(size), "autoscaler")
         except TwineError as e:
             owned.asked = asked
             return str(e)
@@ -218,5 +218,6 @@ class _FrontEnd:
             raise Unreachable("the control plane does not serve")
         return await self.life.control_plane.task_desk.describe(job, index)
 
-    async def write(self, status: JobStatus, tasks: int, reason: str) -> str:
-        return await self.jobs.resize(self.life, status, tasks, reason)
+    async def write(self, sizes: Sequence[NewSize]) -> dict[str, str]:
+        found = {s.status.record.name: await self.jobs.resize(self.life, s) for s in sizes}
+        return {job: why for job, why in found.items() if why}

@@ -107,7 +107,7 @@ from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 from wire import tls
 from wire.client import WireClient
-from wire.errors import HostError, InvalidInput, NotFound
+from wire.errors import Conflict, HostError, InvalidInput, NotFound
 
 T = TypeVar("T")
 
@@ -177,6 +177,8 @@ class CannedIntents:
     def __init__(self) -> None:
         self.written: list[tuple[str, str, object, str]] = []
         self.jobs: dict[str, JobSpec] = {}
+        self.stale: set[str] = set()
+        """Jobs whose writes are refused."""
 
     def show(self, name: str) -> JobIntents:
         size = StoredIntent(writer="user:ann", version=3, value={"tasks": 4}, reason="evening")
@@ -202,6 +204,8 @@ class CannedIntents:
 
     def __getattr__(self, dimension: str) -> Callable[..., Awaitable[JobIntents]]:
         async def write(name: str, *said: object) -> JobIntents:
+            if name in self.stale:
+                raise Conflict(f"the {dimension} of job {name} has another version")
             self.written.append((dimension, name, *said))  # type: ignore[arg-type]
             return self.show(name)
 

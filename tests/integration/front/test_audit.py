@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from agent.api import JoinRequest, Relaxation
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.intent_wishes import HoldWish, PushWish, SizeWish
+from control_plane.api.intent_wishes import HoldWish, PushWish, SizeWish, SizeWishes
 from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import TokenRequest
@@ -222,6 +222,35 @@ def test_tasks_without_a_sandbox_are_for_who_was_granted_that_and_each_use_is_in
     refused = [e for e in entries(region) if e.outcome is Outcome.REFUSED]
     assert {e.caller for e in refused} == {"user:ann", "user:root"}
     assert sum("no host admin" in e.reason for e in refused) == 8
+
+
+def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Region) -> None:
+    """FE8: one of them that may not be written is refused by itself, one of another owner all."""
+    for name in ("web", "other"):
+        owned = EntitlementSpec(machines=1, owners=[f"user:{name}"])
+        call(region, "local", "put_entitlement", owned, entitlement=name)
+    for job, pool in (("a", "web"), ("b", "web"), ("c", "other")):
+        spec = JobSpec(name=job, entitlement=pool, tasks=1, image=DIGEST, command=["/bin/true"])
+        call(region, "local", "apply_job", spec, job=job)
+    intents = region.control_plane.intents
+    intents.stale = {"b"}
+    wishes = {job: SizeWish(tasks=n, reason="noon") for n, job in enumerate("ab", 2)}
+    answer = call(region, "web", "put_sizes", SizeWishes(sizes=wishes))
+    assert answer.versions == {"a": 3}
+    assert answer.refused["b"].code == "conflict"
+    assert intents.written == [("size", "a", wishes["a"], "user:web")]
+    found = {e.object: e for e in entries(region) if e.action == "put_size"}
+    assert {name: e.outcome for name, e in found.items()} == {
+        "job/a": Outcome.DONE,
+        "job/b": Outcome.FAILED,
+    }
+    assert found["job/a"].detail == "tasks=2, reason=noon"
+
+    wishes["c"] = SizeWish(tasks=9)
+    with pytest.raises(Forbidden, match="web does not own entitlement 'other'"):
+        call(region, "web", "put_sizes", SizeWishes(sizes=wishes))
+    assert len(intents.written) == 1, "nothing of it is written"
+    assert entries(region)[0].outcome is Outcome.REFUSED
 
 
 def test_hosts_that_are_let_in_are_in_the_log_and_strangers_cannot_fill_it(region: Region) -> None:

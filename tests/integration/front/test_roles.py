@@ -16,6 +16,7 @@ from control_plane.api.intent_wishes import (
     InfrastructureWish,
     PushWish,
     SizeWish,
+    SizeWishes,
 )
 from control_plane.api.inventory import Drain, Lend, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
@@ -84,6 +85,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
         for name in ("put_push", "put_size", "put_canary", "put_hold", "withdraw_intent")
     },
     "put_infrastructure": OPERATORS,
+    "put_sizes": (OWNERS, OPERATORS | {"other owner"}),
     "job_events": USERS,
     "task_story": USERS,
     "move_task": (OWNERS, OPERATORS | {"other owner"}),
@@ -225,6 +227,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         JobMove: JobMove(entitlement=entitlement),
         PushWish: PushWish(spec=spec_of(entitlement)),
         SizeWish: SizeWish(tasks=1),
+        SizeWishes: SizeWishes(sizes={f"job-of-{entitlement}": SizeWish(tasks=1)}),
         CanaryWish: CanaryWish(lasts_s=60),
         HoldWish: HoldWish(lasts_s=60),
         InfrastructureWish: InfrastructureWish(runtime="r1"),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.api import Health, Limits, Location
 from agent.usage import TaskUsage
 from control_plane.api.autoscale import Autoscale
-from control_plane.api.intent_wishes import SizeWish
+from control_plane.api.intent_wishes import SizesWritten, SizeWish
 from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
@@ -26,7 +26,7 @@ from control_plane.api.jobs import (
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.api.tasks import TaskDescription
-from wire.errors import Conflict, NotFound, Unreachable
+from wire.errors import Conflict, NotFound, Problem, Unreachable
 
 CORES = 2.0
 START_S = 200.0
@@ -144,7 +144,16 @@ class ModelRegion:
             task=f"web-{index}", machine="m0", phase="running", version=1, usage=usage
         )
 
-    async def put_intent(self, job: str, dimension: Dimension, wish: SizeWish) -> None:
+    async def put_sizes(self, sizes: dict[str, SizeWish]) -> SizesWritten:
+        versions, refused = dict[str, int](), dict[str, Problem]()
+        for job, wish in sizes.items():
+            try:
+                versions[job] = self._resized(Dimension.SIZE, wish)
+            except Conflict as e:
+                refused[job] = e.problem()
+        return SizesWritten(versions=versions, refused=refused)
+
+    def _resized(self, dimension: Dimension, wish: SizeWish) -> int:
         spec = self.record.spec
         known = self.record.intents.get(dimension, StoredIntent())
         if wish.expect != known.version:
@@ -158,6 +167,7 @@ class ModelRegion:
             self.started.setdefault(index, self.now())
         for index in [i for i in self.started if i >= wish.tasks]:
             del self.started[index]
+        return size.version
 
 
 class Killed(Exception):

@@ -228,7 +228,7 @@ class _Calls:
     """The front end as a process calls it that is killed at one of the calls."""
 
     def __init__(self, fatal: Callable[[str], Any]) -> None:
-        self.put_intent = fatal("put_intent")
+        self.put_sizes = fatal("put_sizes")
         self.list_job_briefs = fatal("list_job_briefs")
         self.get_job = fatal("get_job")
         self.list_machines = fatal("list_machines")
@@ -274,7 +274,7 @@ def test_a_refused_size_is_shown_and_asked_for_again() -> None:
         region.record = _with_version(region, 3)
         found = autoscaler.view("web").recommendation
         assert found is not None
-        await autoscaler._write(seen, found)
+        await autoscaler._write([(seen, found)])
         assert "was refused: it is at version" in autoscaler.view("web").written
         assert autoscaler.counts["refused"] == 1
 

@@ -14,7 +14,7 @@ from agent.api import Limits
 from control_plane.api.autoscale import AutoscaleMode
 from control_plane.api.intent_wishes import SizeWish
 from control_plane.api.updates import UpdatePolicy
-from control_plane.autoscaler.sizes import size_wish
+from control_plane.autoscaler.sizes import NewSize, size_wish
 from tests.unit.control_plane.autoscaler.sizing_builders import a_policy
 from wire.errors import Conflict
 
@@ -25,7 +25,7 @@ SCALER, OWNER = "user:scaler", "user:ada"
 async def resize(w: World, tasks: int) -> None:
     """Write a size as the autoscaler does: on top of the one that it saw."""
     status = await w.cp.get_job("web")
-    await w.cp.intents.size("web", size_wish(status, tasks, "load 9 cores"), SCALER)
+    await w.cp.intents.size("web", size_wish(NewSize(status, tasks, "load 9 cores")), SCALER)
 
 
 async def size(w: World) -> int:
@@ -98,7 +98,7 @@ async def test_a_size_of_a_person_stays_until_the_file_is_applied_again(w: World
 @scenario()
 async def test_a_size_on_top_of_what_was_not_seen_is_refused(w: World):
     await w.deployed(a_job(3, autoscale=APPLY))
-    stale = size_wish(await w.cp.get_job("web"), 5, "late")
+    stale = size_wish(NewSize(await w.cp.get_job("web"), 5, "late"))
     await resize(w, 4)
     with pytest.raises(Conflict, match="was to be replaced"):
         await w.cp.intents.size("web", stale, SCALER)

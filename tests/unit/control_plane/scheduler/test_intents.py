@@ -57,7 +57,7 @@ def push_of(share: float, **changes) -> PushWish:
 
 @scenario()
 async def test_half_of_the_job_stays_half_at_every_size(w: World):
-    """JC5, SC20, the article's figure 6: the old way ended with 100 % (figure 4)."""
+    """JC3, JC5, SC20, the article's figure 6: the old way ended with 100 % (figure 4)."""
     await w.deployed(a_job(10, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
@@ -360,7 +360,7 @@ async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
 
 @scenario()
 async def test_a_stale_writer_gets_an_error_and_others_are_not_in_its_way(w: World):
-    """JC15, FE8."""
+    """JC2, JC15, FE8: each dimension has its own writer and version."""
     await w.deployed(a_job(4, update=FAST))
     first = await w.cp.intents.size("web", SizeWish(tasks=5), SCALER)
     seen = {v.dimension: v.intent.version for v in first.intents}
@@ -444,7 +444,7 @@ async def test_what_cannot_be_meant_is_refused(w: World):
 
 
 def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
-    """JC13: nothing is written and no task restarts until somebody writes an intent."""
+    """JC11, JC13: every job has intents; nothing is written until somebody writes one."""
     spec = a_job(2)
     tasks = [TaskRecord(index=i, version=3, generation=1, phase=TaskPhase.RUNNING) for i in (0, 1)]
     old = JobRecord(name="web", spec=spec, version=3, specs={3: spec}, tasks=tasks)
@@ -509,6 +509,8 @@ def test_a_dimension_that_is_not_known_is_kept_and_shown():
 
 
 def test_an_intent_outlives_the_control_plane():
+    """JC1: job control keeps what each writer wants; a new process goes on from it."""
+
     async def main() -> None:
         w = World(a_region())
         async with w.store:

@@ -1,0 +1,261 @@
+"""Releases of packages on hosts: which host runs which release, and which one is next.
+
+A fleet is written like the push of a job, so a pipeline takes it through the same stages. Its hosts
+are changed one at a time: the next one begins when the one before is healthy with its release.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from control_plane.api.intents import PushIntent
+from conveyor.core.acts import DeliveryAct, GiveBack, PushBack, PushStage, SetFrozen
+from conveyor.core.stages import push_of
+from conveyor.runs import JobProgress
+from wire.errors import Conflict
+
+RETRY_S = 60.0
+"""Between two attempts to put the earlier release back on a host."""
+
+
+class HostWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The host that is being changed."""
+
+    host: str
+    release: str
+    since: float
+    """When it was decided, in seconds since 1970."""
+    installed: float | None = None
+    """When its command ended; None: it runs, or has to be run again after a crash."""
+    healthy_since: float | None = None
+
+
+class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is wanted of a fleet, and how far that is."""
+
+    schema: int = 1
+    release: str = ""
+    """Wanted on `share` or `tasks` of the hosts; empty: nothing was wanted yet."""
+    stable: str = ""
+    """Wanted on the others."""
+    share: float = 1.0
+    tasks: int | None = None
+    version: int = 0
+    """Rises with each write."""
+    reason: str = ""
+    is_owned: bool = False
+    is_frozen: bool = False
+    is_returning: bool = False
+    """It goes back: what fails is tried again."""
+    put: dict[str, str] = {}
+    """Host → the release whose installation began last."""
+    work: HostWork | None = None
+    failed: dict[str, str] = {}
+    """Host → why it is not healthy with its release."""
+    failed_at: float = 0.0
+
+    @property
+    def part(self) -> PushIntent:
+        """Return on which part of the hosts the release is wanted."""
+        return PushIntent(version=self.version, share=self.share, tasks=self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSeen:
+    """One host as it was seen now."""
+
+    name: str
+    release: str
+    """That it says it runs; empty: not known."""
+    is_healthy: bool
+    why: str = ""
+    """Why it is not healthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPatience:
+    """How long a host may take."""
+
+    healthy_s: float
+    """From the end of its command until it is healthy."""
+    settle_s: float
+    """So long it is healthy before the next one begins."""
+
+
+def written(record: FleetRecord, act: DeliveryAct, now: str) -> FleetRecord:
+    """Return the record after a write of the pipeline; `now`: the release that most hosts run.
+
+    Raises `Conflict` if the act was decided on another version.
+    """
+    if isinstance(act, SetFrozen):
+        return replace(record, is_frozen=act.frozen)
+    if act.expect != record.version:
+        raise Conflict(
+            f"cannot change fleet {act.job}: it is at version {record.version}, not {act.expect}"
+        )
+    after = replace(record, version=record.version + 1, reason=act.reason)
+    match act:
+        case GiveBack():
+            return replace(after, is_owned=False, is_returning=False)
+        case PushStage():
+            part = push_of(act.stage)
+            if act.image != record.release:
+                after = replace(after, stable=record.release or now, failed={})
+            return replace(
+                after,
+                release=act.image,
+                share=part.share,
+                tasks=part.tasks,
+                is_owned=True,
+                is_returning=False,
+            )
+        case PushBack():
+            return replace(
+                after,
+                release=act.image,
+                stable=act.image,
+                share=1.0,
+                tasks=None,
+                is_owned=True,
+                is_returning=True,
+                failed={},
+            )
+
+
+def common_release(hosts: Sequence[HostSeen]) -> str:
+    """Return the release that most hosts run, the greater one of two that are equal."""
+    known = Counter(host.release for host in hosts if host.release)
+    return max(known, key=lambda release: (known[release], release), default="")
+
+
+def releases(record: FleetRecord, hosts: Sequence[HostSeen]) -> dict[str, str]:
+    """Return host → the release that it is to run; those that have the new one keep it.
+
+    `hosts` are in the order in which they are changed: the first is the canary.
+    """
+    if not record.release:
+        return {}
+    count = record.part.of(len(hosts))
+    names = [host.name for host in hosts]
+    has = {h.name: record.put.get(h.name, h.release) == record.release for h in hosts}
+    chosen = set(sorted(names, key=lambda n: (not has[n], names.index(n)))[:count])
+    return {n: record.release if n in chosen else record.stable for n in names}
+
+
+def advanced(
+    record: FleetRecord, hosts: Sequence[HostSeen], patience: FleetPatience, now: float
+) -> FleetRecord:
+    """Return the record with the host that is changed now: noted first, then carried out."""
+    if record.work is not None:
+        return _watched(record, record.work, hosts, patience, now)
+    if record.is_frozen:
+        return record
+    if record.failed:
+        if not record.is_returning or now - record.failed_at < RETRY_S:
+            return record
+        record = replace(record, failed={})
+    for name in _to_change(record, hosts):
+        release = releases(record, hosts)[name]
+        work = HostWork(host=name, release=release, since=now)
+        return replace(record, work=work, put=record.put | {name: release})
+    return record
+
+
+def _to_change(record: FleetRecord, hosts: Sequence[HostSeen]) -> list[str]:
+    """Return the hosts that have another release than wanted; those to be brought back first.
+
+    One that is away is left alone, unless it is this fleet's release that it does not get on with.
+    """
+    wanted = releases(record, hosts)
+    late = [
+        h.name
+        for h in hosts
+        if not _has(record, h, wanted.get(h.name, "")) and (h.is_healthy or h.name in record.put)
+    ]
+    return sorted(late, key=lambda name: wanted[name] == record.release != record.stable)
+
+
+def _has(record: FleetRecord, host: HostSeen, wanted: str) -> bool:
+    """Return whether a host has a release: it says so, and no other was begun since."""
+    return not wanted or (host.release == wanted == record.put.get(host.name, wanted))
+
+
+def _watched(
+    record: FleetRecord,
+    work: HostWork,
+    hosts: Sequence[HostSeen],
+    patience: FleetPatience,
+    now: float,
+) -> FleetRecord:
+    """Return the record after a look at the host whose command has ended."""
+    if work.installed is None:
+        return record
+    seen = next((host for host in hosts if host.name == work.host), None)
+    if seen is None:
+        return replace(record, work=None)  # it left the region
+    if seen.is_healthy and seen.release == work.release:
+        since = now if work.healthy_since is None else work.healthy_since
+        if now - since >= patience.settle_s:
+            return replace(record, work=None)
+        return replace(record, work=replace(work, healthy_since=since))
+    if now - work.installed < patience.healthy_s:
+        return replace(record, work=replace(work, healthy_since=None))
+    is_other = seen.is_healthy and seen.release
+    said = f"it runs {seen.release}" if is_other else seen.why or "it does not answer"
+    return undone(
+        record, f"not healthy with {work.release} within {patience.healthy_s:g} s: {said}", now
+    )
+
+
+def installed(record: FleetRecord, now: float) -> FleetRecord:
+    """Return the record after the command of the host under way succeeded."""
+    assert record.work is not None
+    return replace(record, work=replace(record.work, installed=now))
+
+
+def undone(record: FleetRecord, why: str, now: float) -> FleetRecord:
+    """Return the record after the host under way failed."""
+    assert record.work is not None
+    failed = record.failed | {record.work.host: why}
+    return replace(record, work=None, failed=failed, failed_at=now)
+
+
+def fleet_progress(
+    target: str, record: FleetRecord, hosts: Sequence[HostSeen], release: str, spare: int
+) -> JobProgress:
+    """Return how far a fleet is with a release, as a pipeline sees a job.
+
+    `spare`: so many hosts may be away without keeping the fleet from being settled.
+    """
+    wanted, at_work = releases(record, hosts), record.work.host if record.work else ""
+    new = [h for h in hosts if record.put.get(h.name, h.release) == release]
+    steady = [h for h in hosts if h.is_healthy and h.name not in (*record.failed, at_work)]
+    there = [h for h in steady if _has(record, h, wanted.get(h.name, ""))]
+    updating = record.work is not None or any(
+        h.is_healthy and not _has(record, h, wanted.get(h.name, "")) for h in hosts
+    )
+    broken = [f"host {name}: {why}" for name, why in record.failed.items()]
+    return JobProgress(
+        job=target,
+        image=record.release or common_release(hosts),
+        size=len(hosts),
+        new=len(new),
+        new_healthy=sum(1 for h in new if h in there and h.release == release),
+        new_unhealthy=sum(1 for h in new if h.name in record.failed),
+        healthy=len(steady),
+        updating=updating,
+        settled=not updating and not broken and len(hosts) - len(there) <= spare,
+        halted="; ".join(broken) if not record.is_returning else "",
+        frozen=record.is_frozen,
+        push=record.part,
+        push_version=record.version,
+        push_reason=record.reason,
+        owner="conveyor" if record.is_owned else "",
+        new_tasks=tuple(h.name for h in new),
+        stable_tasks=tuple(h.name for h in hosts if h not in new),
+    )

@@ -1,0 +1,111 @@
+"""The only module that touches hosts of a fleet: it looks at them, and runs the commands.
+
+`FleetHosts` is the interface; `CommandHosts` asks the front end and runs what the configuration of
+the service says. A pipeline file names a fleet and cannot say what is run: whoever may write
+pipelines need not have the rights of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from string import Template
+from typing import Protocol
+
+from control_plane.api.machines import MachineView
+from control_plane.client import ControlPlaneClient
+from conveyor.config import FleetSettings
+from conveyor.core.fleet import HostSeen
+from wire.errors import HostError, TwineError
+
+PROBE_S = 30.0
+_SAID_BYTES = 64 << 10
+_SHOWN = 400
+
+
+class FleetHosts(Protocol):
+    """What the service asks of hosts."""
+
+    async def look(self, fleet: FleetSettings) -> list[HostSeen]:
+        """Return the hosts of a fleet in their order, or raise `TwineError`."""
+        ...
+
+    async def install(self, fleet: FleetSettings, host: str, release: str) -> None:
+        """Put a release on a host, again if it is there; `TwineError` says why that failed."""
+        ...
+
+
+class CommandHosts:
+    """Implements `FleetHosts` with the front end and with commands."""
+
+    def __init__(self, client: ControlPlaneClient) -> None:
+        self._client = client
+
+    async def look(self, fleet: FleetSettings) -> list[HostSeen]:
+        """Return the hosts: as their commands say, or as the control plane hears their agents."""
+        if fleet.probe:
+            return [await self._probed(fleet, name) for name in fleet.hosts]
+        views = {v.record.machine: v for v in (await self._client.list_machines()).machines}
+        names = fleet.hosts or sorted(n for n, v in views.items() if v.record.facts is not None)
+        return [_heard(name, views.get(name)) for name in names]
+
+    async def _probed(self, fleet: FleetSettings, host: str) -> HostSeen:
+        try:
+            said = await _said(_filled(fleet.probe, {"host": host}), PROBE_S)
+        except TwineError as e:
+            return HostSeen(host, "", False, str(e))
+        return HostSeen(host, said.strip(), bool(said.strip()), "its probe said no release")
+
+    async def install(self, fleet: FleetSettings, host: str, release: str) -> None:
+        """Run the command that puts a release on a host."""
+        words = _filled(fleet.install, {"host": host, "release": release})
+        await _said(words, fleet.install_timeout_s)
+
+
+def _heard(name: str, view: MachineView | None) -> HostSeen:
+    if view is None or view.record.facts is None:
+        return HostSeen(name, "", False, "the control plane knows no such machine")
+    silent = "" if view.last_seen_s is None else f", heard {view.last_seen_s:.0f} s ago"
+    why = view.health or f"its agent does not answer{silent}"
+    return HostSeen(name, view.record.facts.agent_version, view.ready, why)
+
+
+def _filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    return [Template(word).safe_substitute(values) for word in words]
+
+
+async def _said(words: Sequence[str], timeout_s: float) -> str:
+    """Return what a command prints, or raise `HostError` with its exit code and last words."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as e:
+        raise HostError(f"cannot run {words[0]}: {e}") from e
+    assert process.stdout is not None
+    said = b""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while chunk := await process.stdout.read(1 << 14):
+                said = (said + chunk)[-_SAID_BYTES:]
+            await process.wait()
+    except TimeoutError as e:
+        raise HostError(f"{words[0]} did not end within {timeout_s:g} s: {_last(said)}") from e
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if process.returncode:
+        raise HostError(f"{words[0]} ended with {process.returncode}: {_last(said)}")
+    return said.decode(errors="replace")
+
+
+def _last(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return " / ".join(lines[-3:])[-_SHOWN:] or "it said nothing"

@@ -1,0 +1,139 @@
+"""Fleets of hosts as targets of pipelines: writes what is wanted, and carries it out.
+
+`FleetReleases` answers a pipeline as a job does (`PushWriter`). What it wants of a fleet is stored
+before a host is touched, and a command that a crash cut off is run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Put, Store
+from conveyor.api import FLEET
+from conveyor.config import FleetSettings
+from conveyor.core import fleet
+from conveyor.core.acts import DeliveryAct
+from conveyor.core.fleet import FleetPatience, FleetRecord, HostSeen
+from conveyor.fleet_hosts import FleetHosts
+from conveyor.push import PushWriter
+from conveyor.records import decoded
+from conveyor.runs import JobProgress
+from wire.errors import Busy, NotFound, TwineError
+
+log = logging.getLogger(__name__)
+FLEETS = "fleets/"
+ROUND_S = 2.0
+
+
+class FleetReleases:
+    """Implements `PushWriter` for fleets; all else goes to the writer of jobs."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobs: PushWriter,
+        hosts: FleetHosts,
+        settings: Mapping[str, FleetSettings],
+        runtime: Runtime,
+        round_s: float = ROUND_S,
+    ) -> None:
+        self._store, self._jobs, self._hosts = store, jobs, hosts
+        self._settings, self._runtime, self._round_s = settings, runtime, round_s
+        self._locks = {name: asyncio.Lock() for name in settings}
+
+    async def look(self, job: str, image: str) -> JobProgress:
+        """Return how far a job or a fleet is with an image or a release."""
+        if not job.startswith(FLEET):
+            return await self._jobs.look(job, image)
+        name = job.removeprefix(FLEET)
+        if name not in self._settings:
+            return JobProgress(job=job)
+        record, _ = await self._read(name)
+        seen = await self._hosts.look(self._settings[name])
+        return fleet.fleet_progress(job, record, seen, image, self._settings[name].max_unavailable)
+
+    async def newest_image(self, name: str) -> str:
+        """Return the newest image of a name: only jobs have images."""
+        return await self._jobs.newest_image(name)
+
+    async def write(self, act: DeliveryAct) -> None:
+        """Write what is wanted of a job or a fleet."""
+        if not act.job.startswith(FLEET):
+            return await self._jobs.write(act)
+        name = act.job.removeprefix(FLEET)
+        if name not in self._settings:
+            raise NotFound(f"there is no fleet {name!r}", hint="conveyor.toml: [fleets.NAME]")
+        async with self._locks[name]:
+            record, revision = await self._read(name)
+            now = ""
+            if not record.release:
+                now = fleet.common_release(await self._hosts.look(self._settings[name]))
+            await self._write(name, fleet.written(record, act, now), revision)
+
+    async def run(self) -> None:
+        """Carry out what is wanted of all fleets until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name in self._settings:
+                group.create_task(self._follow(name))
+            await asyncio.Event().wait()
+
+    async def _follow(self, name: str) -> None:
+        while True:
+            try:
+                await self.round(name)
+            except TwineError as e:
+                if failure := self._store.failure():
+                    raise Busy(f"cannot go on: {failure}") from e
+                log.warning("fleet not seen", extra={"fleet": name, "reason": str(e)})
+            await asyncio.sleep(self._round_s)
+
+    async def round(self, name: str) -> None:
+        """Look, decide, store, and run the command of one host."""
+        settings = self._settings[name]
+        record, _ = await self._read(name)
+        if not record.release:
+            return
+        seen: list[HostSeen] = []
+        if record.work is None or record.work.installed is not None:
+            seen = await self._hosts.look(settings)
+        async with self._locks[name]:
+            record, revision = await self._read(name)
+            patience = FleetPatience(settings.healthy_s, settings.settle_s)
+            after = fleet.advanced(record, seen, patience, self._runtime.date()) if seen else record
+            await self._write(name, after, revision)
+        if after.work is not None and after.work.installed is None:
+            await self._install(name, after.work.host, after.work.release)
+
+    async def _install(self, name: str, host: str, release: str) -> None:
+        """Run a command outside of the lock, and note how it ended."""
+        if failure := self._store.failure():
+            raise Busy(f"cannot change hosts any more: {failure}")
+        log.info("install", extra={"fleet": name, "host": host, "release": release})
+        failed = ""
+        try:
+            await self._hosts.install(self._settings[name], host, release)
+        except TwineError as e:
+            failed = str(e)
+            log.warning("install failed", extra={"fleet": name, "host": host, "reason": failed})
+        async with self._locks[name]:
+            record, revision = await self._read(name)
+            now = self._runtime.date()
+            after = fleet.undone(record, failed, now) if failed else fleet.installed(record, now)
+            await self._write(name, after, revision)
+
+    async def _read(self, name: str) -> tuple[FleetRecord, int]:
+        entry = await self._store.get(FLEETS + name)
+        if entry is None:
+            return FleetRecord(), 0
+        return decoded(entry.value, FleetRecord, entry.key), entry.revision
+
+    async def _write(self, name: str, record: FleetRecord, revision: int) -> None:
+        before, _ = await self._read(name)
+        if record != before:
+            put = Put(FLEETS + name, msgspec.json.encode(record))
+            await self._store.txn({FLEETS + name: revision}, [put])

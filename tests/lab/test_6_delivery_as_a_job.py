@@ -1,0 +1,114 @@
+"""CV1: the conveyor as a job of the region: its image, its files as the agent gives them, TLS.
+
+The image's root runs here in a chroot with the environment that a task finds, against a control
+plane that is a process of its own.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobSpec
+from control_plane.cli.jobfile import read_job
+from control_plane.client import ControlPlaneClient
+from control_plane.identity.authority import CertificateSubject
+from conveyor.api import StartRequest
+from conveyor.client import ConveyorClient
+from conveyor.pipeline_file import pipeline_spec
+from conveyor.routes import IDENTITY
+from tests.integration.attack.face import USER, Face, running
+from tests.integration.conveyor.test_delivery import free_port, pushed, until
+from vm_lab.image.conveyor import build_conveyor
+from wire import tls
+
+pytestmark = pytest.mark.long  # it builds an image: Debian's Python, and wheels
+JOB_FILE = Path(__file__).parents[2] / "vm_lab/jobs/conveyor.toml"
+FILES = "/run/credentials"
+"""Where the task finds its files: systemd's folder, which differs from task to task."""
+PIPELINE = {"name": "web", "jobs": ["web"], "stages": [{"kind": "all"}]}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the image's root."""
+    folder = tmp_path_factory.mktemp("root")
+    subprocess.run(["tar", "-xf", build_conveyor(print), "-C", folder], check=True)
+    return folder
+
+
+@pytest.fixture
+def face(tmp_path: Path) -> Iterator[Face]:
+    with running("control plane", tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def the_task(root: Path, spec: JobSpec, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the job's command as its task does, until left; then it is killed."""
+    environment = {"PORT": str(port), "CREDENTIALS_DIRECTORY": FILES, "PATH": "/usr/bin"}
+    with (root.parent / "log").open("ab") as log:
+        process = subprocess.Popen(
+            ["/usr/sbin/chroot", root, *spec.command], env=environment, stdout=log, stderr=log
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+async def test_cv1_the_conveyor_runs_as_a_job_with_the_files_and_the_volume_of_its_task(
+    root: Path, face: Face
+) -> None:
+    """Killed in between, as by its machine, it goes on from its volume."""
+    spec = read_job(JOB_FILE, ("image=sha256:" + "0" * 64,), {})
+    port, url = free_port(), f"https://{USER}:{face.port}"
+    names = {"user": ("user", "conveyor", ()), "server": ("controller", "conveyor", (USER,))}
+    assert set(spec.credentials) == set(names)
+    files = root / FILES.lstrip("/")
+    files.mkdir(parents=True, exist_ok=True)
+    for name, subject in names.items():
+        held = face.authority.credential(CertificateSubject(*subject), url)
+        tls.save(held, files / name)
+    for name, text in spec.configuration.items():
+        (files / name).write_text(text)
+    async with ControlPlaneClient(f"unix:{face.socket}") as client:
+        owned = EntitlementSpec(machines=1, owners=["user:conveyor"])
+        await client.put_entitlement("demo", owned)
+        one, two = [await pushed(client, version) for version in (1, 2)]
+        job = JobSpec(name="web", entitlement="demo", tasks=0, image=one, command=["/bin/serve"])
+        await client.apply_job(job)
+        ann = face.authority.credential(CertificateSubject("user", "ann"), "")
+        context = tls.client_context(ann, IDENTITY)
+        async with ConveyorClient(f"https://{USER}:{port}", context) as service:
+
+            async def answers() -> bool:
+                try:
+                    await service.list_pipelines()
+                except Exception:
+                    assert task.poll() is None, (root.parent / "log").read_text()
+                    return False
+                return True
+
+            with the_task(root, spec, port) as task:
+                await until(answers, bool)
+                await service.apply_pipeline(pipeline_spec(PIPELINE, "the test's"))
+                await service.start_run("web", StartRequest(image=two))
+            with the_task(root, spec, port) as task:
+                await until(answers, bool)
+                view = await until(lambda: service.get_pipeline("web"), lambda v: v.last)
+        assert (view.last.image, view.last.state.value, view.last.by) == (
+            *(two, "done"),
+            "spiffe://twine/user/ann",
+        )
+        status = await client.get_job("web")
+        assert status.record.spec.image == two
+        push = status.record.intents["push"]
+        assert push.writer == "user:conveyor", "it writes with the identity of its credential"

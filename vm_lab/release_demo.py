@@ -1,0 +1,172 @@
+"""`make demo-release`: a release of Twine itself goes through a pipeline, under constant requests.
+
+0.2.0 is brought to the agents of three VMs, the canary host first, and then to the control plane.
+0.3.0 has an agent that does not start: it is stopped at the canary host and taken back. No task is
+restarted by either, and no request fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import click
+
+from vm_lab.delivery_demo import DeliveryDemo
+from vm_lab.demo import short_path
+from vm_lab.package import build_package
+from vm_lab.wheel import PACKAGES, REPOSITORY, build_wheel
+
+FILES = Path(__file__).parent / "release"
+NEW, BROKEN = "0.2.0", "0.3.0"
+DOES_NOT_START = """
+
+async def serve(config: AgentConfig) -> None:  # noqa: F811
+    raise RuntimeError("this release does not start")
+"""
+MACHINES = ("m1", "m2", "m3")
+
+
+class ReleaseDemo(DeliveryDemo):
+    """The demo on one lab, and what the long lab test asks of it."""
+
+    pipeline_name = "twine"
+
+    def __init__(self, lab: str) -> None:
+        super().__init__(lab)
+        self._releases = self._folder / "releases"
+        self.old = ""
+        self.before: dict[str, str] = {}
+        """Task → invocation of its unit, before the first release."""
+
+    def run(self) -> None:
+        """Run all steps; the lab stays up, the conveyor ends."""
+        self._lab_command("up")
+        image = self._push("v1")
+        self._twinectl("entitlement", "create", "demo", "--machines", "3", "--host-profile", "web")
+        self._apply(image)
+        try:
+            self.begin()
+            self.goes_everywhere()
+            self.is_taken_back()
+        finally:
+            self.end()
+        self._twinectl("job", "status", "web")
+        self._progress.say("the demo is done; the lab goes on running")
+
+    def begin(self) -> None:
+        """Build the releases, bring the hosts to packages, and start the conveyor."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._releases.mkdir(parents=True, mode=0o700)
+        self._lab_command("proxy", "start", "web:http")
+        for version, more in (("", ""), (NEW, ""), (BROKEN, DOES_NOT_START)):
+            self._build(version, more)
+        os.environ |= {
+            "PATH": f"{self._bin}:{os.environ['PATH']}",
+            "TWINE_LAB_NAME": self._lab,
+            "TWINE_RELEASES": str(self._releases),
+            "TWINE_SOCKET": str(self._paths.control_plane_socket),
+        }
+        for machine in MACHINES:  # the image of the guests has no package
+            self._progress.say(f"{machine}: the agent as a package, {self.old}")
+            subprocess.run([FILES / "install-agent", machine, self.old], check=True)
+            self._lab_command("ssh", machine, "--", "systemctl restart twine-agent.service")
+        self._wait("every agent is heard again", lambda: self._ready() == set(MACHINES))
+        self.before = self.invocations()
+        config = self._folder / "conveyor.toml"
+        socket = self._service.removeprefix("unix:")
+        text = Template((FILES / "conveyor.toml").read_text())
+        values = {"state": self._folder / "conveyor", "socket": socket, "endpoint": self.endpoint}
+        config.write_text(text.substitute(values, here=FILES))
+        words = [str(self._bin / "twine-conveyor"), "serve", "--config", str(config)]
+        self._say_command(words)
+        with (self._folder / "log").open("ab") as log:
+            self._programs.append(subprocess.Popen(words, stdout=log, stderr=log))
+        self._wait("the conveyor serves", Path(socket).exists)
+        pipeline = short_path(FILES / "twine.toml")
+        self.pipeline("plan", pipeline, code=2)
+        self.pipeline("apply", pipeline)
+
+    def goes_everywhere(self) -> dict[str, Any]:
+        """Release a good version; return its run and what came of the requests."""
+        click.secho(f"\nRelease {NEW}, under constant requests", bold=True)
+        outcome = self._expected(self.delivered(NEW, lambda _: None), "done", failed=0)
+        return self._undisturbed(outcome, NEW)
+
+    def is_taken_back(self) -> dict[str, Any]:
+        """Release one whose agent does not start: it does not get beyond the canary host."""
+        click.secho(f"\nRelease {BROKEN}, whose agent does not start", bold=True)
+        outcome = self._expected(self.delivered(BROKEN, lambda _: None), "rolled-back", failed=0)
+        return self._undisturbed(outcome, NEW)
+
+    def _undisturbed(self, outcome: dict[str, Any], release: str) -> dict[str, Any]:
+        """Show which release each machine runs, and check that no task was started again."""
+        views = self._ask("machine", "list")["machines"]
+        agents = {v["record"]["machine"]: v["record"]["facts"]["agent_version"] for v in views}
+        plane = subprocess.run([FILES / "probe-control-plane"], check=True, capture_output=True)
+        found = {**agents, "cp": plane.stdout.decode().strip()}
+        click.secho(f"releases: {found}", bold=True)
+        after = self.invocations()
+        again = [task for task, unit in self.before.items() if after.get(task) != unit]
+        click.secho(f"{len(after)} tasks, {len(again)} of them started again: {again}", bold=True)
+        if again or set(found.values()) != {release}:
+            sys.exit(1)
+        return outcome | {"releases": found, "again": again}
+
+    def invocations(self) -> dict[str, str]:
+        """Return task → invocation of its unit, as systemd on the machines says."""
+        command = "systemctl show -p Id -p InvocationID --value 'twine-task-*.service'"
+        found: dict[str, str] = {}
+        for machine in MACHINES:
+            shown = self._command("twine-lab", "ssh", machine, "--", command, quiet=True)
+            words = shown.split()
+            units = [word for word in words if word.startswith("twine-task-")]
+            found |= dict(zip(units, [w for w in words if w not in units], strict=True))
+        return found
+
+    def _ready(self) -> set[str]:
+        views = self._ask("machine", "list")["machines"]
+        return {view["record"]["machine"] for view in views if view.get("ready")}
+
+    def _build(self, version: str, more: str) -> None:
+        """Build the agent's package and the control plane's code of a release."""
+        tree = self._releases / f"tree-{version or 'of-now'}"
+        for package in PACKAGES:
+            ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(REPOSITORY / package, tree / package, ignore=ignore)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            if (REPOSITORY / name).exists():
+                shutil.copy2(REPOSITORY / name, tree / name)
+        project = (tree / "pyproject.toml").read_text()
+        is_now = project.split('version = "', 1)[1].split('"', 1)[0]
+        if version:
+            changed = project.replace(f'version = "{is_now}"', f'version = "{version}"', 1)
+            (tree / "pyproject.toml").write_text(changed)
+            with (tree / "agent/daemon.py").open("a") as file:
+                file.write(more)
+        else:
+            self.old = is_now
+        self._progress.say(f"release {version or is_now}: package and wheel")
+        build_package(self._releases, self._progress.say, tree)
+        wheel = build_wheel(tree / "dist", tree)
+        into = self._releases / f"control-plane-{version or is_now}"
+        words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        target = ["--no-compile", "--target", str(into), str(wheel)]
+        subprocess.run([sys.executable, *words, *target], check=True)
+        shutil.rmtree(tree)
+
+
+@click.command()
+@click.option("--name", default="lab", show_default=True, help="Which lab.")
+def main(name: str) -> None:
+    """Release Twine itself by a pipeline on three real machines."""
+    ReleaseDemo(name).run()
+
+
+if __name__ == "__main__":
+    main()
