@@ -120,7 +120,8 @@ class Builder:
         with tempfile.TemporaryDirectory(dir=self._top) as work:
             script = ["bash", str(HERE / "layer.sh"), lower, str(upper), work]
             argv = ["unshare", "--mount", "--propagation", "private", *script]
-            subprocess.run([*argv, str(self._debs), packages, setup], check=True)
+            clean = {k: v for k, v in os.environ.items() if k != "TMPDIR"}  # a folder of this host
+            subprocess.run([*argv, str(self._debs), packages, setup], check=True, env=clean)
 
     def _base_layer(self) -> dict[str, Any]:
         return self._kept(f"base-{self._base.name}", lambda: self._base)
