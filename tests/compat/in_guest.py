@@ -1,4 +1,4 @@
-"""The guest's half of the suite: runs images one by one, and prints a line of JSON for each.
+"""The guest's half of the suite: runs images, and prints a line of JSON for each.
 
     /opt/twine/bin/python in_guest.py REGISTRY RECIPES NAME…
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import subprocess
 import sys
 import time
@@ -29,8 +30,10 @@ from wire import units
 from wire.errors import TwineError
 from wire.written import plain
 
-READY_S, STOP_S, PULL_FREE_BYTES = 900.0, 30, 1500 << 20
-"""Generous: the guest's one processor is emulated and may be shared."""
+READY_S, STOP_S, PULL_FREE_BYTES = 600.0, 30, 1500 << 20
+"""Generous: the guest's processors are emulated and may be shared."""
+AT_ONCE = 2
+"""Images under trial at one time: most of a trial is waiting."""
 
 
 class Unfit(Exception):
@@ -40,8 +43,9 @@ class Unfit(Exception):
 class Trial:
     """One image as a task of this host."""
 
-    def __init__(self, client: AgentClient, recipe: dict[str, Any]) -> None:
+    def __init__(self, client: AgentClient, recipe: dict[str, Any], found: dict[str, Any]) -> None:
         self._client, self._recipe, self._name = client, recipe, recipe["name"]
+        self._found, self._put_at = found, 0.0
 
     async def talk(self) -> str:
         """Return what the task's port says."""
@@ -90,21 +94,23 @@ class Trial:
             **({"volumes": volumes} if recipe["data"] else {}),
             **plain(keys, api.TaskSpec),
         }
+        self._put_at = time.monotonic()
         await self._client.put_task(self._name, checked(document))
 
     async def serve(self) -> None:
         """Return once the task serves; raises where it does not in time."""
         recipe, heard, before = self._recipe, "", None
-        late = time.monotonic() + READY_S
+        late, wait_s = time.monotonic() + READY_S, 2.0
         while time.monotonic() < late:
             task = await self._client.get_task(self._name)
             before = task.restarts if before is None else before
             if task.state is api.TaskState.FAILED or task.restarts > before + 1:
                 last = api.exit_text(task.last_exit) if task.last_exit else ""
                 raise Unfit(f"it ended: {task.reason or last}")
-            if task.state is api.TaskState.RUNNING and not (
-                recipe["ask"] and recipe["logs"] not in await self.logs()
-            ):
+            running = task.state is api.TaskState.RUNNING
+            if running:
+                self._found.setdefault("start_s", round(time.monotonic() - self._put_at, 1))
+            if running and not (recipe["ask"] and recipe["logs"] not in await self.logs()):
                 try:
                     async with asyncio.timeout(120):
                         heard = await (self.inside(recipe["ask"]) if recipe["ask"] else self.talk())
@@ -112,7 +118,8 @@ class Trial:
                     heard = f"{type(e).__name__}: {e}"
                 if recipe["expect"] in heard:
                     return
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 1.5, 6.0)  # each question is work for the guest
         raise Unfit(f"it does not serve: {heard.strip()[-300:]!r}")
 
     async def said(self) -> None:
@@ -121,6 +128,19 @@ class Trial:
             if time.monotonic() > late:
                 raise Unfit(f"its log has no {self._recipe['logs']!r}")
             await asyncio.sleep(1.0)
+
+    async def has_kept(self) -> None:
+        """Return once a command in it finds what was written; raises where it does not in time."""
+        heard, late = "", time.monotonic() + READY_S
+        while self._recipe["kept"] not in heard:
+            if time.monotonic() > late:
+                raise Unfit(f"it lost its data: {heard.strip()[-200:]!r}")
+            await asyncio.sleep(2.0)
+            try:
+                async with asyncio.timeout(300):
+                    heard = await self.inside(self._recipe["read"])
+            except (TimeoutError, TwineError) as e:  # it does not run yet
+                heard = f"{type(e).__name__}: {e}"
 
     async def again(self) -> None:
         """Stop and start it; return once it was started again."""
@@ -136,7 +156,7 @@ class Trial:
         task = await self._client.get_task(self._name)
         await self._client.delete_task(self._name, generation=task.generation + 1)
         while any(t.task_id == self._name for t in (await self._client.list_tasks()).tasks):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
 
 
 def was_killed(name: str, since: float) -> bool:
@@ -157,7 +177,7 @@ async def attempt(
             found[f"{what}_s"] = round(time.monotonic() - began, 1)
 
     began = time.time()
-    reference = f"{registry}/compat/{recipe['name']}:1"
+    reference = f"{registry}/compat:{recipe['name']}"
     info = await timed("pull", lambda: client.fetch_oci_image(reference))
     found["digest"] = info.digest
 
@@ -172,10 +192,7 @@ async def attempt(
     if recipe["write"]:
         await trial.inside(recipe["write"], must=True)
         await trial.again()
-        await trial.serve()
-        heard = await trial.inside(recipe["read"])
-        if recipe["kept"] not in heard:
-            raise Unfit(f"it lost its data: {heard.strip()[-200:]!r}")
+        await trial.has_kept()
         found["keeps"] = True
     await timed("stop", trial.gone)
     if was_killed(recipe["name"], began):
@@ -185,7 +202,7 @@ async def attempt(
 
 async def one(client: AgentClient, registry: str, recipe: dict[str, Any]) -> dict[str, Any]:
     name, found, began = recipe["name"], {"name": recipe["name"]}, time.monotonic()
-    trial = Trial(client, recipe)
+    trial = Trial(client, recipe, found)
     try:
         await attempt(client, trial, recipe, registry, found)
     except (Unfit, TwineError, OSError, TimeoutError) as e:
@@ -203,9 +220,16 @@ async def one(client: AgentClient, registry: str, recipe: dict[str, Any]) -> dic
 
 async def main(registry: str, recipes: str, *names: str) -> None:
     table = {recipe["name"]: recipe for recipe in json.loads(Path(recipes).read_text())}
-    async with AgentClient(local_socket(load(None))) as client:
-        for name in names or table:
-            print(json.dumps(await one(client, registry, table[name])), flush=True)
+    waiting = list(names or table)
+
+    async def next_ones(client: AgentClient) -> None:
+        while waiting:
+            found = await one(client, registry, table[waiting.pop(0)])
+            print(json.dumps({**found, "kernel": platform.release()}), flush=True)
+
+    async with AgentClient(local_socket(load(None))) as client, asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(next_ones(client))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """`make compat`: builds the images, runs them on one guest, and writes docs/compatibility.md.
 
-    python -m tests.compat.run [--name LAB] [--keep] [NAME…]
+    python -m tests.compat.run [--name LAB] [--keep] [--rest] [NAME…]
 
-Without names all are run; the page is written then, or with `--page` from what was run before.
+Without names all are run, with `--rest` those that no run found to do all they should. What was
+found is kept in results.json with the recipe it is true of, so that the page can be written from
+several runs; what was found of another recipe is forgotten.
 """
 
 from __future__ import annotations
@@ -27,16 +29,28 @@ from tests.compat.page import write_page
 from tests.compat.recipes import Recipe, recipes
 from tests.lab.one_guest import OneGuest
 from tests.lab.the_lab import BIN
-from vm_lab.cache import cache_root
+from vm_lab.cache import cache_root, recipe_key
 
 REGISTRY = "10.77.0.1:5000"
 """In the lab's own network, where its machines reach it."""
-RESULTS = cache_root() / "compat" / "results.json"
+RESULTS = Path(__file__).with_name("results.json")
 _IN_GUEST = Path(__file__).with_name("in_guest.py")
 
 
+def built(wanted: Sequence[Recipe], layouts: Path) -> dict[str, str]:
+    """Make a layout for each recipe below a folder; return why some have none."""
+    builder = Builder(lambda text: print(text, file=sys.stderr, flush=True))
+    problems: dict[str, str] = {}
+    for recipe in wanted:
+        try:
+            builder.image(recipe, layouts / recipe.name)
+        except subprocess.CalledProcessError as e:
+            problems[recipe.name] = f"it was not built: {e.cmd[0]} ended with {e.returncode}"
+    return problems
+
+
 @contextmanager
-def registry(guest: OneGuest, wanted: Sequence[Recipe]) -> Iterator[None]:
+def registry(guest: OneGuest, layouts: Path) -> Iterator[None]:
     """Serve images to the guests of a lab."""
     inside = [str(BIN / "twine-lab"), "exec", "--name", guest.name, "--"]
     with tempfile.TemporaryDirectory() as folder:
@@ -52,15 +66,11 @@ def registry(guest: OneGuest, wanted: Sequence[Recipe]) -> Iterator[None]:
                 [*inside, *serve], stdout=log, stderr=log, start_new_session=True
             )
         try:
-            builder = Builder(lambda text: print(text, file=sys.stderr, flush=True))
             copy = ["skopeo", "--insecure-policy", "copy", "-q", "--preserve-digests"]
             copy += ["--retry-times=10", "--dest-tls-verify=false"]
-            with tempfile.TemporaryDirectory(dir=cache_root() / "compat") as layouts:
-                for recipe in wanted:
-                    layout = Path(layouts, recipe.name)
-                    builder.image(recipe, layout)
-                    to = f"docker://{REGISTRY}/compat/{recipe.name}:1"
-                    subprocess.run([*inside, *copy, f"oci:{layout}", to], check=True)
+            for layout in sorted(layouts.iterdir()):
+                to = f"docker://{REGISTRY}/compat:{layout.name}"  # one repository: one base
+                subprocess.run([*inside, *copy, f"oci:{layout}", to], check=True)
             yield
         finally:
             os.killpg(child.pid, signal.SIGTERM)
@@ -77,8 +87,32 @@ def prepare(guest: OneGuest, wanted: Sequence[Recipe]) -> None:
     guest.put("/root/recipes.json", msgspec.json.encode(wanted).decode())
 
 
+def one_guest() -> OneGuest:
+    """Return a guest with room for two images at a time."""
+    return OneGuest(name="compat", cpus=2, memory_mib=2048)
+
+
+def tried(
+    guest: OneGuest, wanted: Sequence[Recipe], *, stands: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Build images and run them on a guest; yield what became of each."""
+    with tempfile.TemporaryDirectory(dir=cache_root()) as folder:
+        problems = built(wanted, Path(folder))
+        yield from ({"name": name, "problem": text} for name, text in problems.items())
+        names = [r.name for r in wanted if r.name not in problems]
+        if not names:
+            return
+        if not stands:
+            guest.up()
+        with registry(guest, Path(folder)):
+            prepare(guest, wanted)
+            yield from run(guest, names)
+        if not stands:
+            guest.down()
+
+
 def run(guest: OneGuest, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run images one after the other, and yield what became of each."""
+    """Run images, and yield what became of each."""
     argv = [str(BIN / "twine-lab"), "ssh", "--name", guest.name, "m1", "--"]
     words = f"/opt/twine/bin/python /root/compat.py {REGISTRY} /root/recipes.json"
     with subprocess.Popen(
@@ -92,35 +126,47 @@ def run(guest: OneGuest, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def known(table: Sequence[Recipe]) -> dict[str, Any]:
+    """Return what was found of the recipes as they are now."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return {r.name: kept[r.name] for r in table if kept.get(r.name, {}).get("of") == of(r)}
+
+
+def of(recipe: Recipe) -> str:
+    """Return what changes when a recipe does."""
+    return recipe_key((), msgspec.json.encode(recipe).decode())
+
+
+def keep(results: dict[str, Any], recipe: Recipe, found: dict[str, Any]) -> None:
+    """Add what was found of an image to the results, on disk, too."""
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    results[recipe.name] = {**found, "of": of(recipe), "date": today}
+    lines = (f'"{name}": {json.dumps(results[name])}' for name in sorted(results))
+    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def main(words: Sequence[str]) -> int:
     """Run what the command line says; 1 where an image did not do all it should."""
     parser = argparse.ArgumentParser(prog="make compat")
     parser.add_argument("--name", default="compat", help="of the lab")
     parser.add_argument("--keep", action="store_true", help="use a guest that stands, and leave it")
-    parser.add_argument("--page", action="store_true", help="write the page from what is known")
+    parser.add_argument("--rest", action="store_true", help="only what is not known to be fine")
     parser.add_argument("names", nargs="*")
     given = parser.parse_args(words)
-    table = recipes()
-    wanted = [r for r in table if not given.names or r.name in given.names]
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    guest = OneGuest(name=given.name)
+    table = {r.name: r for r in recipes()}
+    if unknown := set(given.names) - set(table):
+        parser.error(f"no such recipe: {', '.join(sorted(unknown))}")
+    results = known([*table.values()])
+    fine = {name for name, found in results.items() if given.rest and "problem" not in found}
+    wanted = [table[name] for name in given.names or table if name not in fine]
+    guest = one_guest()
     guest.name = given.name
-    if not given.keep:
-        guest.up()
-    began = time.monotonic()
     failed = 0
-    with registry(guest, wanted):
-        print(f"images are there after {time.monotonic() - began:.0f} s", file=sys.stderr)
-        prepare(guest, wanted)
-        for found in run(guest, [r.name for r in wanted]):
-            results[found["name"]] = found
-            failed += "problem" in found
-            print(json.dumps(found), flush=True)
-            RESULTS.write_text(json.dumps(results))
-    if not given.keep:
-        guest.down()
-    if given.page or not given.names:
-        write_page(table, results)
+    for found in tried(guest, wanted, stands=given.keep):
+        failed += "problem" in found
+        print(json.dumps(found), flush=True)
+        keep(results, table[found["name"]], found)
+    write_page([*table.values()], results)
     return 1 if failed else 0
 
 

@@ -46,10 +46,16 @@ class OneGuest:
     """A lab of one machine, m1, or of a few more; without a control plane."""
 
     def __init__(
-        self, variant: str = "base", name: str = "", count: int = 1, cpus: int | None = None
+        self,
+        variant: str = "base",
+        name: str = "",
+        count: int = 1,
+        cpus: int | None = None,
+        memory_mib: int | None = None,
     ) -> None:
         self.name = f"{NAME}-{name or variant}"
-        self.cpus = () if cpus is None else ("--cpus", str(cpus))
+        sizes = {"--cpus": cpus, "--memory-mib": memory_mib}
+        self.sizes = [w for key, n in sizes.items() if n is not None for w in (key, str(n))]
         self.variant, self.count = variant, count
 
     def lab(self, *words: str, timeout_s: float = COMMAND_S, stdin: bytes | None = None) -> str:
@@ -66,7 +72,7 @@ class OneGuest:
     def up(self) -> None:
         if not KEPT:
             self.lab("down")
-        words = ("--bare", "--count", str(self.count), "--variant", self.variant, *self.cpus)
+        words = ("--bare", "--count", str(self.count), "--variant", self.variant, *self.sizes)
         self.lab("up", *words, timeout_s=1800)
 
     def down(self) -> None:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from tests.compat.recipes import FIXED, recipes
-from tests.compat.run import prepare, registry, run
-from tests.lab.one_guest import OneGuest
+from tests.compat.run import one_guest, tried
 
 
 def test_usual_images_start_serve_log_stop_and_keep_their_data() -> None:
     """AG4 BUG-AG31 BUG-AG39: `make compat` runs all of them and writes docs/compatibility.md."""
     wanted = [recipe for recipe in recipes() if recipe.name in FIXED]
-    guest = OneGuest(name="compat")
-    guest.up()
-    with registry(guest, wanted):
-        prepare(guest, wanted)
-        found = {one["name"]: one for one in run(guest, [recipe.name for recipe in wanted])}
-    guest.down()
+    found = {one["name"]: one for one in tried(one_guest(), wanted)}
     assert {name: one["problem"] for name, one in found.items() if "problem" in one} == {}
     assert sorted(found) == sorted(FIXED)
     keeping = {recipe.name for recipe in wanted if recipe.write}

@@ -23,10 +23,15 @@ _BEGIN = (
 _ROOT = (
     'say() { [ "$1" ] || return 0; at=$root/$1; [ "$(readlink -m "$at")" = "$at" ] || '
     '{ echo "there is a link on the way to $1: it is not written" >&2; return 1; }; '
-    'rm -f "$at" && { printf "%s\\n" "$2"; cat "$image/$1"; } >"$at"; }; '
-    'while umount -l "$root" 2>/dev/null; do :; done; image=$1; umask 022; cd "$root" && '
-    "{ [ -e usr ] || [ -L usr ] || mkdir usr; } && "
-    'say "$3" "$4:x:$uid:$uid::$5:$6" && say "$7" "$8:x:$uid:" && { [ "$9" != 0:0 ] || '
+    'rm -f "$at" && { printf "%s\n" "$2"; sed -E "$3" "$image/$1"; } >"$at"; }; '
+    'fill() { for d in dev etc proc run sys tmp usr var; do [ -e "$d" ] || [ -L "$d" ] || '
+    'mkdir "$d" || return 1; done; [ -L var ] || [ -L var/tmp ] || mkdir -p var/tmp || return 1; '
+    "for d in bin lib lib64 sbin; do "
+    '[ -e "$d" ] || [ -L "$d" ] || [ ! -d "usr/$d" ] || ln -s "usr/$d" "$d" || return 1; done; }; '
+    'while umount -l "$root" 2>/dev/null; do :; done; image=$1; umask 022; cd "$root" && fill && '
+    '{ [ "$9" != 0:0 ] || all="s/^([^:]*:[^:]*):[0-9]+:/\\1:$uid:/"; } && '
+    'say "$3" "$4:x:$uid:$uid::$5:$6" "${all:+$all;s/^([^:]*:[^:]*:[^:]*):[0-9]+:/\\1:$uid:/}" && '
+    'say "$7" "$8:x:$uid:" "$all" && { [ "$9" != 0:0 ] || '
     'find . -xdev "(" ! -uid 0 -o ! -gid 0 ")" -exec chown -h 0:0 -- {} +; } && '
     "mount --bind --make-private "
     '-o "nosuid,X-mount.idmap=${2:+$2 }u:${9%:*}:$uid:1 g:${9#*:}:$uid:1" "$root" "$root" || '
@@ -35,10 +40,12 @@ _ROOT = (
 )
 """Puts the task's user before the others in the lists of the root, and mounts the root over itself
 with the files of the image's user shown as the task's, those of root as they are, and those of
-any other user as of the overflow user (65534). An image of one program may have no /usr:
-systemd would try to make it in the mounted root, and complain in the task's log. The user root
-(0:0) is that of a writable root: all files of the snapshot are root's then, and root's are the
-task's. The shell stays in the bare root, where it may write anywhere."""
+any other user as of the overflow user (65534). The folders that systemd expects are made before,
+as every runtime does for an image of one program: in the mounted root systemd may make none
+(EOVERFLOW). The user root (0:0) is that of a writable root: all files of the snapshot are root's
+then, and root's are the task's; so all names of the lists get the task's number, and `chown www`,
+`install -o www` and a change to the user www are what they would do here anyway: nothing. The
+shell stays in the bare root, where it may write anywhere."""
 _VOLUMES = (
     'while [ $# -gt 0 ]; do at=$root$2; [ "$(readlink -m "$at")" = "$at" ] || '
     '{ echo "the image has a link on the way to $2: no volume can be there" >&2; exit 1; }; '

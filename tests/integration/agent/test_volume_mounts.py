@@ -12,6 +12,7 @@ import pytest
 from builders import a_spec
 
 from agent.api import ImageUser, TaskSpec, Volume, VolumeKind
+from agent.images.core.writable_root import owner_of_root
 from agent.volumes.core.mounts import mount_properties
 
 MIB = 1 << 20
@@ -150,3 +151,35 @@ def test_a_list_is_not_written_through_a_link(tmp_path: Path, link: str) -> None
     assert "there is a link on the way to" in err
     assert said == []
     assert (host / "group").read_text() == "the host's"
+
+
+def test_in_a_root_that_is_all_the_tasks_every_name_is_the_tasks_user(tmp_path: Path) -> None:
+    """BUG-AG31: `chown www-data` in an entrypoint of root failed (apache2ctl: "Invalid argument"),
+    and so did a change to the image's own user (unbound)."""
+    root = an_image(tmp_path, a_spec())
+    image = tmp_path / "images" / a_spec().image.removeprefix("sha256:")
+    listed = "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/var/www:/bin/sh\n+::::::\n"
+    (image / "usr/etc/passwd").write_text(listed)
+    (image / "etc/group").write_text("root:x:0:\nwww-data:x:33:root,www\n")
+    said = mounted(tmp_path, a_spec(), owner_of_root("usr/etc/passwd", "etc/group"))
+    one = f"mount --bind --make-private -o nosuid,X-mount.idmap=u:0:64957:1 g:0:64957:1 {root}"
+    assert said == (0, "", [f"{one} {root}"])
+    assert (root / "usr/etc/passwd").read_text() == (
+        "root:x:64957:64957::/root:/bin/sh\nroot:x:64957:64957:root:/root:/bin/sh\n"
+        "www-data:x:64957:64957::/var/www:/bin/sh\n+::::::\n"
+    )
+    groups = "root:x:64957:\nroot:x:64957:\nwww-data:x:64957:root,www\n"
+    assert (root / "etc/group").read_text() == groups
+
+
+def test_an_image_of_one_program_gets_the_folders_that_its_unit_needs(tmp_path: Path) -> None:
+    """BUG-AG31: an image without /dev and /proc never started; other runtimes make them."""
+    root = tmp_path / "root"
+    (root / "usr/sbin").mkdir(parents=True)
+    (root / "var").symlink_to(tmp_path / "host")
+    (tmp_path / "host").mkdir()
+    assert mounted(tmp_path, a_spec(), owner_of_root("", ""))[:2] == (0, "")
+    names = ["dev", "etc", "proc", "run", "sbin", "sys", "tmp", "usr", "var"]
+    assert sorted(path.name for path in root.iterdir()) == names
+    assert os.readlink(root / "sbin") == "usr/sbin"
+    assert list((tmp_path / "host").iterdir()) == [], "no link of the image's is followed"
