@@ -50,6 +50,7 @@ from agent.machine.notify import notify, watchdog_s
 from agent.network.core.resolver_files import Resolver
 from agent.network.name_files import NameFiles
 from agent.network.networks import Networks, site_with
+from agent.notices.notices import TaskNotices
 from agent.resources.exclusive_cpus import ExclusiveCpus
 from agent.resources.huge_pages import HugePages
 from agent.resources.memory_protection import MemoryProtection
@@ -201,11 +202,13 @@ class Agent:
         pages = HugePages(units, cgroups, lanes, machine.hugepages, controller=with_pages)
         memory = MemoryProtection(units, cgroups, lanes)
         volumes = Volumes(machine.btrfs, self._state)
+        notices = TaskNotices(run / "notices", lanes)
         volume_service = VolumeService(volumes, lambda: tasks.specs(), lanes)
         dns = Resolver(*config.dns())
         stages: tuple[TaskStage, ...] = (
             credentials,
             identities,
+            notices,
             SystemContainer(config.state_dir, config.run_dir),
             cpus,
             pages,
@@ -299,6 +302,7 @@ class Agent:
         group.create_task(pressure.watch(), name="pressure")
         group.create_task(units.watch(TASK_UNITS), name="units")
         group.create_task(identities.watch(tasks.to_run), name="identities")
+        group.create_task(notices.watch(tasks.records), name="notices")
         return AgentServices(
             tasks=tasks,
             usage=usage,
@@ -312,6 +316,7 @@ class Agent:
             leaving=leaving,
             sessions=Sessions(host.inside, units, Path(config.run_dir) / "exec"),
             networks=networks,
+            notices=notices,
             profile=HostProfile(
                 units,
                 events,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from control_plane.agents.region import Region
@@ -20,6 +21,7 @@ from control_plane.broker.loans import Loans
 from control_plane.elastic.core.buffers import OwnerUse, buffers
 from control_plane.elastic.ledger import ElasticLedger
 from control_plane.elastic.lender import Lender, LenderParts
+from control_plane.elastic.notice_sender import NoticeSender
 from control_plane.elastic.survey import OwnerOf, machine_share
 from control_plane.runtime.table import Table
 from control_plane.store import Store
@@ -37,8 +39,10 @@ class ElasticService:
         loans: Loans,
         store: Store,
         unwell: Callable[[], str],
+        sender: NoticeSender,
     ) -> None:
         """Lend nothing yet. `unwell` says why nothing is to be lent now; empty: nothing does."""
+        self._sender = sender
         entitlements = allocators[0].portal.table
         self._parts = LenderParts(region, entitlements, allocators, owner_of, loans, unwell)
         self._jobs = jobs
@@ -52,7 +56,20 @@ class ElasticService:
 
     async def run(self) -> None:
         """Lend and call back until cancelled."""
-        await self._lender.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._lender.run())
+            group.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        """Tell hosts what holds now, until cancelled."""
+        runtime, settings = self._parts.region.runtime, self._parts.region.settings.elastic
+        while True:
+            await self._sender.look(self._signal)
+            await runtime.sleep(settings.look_s)
+
+    def _signal(self, entitlement: str) -> CapacitySignal | None:
+        known = self._parts.entitlements.find(entitlement)
+        return None if known is None else self.signal(entitlement)
 
     def signal(self, entitlement: str) -> CapacitySignal:
         """Return whether a borrower has what it wants; `NotFound` if there is no such one."""
