@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from control_plane.agents.region import Region
@@ -17,7 +18,9 @@ from control_plane.api.elastic import (
     PoolElasticity,
 )
 from control_plane.api.jobs import JobRecord
+from control_plane.broker.core.assignment import FREE
 from control_plane.broker.loans import Loans
+from control_plane.elastic import survey
 from control_plane.elastic.core.buffers import OwnerUse, buffers
 from control_plane.elastic.ledger import ElasticLedger
 from control_plane.elastic.lender import Lender, LenderParts
@@ -102,7 +105,7 @@ class ElasticService:
     def report(self) -> ElasticReport:
         """Return what is lent to whom, who waits, and how promises were kept."""
         views, now = self._views(), self._parts.region.runtime.now()
-        pools = []
+        pools, left = [], self._left()
         for p in self._lender.now.values():
             history = self._ledger.history(p.pool)
             asked = history.wanted_s + history.had_s
@@ -117,6 +120,7 @@ class ElasticService:
                     short=p.short,
                     short_for_s=round(now - self._lender.short_since.get(p.pool, now), 1),
                     availability=round(history.had_s / asked, 4) if asked else None,
+                    left=left[p.pool],
                     freed_machine_hours=round(history.freed_h, 2),
                 )
             )
@@ -133,11 +137,20 @@ class ElasticService:
             proposed=self._lender.proposed,
         )
 
+    def _left(self) -> Counter[str]:
+        """Return by entitlement how many machines it gave back last that are free or lent."""
+        table = self._parts.region.broker.table
+        free = (m.name for m in survey.unused(self._parts.owner_of, FREE))
+        known = [record for name in free if (record := table.find(name)) is not None]
+        lent = [r for r in self._parts.loans.lent() if r.loan is not None and not r.loan.donor]
+        return Counter(record.left_by for record in (*known, *lent))
+
     def _views(self) -> list[LoanView]:
         return [
             LoanView(
                 machine=r.machine,
                 donor=r.loan.donor,
+                left_by=r.left_by if not r.loan.donor else "",
                 borrower=r.entitlement,
                 since=r.loan.since,
                 promise_s=r.loan.promise_s,
