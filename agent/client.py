@@ -12,6 +12,7 @@ import msgspec
 from agent import api
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.notices import HostNotices
 from agent.api.oci import ArrivalName, Arrivals
 from agent.api.presence import Presence
 from agent.api.unit import UnitShown
@@ -200,6 +201,10 @@ class AgentClient(WireClient):
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         """Ask for a host profile; the answer comes before it is applied."""
         return _as(api.ProfileStatus, await self.call(_ROUTE["put_profile"], spec))
+
+    async def put_notices(self, told: HostNotices) -> HostNotices:
+        """Say what the tasks of the machine are to be told; what is not said is withdrawn."""
+        return _as(HostNotices, await self.call(_ROUTE["put_notices"], told))
 
     async def get_profile(self) -> api.ProfileStatus:
         """Return the profile the machine runs, with proof per setting."""

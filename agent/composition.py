@@ -39,6 +39,7 @@ from agent.machine import HostAccess, HostHardware
 from agent.network.core.resolver_files import Resolver
 from agent.network.name_files import NameFiles
 from agent.network.networks import Networks, site_with
+from agent.notices.notices import TaskNotices
 from agent.resources.exclusive_cpus import ExclusiveCpus
 from agent.resources.huge_pages import HugePages
 from agent.resources.memory_protection import MemoryProtection
@@ -107,6 +108,7 @@ class HostParts:
         with_pages = "hugetlb" in hardware.cgroup_controllers
         self.pages = HugePages(self.units, cgroups, lanes, machine.hugepages, controller=with_pages)
         self.memory = MemoryProtection(self.units, cgroups, lanes)
+        self.notices = TaskNotices(self.run / "notices", lanes)
         self.volumes = Volumes(machine.btrfs, self.state)
         self.volume_service = VolumeService(self.volumes, lambda: self.tasks.specs(), lanes)
         self.pipes = OutputPipes(self.run, lanes)
@@ -142,6 +144,7 @@ class HostParts:
         return (
             self.credentials,
             self.identities,
+            self.notices,
             SystemContainer(self.config.state_dir, self.config.run_dir),
             self.cpus,
             self.pages,
@@ -205,6 +208,7 @@ class HostParts:
             leaving=self.shutdown,
             sessions=Sessions(self.context.inside, self.units, self.run / "exec"),
             networks=self.networks,
+            notices=self.notices,
             profile=self._profile(),
             facts=self._facts(),
             pull=pull,
@@ -240,6 +244,7 @@ class HostParts:
         group.create_task(pressure.watch(), name="pressure")
         group.create_task(self.units.watch(TASK_UNITS), name="units")
         group.create_task(self.identities.watch(self.tasks.to_run), name="identities")
+        group.create_task(self.notices.watch(self.tasks.records), name="notices")
         return reader.read
 
     def _profile(self) -> HostProfile:

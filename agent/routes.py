@@ -27,6 +27,7 @@ from agent.api import (
 )
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.notices import HostNotices
 from agent.api.oci import ArrivalName, Arrivals
 from agent.api.presence import Presence, PresenceAnswer
 from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
@@ -156,6 +157,14 @@ ROUTES: tuple[Route, ...] = (
         request=ProfileSpec,
         response=ProfileStatus,
         summary="Bring the host to a profile",
+    ),
+    Route(
+        "put_notices",
+        "PUT",
+        "/v1/notices",
+        request=HostNotices,
+        response=HostNotices,
+        summary="What tasks are to be told now: what is planned for the machine, lent capacity",
     ),
     Route("get_profile", "GET", "/v1/profile", response=ProfileStatus, summary="Its state"),
     Route(

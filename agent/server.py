@@ -13,6 +13,7 @@ from aiohttp import web
 from agent import api
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.notices import HostNotices
 from agent.api.oci import ArrivalName, Arrivals
 from agent.api.presence import Presence
 from agent.api.unit import UnitShown
@@ -29,6 +30,7 @@ from agent.images.images import HostImages
 from agent.lease.contact import Contact
 from agent.lease.fencing import FencingOwners, FencingTerm
 from agent.network.networks import Networks
+from agent.notices.notices import TaskNotices
 from agent.routes import ROUTES
 from agent.runtime.core.records import unit_of
 from agent.runtime.events import HostEvents
@@ -71,6 +73,7 @@ class AgentServices:
     leaving: HostShutdown
     sessions: Sessions
     networks: Networks
+    notices: TaskNotices
     profile: HostProfile
     facts: Callable[[], Awaitable[api.MachineFacts]]
     usage: Callable[[], Awaitable[Usages]]
@@ -300,6 +303,11 @@ def _host_handlers(s: AgentServices) -> dict[str, Handler]:
     async def get_profile(_: Call) -> api.ProfileStatus:
         return s.profile.status()
 
+    async def put_notices(call: Call) -> HostNotices:
+        told: HostNotices = call.body
+        check_given(call.peer, "notices", 1, told.epoch, s.contact.term)
+        return await s.notices.put(told)
+
     async def get_events(call: Call) -> api.Events:
         after = int(call.number("after", 0) or 0)
         wait_s = min(call.number("wait_s", 0) or 0.0, MAX_EVENT_WAIT_S)
@@ -357,6 +365,7 @@ def _host_handlers(s: AgentServices) -> dict[str, Handler]:
         "get_machine": get_machine,
         "put_profile": put_profile,
         "get_profile": get_profile,
+        "put_notices": put_notices,
         "get_events": get_events,
         "get_accounts": get_accounts,
         "repair_accounts": repair_accounts,

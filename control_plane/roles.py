@@ -29,6 +29,7 @@ from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
 from control_plane.discovery.discovery import Discovery
 from control_plane.discovery.shard_maps import ShardMaps
+from control_plane.elastic.notice_sender import NoticeSender
 from control_plane.elastic.service import ElasticService
 from control_plane.health.checker import HealthChecker
 from control_plane.health.service import HealthService
@@ -194,6 +195,7 @@ class ControlPlane(JobCalls):
             *(region, self._jobs, [*allocators.values()]),
             lambda pool: self._owner_of(pool) or self._allocator,
             *(self.inventory.loans, store, self._unwell),
+            NoticeSender(region, self._jobs, self._pool, self.ownership.number),
         )
         self.capacity = CapacityService(self._portal, sources, runtime)
         self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)

@@ -34,3 +34,16 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def swap(path: Path, data: bytes, mode: int) -> None:
+    """Replace a file of a file system in memory at once; raises `OSError`.
+
+    It is never seen half written, nor with another mode. Nothing is flushed.
+    """
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        os.fchmod(file.fileno(), mode)
+    new.rename(path)

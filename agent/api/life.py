@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from agent.api.notices import NoticeWish
 from agent.api.probes import Probe
 from agent.api.ranges import Argument, Name, Seconds, Written
 
@@ -44,6 +45,8 @@ class Life(Written, frozen=True, kw_only=True):
     """Run inside the task before it gets SIGTERM; its time comes before `stop_timeout_s`."""
     max_run_s: LongSeconds | None = None
     """A main process that runs for longer is ended; that is a failure (`timeout`)."""
+    notice: NoticeWish | None = None
+    """How it is told that its machine is taken away, or that lent capacity is short."""
     startup: Probe | None = None
     """Until it succeeds no other probe is asked and the task is not healthy; one that fails for
     good restarts the task."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import shutil
 import time
@@ -41,6 +40,7 @@ from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import pause
 from agent.runtime.stage import TaskStage
+from wire.durable import swap
 from wire.errors import HostError, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
@@ -211,9 +211,8 @@ class TaskIdentities(TaskStage):
             (self._folder / task_id).mkdir(exist_ok=True)
             (self._folder / task_id).chmod(0o755)
             self._refresh(task_id)
-            _replace(self._folder / task_id / IDENTITY, pem, 0o444)
-            text = msgspec.json.encode(held).decode()
-            _replace(self._folder / f"{task_id}.json", text, 0o600)
+            swap(self._folder / task_id / IDENTITY, pem.encode(), 0o444)
+            swap(self._folder / f"{task_id}.json", msgspec.json.encode(held), 0o600)
         except OSError as e:
             raise HostError(
                 f"the identity of task {task_id} cannot be kept: {e.strerror}", hint="is /run full?"
@@ -226,7 +225,7 @@ class TaskIdentities(TaskStage):
             with contextlib.suppress(FileNotFoundError):
                 if path.read_text() == text:
                     return
-            _replace(path, text, 0o444)
+            swap(path, text.encode(), 0o444)
         except OSError as e:
             reason = f"task {task_id} cannot be told whom to trust: {e.strerror}"
             raise HostError(reason, hint="is /run full?") from e
@@ -247,13 +246,3 @@ def _new_key(task_id: str) -> tuple[str, str]:
 
     key_pem = keys.new_key()
     return key_pem, keys.signing_request(key_pem, task_id)
-
-
-def _replace(path: Path, text: str, mode: int) -> None:
-    """Replace a file at once: it is never seen half written, nor with another mode."""
-    new = path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        os.fchmod(file.fileno(), mode)
-    new.rename(path)

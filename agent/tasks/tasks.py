@@ -405,6 +405,10 @@ class HostTasks:
         wanted = {r.task_id: r for r in records if r.wanted is Wanted.RUN}
         return dict(self._coming) | {t: r.spec for t, r in wanted.items() if r.state not in over}
 
+    def records(self) -> dict[str, TaskRecord]:
+        """Return what is known of every task whose record can be read."""
+        return {t: loop.record for t, loop in self._loops.items()}
+
     def specs(self) -> dict[str, TaskSpec]:
         """Return the specification of every task, and of those that are about to be one."""
         loops = list(self._loops.items())  # at once: this is also asked from other threads

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from agent import api
+from agent.api.notices import HostNotices
 from agent.usage import Usages
 from control_plane.api.machines import MachineRecord
 from wire.duplex import Duplex
@@ -95,6 +96,10 @@ class AgentApi(Protocol):
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         """Ask for a host profile."""
+        ...
+
+    async def put_notices(self, told: HostNotices) -> HostNotices:
+        """Say what the tasks of the machine are to be told."""
         ...
 
     async def get_profile(self) -> api.ProfileStatus:

@@ -80,6 +80,8 @@ class LoanView(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     donor: str
     """Empty: the free pool."""
+    left_by: str = ""
+    """Of a machine of the free pool: the entitlement that gave it back last."""
     borrower: str
     since: float
     promise_s: float
@@ -137,6 +139,8 @@ class PoolElasticity(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it waits, in seconds; 0: it does not."""
     availability: float | None = None
     """Of a borrower: share of the machine time that it wanted in which it had one."""
+    left: int = 0
+    """Free machines, lent ones included, that it gave back last: others use them meanwhile."""
     freed_machine_hours: float = 0.0
     """Below its own peak of the last 8 days, since they are counted (AS6)."""
 

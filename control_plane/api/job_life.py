@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from agent.api import Hook, HttpPath, Name, ProbeKind, Seconds, StartPeriod, Step
 from agent.api.life import LongSeconds
+from agent.api.notices import CAPACITY_OF_MAX
 from agent.api.probes import InARow, ProbeCommand, check_probe
 
 
@@ -42,6 +43,23 @@ class JobProbe(_Written, frozen=True, kw_only=True):
         check_probe(self.kind, self.port, self.command)
 
 
+class JobNotice(_Written, frozen=True, kw_only=True):
+    """How tasks are told that their machine goes, or that lent capacity is short (docs/elastic.md).
+
+    With this table, which may be empty, each task finds `/run/twine-notice/notice.json`, also named
+    in `TWINE_NOTICE`.
+    """
+
+    port: Name | None = None
+    """One of the job's `ports`: a task is told by POST as well, until it answers with 2xx."""
+    path: HttpPath = "/"
+    """Of the POST."""
+    timeout_s: Seconds = 5.0
+    """An answer that takes longer counts for nothing."""
+    capacity_of: Annotated[list[Name], Meta(max_length=CAPACITY_OF_MAX)] = []
+    """Entitlements of which tasks are told whether they have the lent machines that they want."""
+
+
 class JobLife(_Written, frozen=True, kw_only=True):
     """What happens around the main process of each task (docs/task-lifecycle.md)."""
 
@@ -49,6 +67,8 @@ class JobLife(_Written, frozen=True, kw_only=True):
     """Steps that have to end well before each start, in this order."""
     pre_stop: Hook | None = None
     """Run inside a task before it gets SIGTERM."""
+    notice: JobNotice | None = None
+    """How tasks are told ahead of time that they have to go."""
     max_run_s: LongSeconds | None = None
     """A task that runs for longer is ended; that is a failure."""
     startup: JobProbe | None = None

@@ -142,6 +142,8 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     quarantine_reason: str = ""
     hold: Hold | None = None
     loan: Loan | None = None
+    left_by: str = ""
+    """The entitlement that gave it to the free pool last: whose under-use others live on (AS6)."""
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from control_plane.api.capacity_report import Amount, CapacityReport, Line, PowerBudget
-from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
+from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport, LoanView
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -84,11 +84,15 @@ def _goes(deadline: float | None) -> str:
     return "-" if deadline is None else f"in {show.duration(max(0.0, deadline - time.time()))}"
 
 
+def _whose(loan: LoanView) -> str:
+    return loan.donor or (f"(free pool, of {loan.left_by})" if loan.left_by else "(free pool)")
+
+
 def _print_elastic(found: ElasticReport, *, one_by_one: bool) -> None:
     if one_by_one:
         loans = [
             (
-                *(v.machine, v.donor or "(free pool)", v.borrower, f"{v.promise_s:g} s", v.tasks),
+                *(v.machine, _whose(v), v.borrower, f"{v.promise_s:g} s", v.tasks),
                 "called back: " + v.why if v.revoked_at else "on loan",
             )
             for v in found.loans
@@ -103,13 +107,13 @@ def _print_elastic(found: ElasticReport, *, one_by_one: bool) -> None:
     )
     pools = [
         (
-            *(p.entitlement, p.used, p.expected, p.lent, p.borrowed, p.wanted, p.short),
+            *(p.entitlement, p.used, p.expected, p.lent, p.left, p.borrowed, p.wanted, p.short),
             "-" if p.availability is None else f"{p.availability:.1%}",
             p.freed_machine_hours,
         )
         for p in found.pools
     ]
-    columns = ("used", "expected", "lent", "borrowed", "wants", "short")
+    columns = ("used", "expected", "lent", "left", "borrowed", "wants", "short")
     show.table(("entitlement", *columns, "availability", "freed machine-hours"), pools)
     click.echo()
     kept = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from control_plane.agents.region import Region
@@ -16,10 +18,13 @@ from control_plane.api.elastic import (
     PoolElasticity,
 )
 from control_plane.api.jobs import JobRecord
+from control_plane.broker.core.assignment import FREE
 from control_plane.broker.loans import Loans
+from control_plane.elastic import survey
 from control_plane.elastic.core.buffers import OwnerUse, buffers
 from control_plane.elastic.ledger import ElasticLedger
 from control_plane.elastic.lender import Lender, LenderParts
+from control_plane.elastic.notice_sender import NoticeSender
 from control_plane.elastic.survey import OwnerOf, machine_share
 from control_plane.runtime.table import Table
 from control_plane.store import Store
@@ -37,8 +42,10 @@ class ElasticService:
         loans: Loans,
         store: Store,
         unwell: Callable[[], str],
+        sender: NoticeSender,
     ) -> None:
         """Lend nothing yet. `unwell` says why nothing is to be lent now; empty: nothing does."""
+        self._sender = sender
         entitlements = allocators[0].portal.table
         self._parts = LenderParts(region, entitlements, allocators, owner_of, loans, unwell)
         self._jobs = jobs
@@ -52,7 +59,20 @@ class ElasticService:
 
     async def run(self) -> None:
         """Lend and call back until cancelled."""
-        await self._lender.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._lender.run())
+            group.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        """Tell hosts what holds now, until cancelled."""
+        runtime, settings = self._parts.region.runtime, self._parts.region.settings.elastic
+        while True:
+            await self._sender.look(self._signal)
+            await runtime.sleep(settings.look_s)
+
+    def _signal(self, entitlement: str) -> CapacitySignal | None:
+        known = self._parts.entitlements.find(entitlement)
+        return None if known is None else self.signal(entitlement)
 
     def signal(self, entitlement: str) -> CapacitySignal:
         """Return whether a borrower has what it wants; `NotFound` if there is no such one."""
@@ -85,7 +105,7 @@ class ElasticService:
     def report(self) -> ElasticReport:
         """Return what is lent to whom, who waits, and how promises were kept."""
         views, now = self._views(), self._parts.region.runtime.now()
-        pools = []
+        pools, left = [], self._left()
         for p in self._lender.now.values():
             history = self._ledger.history(p.pool)
             asked = history.wanted_s + history.had_s
@@ -100,6 +120,7 @@ class ElasticService:
                     short=p.short,
                     short_for_s=round(now - self._lender.short_since.get(p.pool, now), 1),
                     availability=round(history.had_s / asked, 4) if asked else None,
+                    left=left[p.pool],
                     freed_machine_hours=round(history.freed_h, 2),
                 )
             )
@@ -117,11 +138,20 @@ class ElasticService:
             holding=self._lender.holding(),
         )
 
+    def _left(self) -> Counter[str]:
+        """Return by entitlement how many machines it gave back last that are free or lent."""
+        table = self._parts.region.broker.table
+        free = (m.name for m in survey.unused(self._parts.owner_of, FREE))
+        known = [record for name in free if (record := table.find(name)) is not None]
+        lent = [r for r in self._parts.loans.lent() if r.loan is not None and not r.loan.donor]
+        return Counter(record.left_by for record in (*known, *lent))
+
     def _views(self) -> list[LoanView]:
         return [
             LoanView(
                 machine=r.machine,
                 donor=r.loan.donor,
+                left_by=r.left_by if not r.loan.donor else "",
                 borrower=r.entitlement,
                 since=r.loan.since,
                 promise_s=r.loan.promise_s,

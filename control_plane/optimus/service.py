@@ -57,10 +57,16 @@ class Optimus:
         self._placed: dict[str, dict[int, str]] = {}
         """Work → task → machine, as seen last."""
         self._running = 0
+        self._to_stop = set[str]()
+        """Work whose job may be there though it is not to run: nobody knows what a process did just
+        before it ended."""
 
     async def load(self) -> None:
         """Read the queue."""
         await self._table.load()
+        self._to_stop = {
+            w.name for w in self._table.records() if w.state is not QueuedState.RUNNING
+        }
 
     async def check(self) -> None:
         """Raise `Unprocessable` if the entitlement has machines of its own."""
@@ -87,6 +93,8 @@ class Optimus:
         await self.check()
         self._capacity = (await self._api.get_signal(self._entitlement)).state.value
         now, self._running = self._runtime.date(), 0
+        for name in sorted(self._to_stop):
+            await self._stop(name)
         for work in self._table.records():
             if work.state is QueuedState.RUNNING:
                 await self._follow(work, now)
@@ -95,10 +103,9 @@ class Optimus:
         room = self._running + self._ahead
         start, stop = chosen(self._table.records(), self._shares, room, now)
         for name in stop:
-            await self._stop(name)
             work = self._table.get(name)
             why = "work of higher priority needs its machines"
-            await self._put(name, replace(work, state=QueuedState.WAITING, reason=why))
+            await self._end(replace(work, state=QueuedState.WAITING, reason=why))
         for name in start:
             await self._start(self._table.get(name), now)
 
@@ -115,9 +122,15 @@ class Optimus:
         self._placed[work.name] = before | places
         after = seen(replace(work, moves=work.moves + moves), status, now, self._every_s)
         if after.state is not QueuedState.RUNNING:
-            await self._stop(work.name)
-        if after != work:
+            await self._end(after)
+        elif after != work:
             await self._put(work.name, after)
+
+    async def _end(self, after: QueuedWork) -> None:
+        """Store that work does not run any more, then stop its job: a failure counts once."""
+        self._to_stop.add(after.name)
+        await self._put(after.name, after)
+        await self._stop(after.name)
 
     async def _start(self, work: QueuedWork, now: float) -> None:
         try:
@@ -137,6 +150,7 @@ class Optimus:
         self._placed.pop(name, None)
         with suppress(NotFound):
             await self._api.stop_job(name)
+        self._to_stop.discard(name)
 
     async def _put(self, name: str, work: QueuedWork | None) -> None:
         async with self._table.lock(name):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from agent import api
 from agent.api import Health, ProfileState, TaskState
+from agent.api.notices import HostNotices
 from control_plane.agents.protocol import EventStream
 from control_plane.api.machines import MachineRecord
 from wire.errors import NotFound, Unreachable
@@ -248,6 +249,9 @@ class Agent:
         previous: bool = False,
     ) -> AsyncIterator[bytes]:
         yield f"{task_id} {follow} {since} {tail}".encode()
+
+    async def put_notices(self, told: HostNotices) -> HostNotices:
+        return told
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         host = await self._answer()

@@ -31,6 +31,30 @@ OWN = """b=/bin/busybox; $b ls /dev/shm | $b sed 's/^/found: /'; echo kept > /de
 : > /tmp/new; echo "new: $($b stat -c %a /tmp/new) $(ulimit -n) $(ulimit -Hn)"
 echo "room: $($b grep -c ' /dev/shm .*size=32768k,nr_inodes=8192' /proc/self/mountinfo)"
 echo "over"; exec $b sleep 100000"""
+TOLD = """
+[life.notice]
+port = 8099
+path = "/notice"
+[network.ports]
+http = 8099
+"""
+HEARS = """b=/bin/busybox; (: > $TWINE_NOTICE) || echo closed: yes
+while :; do
+  printf 'HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n' |
+    $b nc -l -p 8099 -w 2
+  echo
+done"""
+TELL = """import asyncio, sys
+from agent.api.notices import HostNotice, HostNotices
+from agent.client import AgentClient
+
+async def main():
+    notice = HostNotice(id="lent", kind="revoked", start=1.0, deadline=float(sys.argv[1]))
+    async with AgentClient("unix:/run/twine/agent.sock") as client:
+        await client.put_notices(HostNotices(notices=[notice]))
+
+asyncio.run(main())
+"""
 SHOWN = """systemctl show UNIT; systemctl cat UNIT; cat /run/systemd/transient/UNIT
 tr '\\0' '\\n' < /proc/$(systemctl show -p MainPID --value UNIT)/environ
 twine-agent show --unit db; twine-agent show db; twine-agent credential ls
@@ -191,3 +215,29 @@ def test_a_journald_that_is_killed_costs_no_task_its_output(guest: OneGuest) -> 
     guest.until("it is heard on", lambda: guest.find(logs) not in ("", before.strip()))
     assert re.search(r"restarts +0", guest.ssh("twine-agent show speaks"))
     guest.ssh("twine-agent stop speaks", timeout_s=900)
+
+
+@pytest.mark.long
+def test_a_task_is_told_ahead_of_time_in_a_file_and_by_its_hook(guest: OneGuest) -> None:
+    """EL9: it reads the file and cannot write it, its hook is called, a killed agent repeats it."""
+    guest.put("/root/told.toml", TOLD)
+    guest.put("/root/told", HEARS)
+    run = "twine-agent run told --image /root/image.tar --file /root/told.toml"
+    guest.ssh(f'{run} -- /bin/sh -c "$(cat /root/told)"', timeout_s=900)
+    guest.until("it is closed", lambda: "closed: yes" in guest.ssh("twine-agent logs told"))
+    guest.put("/root/tell.py", TELL)
+    guest.ssh("/opt/twine/bin/python /root/tell.py 2000000000", timeout_s=900)
+    read = "twine-agent exec told -- /bin/busybox cat /run/twine-notice/notice.json"
+    guest.until("the file says so", lambda: '"deadline":2000000000' in guest.find(read))
+    heard = "twine-agent logs told"
+    guest.until("its hook was called", lambda: '"deadline":2000000000' in guest.ssh(heard))
+    started = guest.ssh("systemctl show -p InvocationID --value twine-task-told")
+    guest.ssh("systemctl kill -s KILL twine-agent.service")
+    guest.until("another agent answers", lambda: "told" in guest.find("twine-agent ps"))
+    assert '"deadline":2000000000' in guest.ssh(read)
+    guest.ssh("/opt/twine/bin/python /root/tell.py 2000000001", timeout_s=900)
+    guest.until("its hook was called", lambda: '"deadline":2000000001' in guest.ssh(heard))
+    assert guest.ssh(heard).count("POST /notice") == 2
+    assert guest.ssh("systemctl show -p InvocationID --value twine-task-told") == started
+    guest.ssh("twine-agent stop told", timeout_s=900)
+    assert guest.ssh("ls -A /run/twine/notices").split() == [".host.json"]

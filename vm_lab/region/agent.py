@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from agent import api
 from agent.api import ProfileState, TaskState
+from agent.api.notices import HostNotices
 from agent.api.term import OwnerTerm
 from agent.lease.core.term import is_passed_on, with_owner
 from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
@@ -139,6 +140,12 @@ def delete_task(
         )
         machine.stop_processes(copy, machine.forget)
     return machine.status(copy)
+
+
+def put_notices(machine: SimulatedMachine, told: HostNotices) -> HostNotices:
+    """Take what the tasks are to be told; modelled work finds it on its machine."""
+    machine.notices = told
+    return told
 
 
 def put_profile(machine: SimulatedMachine, spec: api.ProfileSpec) -> api.ProfileStatus:

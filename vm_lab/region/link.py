@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from agent import api
+from agent.api.notices import HostNotices
 from agent.api.term import OWNER_HEADER, read_owner
 from agent.usage import Usages
 from vm_lab.region import agent as agents
@@ -135,6 +136,10 @@ class AgentLink:
         """Ask for a host profile."""
         found = await self._call(agents.put_profile, spec, mutates=True)
         return found  # type: ignore[no-any-return]
+
+    async def put_notices(self, told: HostNotices) -> HostNotices:
+        """Say what the tasks of the machine are to be told."""
+        return await self._call(agents.put_notices, told, mutates=True)  # type: ignore[no-any-return]
 
     async def get_profile(self) -> api.ProfileStatus:
         """Return the profile the machine runs."""

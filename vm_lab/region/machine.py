@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from agent import api
 from agent.api import Health, ProfileState, RestartWhen, TaskState
+from agent.api.notices import HostNotices
 from vm_lab.region.history import History
 from vm_lab.region.loop import Timeline
 from vm_lab.region.observer import Observer
@@ -125,6 +126,7 @@ class SimulatedMachine:
         self.images: set[str] = set()
         self.pulls: dict[str, list[Callable[[str], None]]] = {}
         self.profile = api.ProfileStatus()
+        self.notices = HostNotices()
         self.drifted_at = float("-inf")
         self.wanted_profile: api.ProfileSpec | None = None
         self.booted_for = ""

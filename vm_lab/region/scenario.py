@@ -75,6 +75,8 @@ class ScenarioWork(_Written, frozen=True, kw_only=True):
     surge_tasks: Annotated[int, Meta(ge=0)] = 0
     """Extra tasks that the jobs of an entitlement may have at once; no task of a job may be missed
     then, and each has one extra. 0: as it is said of `paced`."""
+    best_effort: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """So many pieces of best-effort work are handed to Optimus (`best_effort.py`)."""
     overgranted: bool = False
     """Quotas add up to more than there is: not all of them are used at once."""
     borrowers: Annotated[int, Meta(ge=0)] = 0

@@ -309,6 +309,10 @@ def run_seed(
             from vm_lab.region.delivery import DeliveredJobs
 
             DeliveredJobs(region, scenario.work.delivered)
+        if scenario.work.best_effort:
+            from vm_lab.region.best_effort import BestEffortWork
+
+            BestEffortWork(region, scenario.work.best_effort)
         region.run(told)
     finally:
         logging.disable(silenced)

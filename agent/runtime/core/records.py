@@ -122,6 +122,8 @@ def key_of(spec: TaskSpec) -> str:
         process += (("network", _sorted(spec.network)),)
     if spec.life.init or spec.life.max_run_s is not None:
         process += (("life", [_sorted(step) for step in spec.life.init], spec.life.max_run_s),)
+    if spec.life.notice is not None:
+        process += (("notice",),)  # where its hook is and what it is told of is no part of the unit
     if spec.volumes:
         process += (("volumes", volumes_in_key(spec)),)
     if spec.resources.exclusive_cpus:

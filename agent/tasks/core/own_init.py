@@ -16,6 +16,7 @@ from types import MappingProxyType
 from agent.api import Relaxation, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.identity.core import INSIDE as IDENTITY
+from agent.notices.core import INSIDE as NOTICE
 from agent.runtime.core.unit_parts import NO_RINGS, in_memory
 from agent.tasks.core.unit_properties import TASK_HARDENING
 from agent.volumes.core.volumes import OWNER, place_of
@@ -262,14 +263,15 @@ def _mounts(spec: TaskSpec, stage: str) -> list[str]:
 
 
 def _handed(spec: TaskSpec, unit: Mapping[str, object]) -> list[str]:
-    """Return the words for credentials and for the identity of a task."""
-    binds = _texts(unit.get("BindReadOnlyPaths")) if spec.identity else []
+    """Return the words for credentials, the identity and the notices of a task."""
+    handed = spec.identity or spec.life.notice is not None
+    binds = _texts(unit.get("BindReadOnlyPaths")) if handed else []
     return [
         *(
             f"--load-credential={name}:{name}"
             for name in sorted({*spec.credentials, *spec.configuration})
         ),
-        *(f"--bind-ro={bind}" for bind in binds if bind.endswith(f":{IDENTITY}")),
+        *(f"--bind-ro={bind}" for bind in binds if bind.endswith((f":{IDENTITY}", f":{NOTICE}"))),
     ]
 
 

@@ -14,6 +14,8 @@ from types import MappingProxyType
 from agent.api import UMASK, OomPolicy, Relaxation, TaskSpec
 from agent.identity.core import INSIDE
 from agent.network.core.network import network_properties, port_variables
+from agent.notices.core import FILE
+from agent.notices.core import INSIDE as NOTICE
 from agent.resources.core.limits import limit_properties
 from agent.runtime.core.records import key_of, user_of
 from agent.runtime.core.slices import slice_for
@@ -134,6 +136,7 @@ def unit_properties(
         "TWINE_ENTITLEMENT": spec.entitlement,
         **port_variables(spec),
         **({"TWINE_IDENTITY": INSIDE} if spec.identity else {}),
+        **({"TWINE_NOTICE": f"{NOTICE}/{FILE}"} if spec.life.notice is not None else {}),
         **spec.environment,
     }
     properties: dict[str, object] = {

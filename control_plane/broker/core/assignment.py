@@ -67,8 +67,11 @@ def released(record: MachineRecord, now: float) -> MachineRecord:
 
     What the entitlement wanted of the machine ends with it: a loan, and a switch of profile.
     """
+    loan, left_by = record.loan, record.entitlement
+    if loan is not None:  # a borrower leaves nothing: it was not its own
+        left_by = loan.donor or record.left_by
     record = ended(record, now, (EventKind.REVOKED, EventKind.PROFILE))
-    return replace(record, entitlement=FREE, profile_wanted="", loan=None)
+    return replace(record, entitlement=FREE, profile_wanted="", loan=None, left_by=left_by)
 
 
 def not_releasable(record: MachineRecord) -> str:

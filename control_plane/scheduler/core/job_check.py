@@ -162,7 +162,11 @@ def _check_text(spec: JobSpec) -> list[FieldError]:
         if count > 1
     ]
     named = {"probe": spec.probe, "life.startup": spec.life.startup}
-    for field, probe in {**named, "life.liveness": spec.life.liveness}.items():
+    for field, probe in {
+        **named,
+        "life.liveness": spec.life.liveness,
+        "life.notice": spec.life.notice,
+    }.items():
         if probe is not None and probe.port is not None and probe.port not in spec.ports:
             names = ", ".join(spec.ports) or "none"
             why = f"{probe.port!r} is not one of the job's ports ({names})"

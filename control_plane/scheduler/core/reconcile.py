@@ -39,6 +39,11 @@ _RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _GIVE_UP_S = 60.0
 """A machine that refuses a task for this long is given up for another."""
 _ENDED = (TaskState.STOPPED, TaskState.FAILED)
+_BY_ITSELF = ("exit-code", "signal", "core-dump", "oom-kill", "timeout", "watchdog")
+"""Failures of a task that ran (systemd's words): with `never` they end it as success does. What did
+not come up, or had to go for its host, is started again."""
+_NOT_STARTED = range(200, 244)
+"""Exit codes by which systemd says that it could not start the program (systemd.exec(5))."""
 _TOLD = (TaskPhase.STARTING, TaskPhase.STOPPING)
 """Phases in which an agent may have to be told something."""
 _LEFT = (TaskPhase.DRAINING, TaskPhase.STOPPING, TaskPhase.LOST)
@@ -288,7 +293,8 @@ class _Fold:
             return self._again(task, "its machine was cut off and ended it, as its job asks")
         when = spec_of(self._record, task).restart.when
         finished = status.state is TaskState.STOPPED and result == "success"
-        ended = status.state is TaskState.STOPPED and when is RestartWhen.NEVER
+        by_itself = status.state is TaskState.STOPPED or _failed_by_itself(status)
+        ended = by_itself and when is RestartWhen.NEVER
         if ended or (finished and when is RestartWhen.ON_FAILURE):
             return replace(task, reason=f"it ended, and its restart policy is {when}")
         if not task.retry_at:
@@ -450,3 +456,9 @@ def own_address(said: str) -> str:
         return ""
     no = found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified
     return "" if no else str(found)
+
+
+def _failed_by_itself(status: TaskStatus) -> bool:
+    """Return whether a task ran and failed, for no reason of its host."""
+    last = status.last_exit
+    return last is not None and last.result in _BY_ITSELF and last.code not in _NOT_STARTED

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from agent.api import Life, Network, Probe, TaskSpec
 from agent.api.network import port_variable
-from control_plane.api.job_life import JobProbe
+from agent.api.notices import NoticeWish
+from control_plane.api.job_life import JobNotice, JobProbe
 from control_plane.api.jobs import JobSpec, Placement, task_id
 
 _TEMPLATE = re.compile(r"\$?\$\{([^}$]*)\}")
@@ -102,6 +103,17 @@ def _probe(p: JobProbe | None, placement: Placement, values: Mapping[str, str]) 
     )
 
 
+def _notice(notice: JobNotice | None, placement: Placement) -> NoticeWish | None:
+    if notice is None:
+        return None
+    return NoticeWish(
+        port=None if notice.port is None else placement.ports[notice.port],
+        path=notice.path,
+        timeout_s=notice.timeout_s,
+        capacity_of=notice.capacity_of,
+    )
+
+
 def _life(spec: JobSpec, placement: Placement, values: Mapping[str, str]) -> Life:
     life = spec.life
 
@@ -112,6 +124,7 @@ def _life(spec: JobSpec, placement: Placement, values: Mapping[str, str]) -> Lif
     return Life(
         init=[replace(step, command=filled(step.command)) for step in life.init],
         pre_stop=None if hook is None else replace(hook, command=filled(hook.command)),
+        notice=_notice(life.notice, placement),
         max_run_s=life.max_run_s,
         startup=_probe(life.startup, placement, values),
         liveness=_probe(life.liveness, placement, values),

@@ -71,6 +71,7 @@ from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
+from control_plane.elastic.notice_sender import NoticeSender
 from control_plane.elastic.service import ElasticService
 from control_plane.front_end.access import Access
 from control_plane.front_end.frontend import FrontEnd
@@ -283,6 +284,7 @@ class CannedControlPlane(ControlPlane):
         self.elastic = ElasticService(
             *(shared, table, [allocator], lambda _pool: allocator, self.inventory.loans, store),
             lambda: "",
+            NoticeSender(shared, table, AgentPool(_no_agent), lambda: 1),
         )
         self.observations, self.store = observations, store
         self.restored = RestoredStore(store, shared, table, allocator.directory)

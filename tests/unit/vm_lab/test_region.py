@@ -9,8 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from control_plane.broker.core.inventory import COLUMNS, parse_csv, parse_json
+from control_plane.portal.core.report import Used, capacity_report
 from vm_lab.region.generator import columns, main, make_racks, make_region, make_regions
-from vm_lab.region.workload import assigned, make_entitlements, make_jobs, service_of
+from vm_lab.region.workload import (
+    assigned,
+    make_entitlements,
+    make_jobs,
+    off_peak,
+    service_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +173,22 @@ def test_the_printed_list_can_be_imported(form, parse, capsys, monkeypatch):
     ]
     names = json.loads(text)[0] if form == "--json" else next(csv.reader(io.StringIO(text)))
     assert tuple(names) == COLUMNS == tuple(columns(made[0]))
+
+
+def test_off_peak_55_percent_is_guaranteed_and_45_opportunistic() -> None:
+    """CP11: the paper's split, with all of its sources, in the report of a generated region."""
+    total = 6000
+    entitlements = make_entitlements(300, round(total * 0.7))
+    machines = assigned(make_region(total), make_racks(total), entitlements)
+    used, records = {}, []
+    for record, has_tasks in off_peak(machines, entitlements):
+        records.append(record)
+        if has_tasks:
+            used[record.machine] = Used(1.0, 1 << 30)
+    split = capacity_report(records, entitlements, used, now=0).split
+    assert 0.53 <= split.guaranteed_share <= 0.57
+    assert 0.43 <= split.opportunistic_share <= 0.47
+    shares = [part.machines / total for part in (split.buffer, split.unused_quota)]
+    shares += [(split.idle.machines + split.lent.machines) / total]
+    assert all(share >= 0.05 for share in shares), shares  # buffers, unused parts, freed machines
+    assert sum(shares) + split.guaranteed.machines / total == pytest.approx(1.0)

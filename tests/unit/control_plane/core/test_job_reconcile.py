@@ -126,6 +126,23 @@ def test_a_task_that_may_end_is_not_started_again():
         assert str(when) in task.reason
 
 
+def test_a_task_that_failed_by_itself_is_not_started_again_where_its_policy_is_never():
+    """BUG-EL8: it was, and who had handed it in never heard of the failure."""
+
+    def failed(result: str, code: int | None = None, when: RestartWhen = RestartWhen.NEVER):
+        end = a_status(state=TaskState.FAILED, last_exit=Exit(result=result, code=code, at=1))
+        record = a_record(a_task(), restart=RestartPolicy(when=when))
+        return after(record, m1(end))
+
+    for result, code in (("exit-code", 1), ("signal", None), ("oom-kill", None), ("timeout", None)):
+        task = failed(result, code)
+        assert (task.phase, task.generation, task.retry_at) == (TaskPhase.RUNNING, 5, 0.0)
+        assert "never" in task.reason
+        assert failed(result, code, RestartWhen.ON_FAILURE).retry_at > 0
+    for result, code in (("exit-code", 203), ("evicted", None), ("start-timeout", None)):
+        assert failed(result, code).retry_at > 0  # its host's doing
+
+
 def test_silence_concludes_nothing_and_a_down_machine_loses_its_task():  # SC3
     record = a_record(a_task())
     assert observe(record, m1(answering=False), at(1.0)) == record

@@ -14,6 +14,7 @@ from virtual_time import RUNTIME, clock
 
 from agent import api
 from agent.api import Health, ProfileState, TaskState
+from agent.api.notices import HostNotices
 from agent.usage import TaskUsage, Usages
 from control_plane.agents.polled import PolledEvents, PollPatience
 from control_plane.api.machines import MachineRecord
@@ -103,6 +104,7 @@ class FakeMachine:
         self.specs: dict[str, api.TaskSpec] = {}
         self.last_generation: dict[str, int] = {}
         self.epoch = 0
+        self.notices: list[HostNotices] = []
         self.images: set[str] = set()
         self.hugepages_bytes = 0
         self.capabilities = ["configuration"]
@@ -387,6 +389,11 @@ class FakeAgent:
             yield f"{task_id} on {m.name} follow={follow} since={since} tail={tail}\n".encode()
 
         return lines()
+
+    async def put_notices(self, told: HostNotices) -> HostNotices:
+        m = await self._enter()
+        m.notices.append(told)
+        return told
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         m = await self._enter()

@@ -1,9 +1,12 @@
 """EL1, EL2, EL7, EL9: idle machines are lent by themselves, and are back within their promise."""
 
+import asyncio
+
 from msgspec.structs import replace
 from world import World, a_job, scenario
 
 from agent.api import Limits
+from control_plane.api.autoscale import Autoscale, AutoscaleMode
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.elastic import (
     CapacityState,
@@ -13,6 +16,7 @@ from control_plane.api.elastic import (
     ElasticSettings,
     Promise,
 )
+from control_plane.api.intent_wishes import SizeWish
 from control_plane.api.jobs import JobSpec
 
 APPLY = ElasticSettings(mode=ElasticMode.APPLY, every_s=30, free_idle_s=60)
@@ -182,3 +186,31 @@ async def test_counts_and_loans_outlive_the_process(world: World) -> None:
     async with again:
         assert again.elastic.report().promises == before
         assert [v.machine for v in again.elastic.report().loans] == list(lent(world))
+
+
+@scenario(elastic=APPLY, give_back_after_s=60)
+async def test_the_report_says_who_left_machines_and_how_many_hours_of_them(world: World) -> None:
+    """AS3, AS6, EL6: whole machines of a job that shrank go to others; job and owner are named."""
+    await world.set_up(quota=3)
+    policy = Autoscale(minimum=1, maximum=10, target=0.5, mode=AutoscaleMode.APPLY)
+    limits = Limits(memory_max_bytes=800 << 20, cpu_max_cores=1.0)
+    await world.cp.apply_job(a_job(3, limits=limits, autoscale=policy))
+    await world.stable("web")
+    await asyncio.sleep(600)
+    await borrower(world)
+    await world.cp.apply_job(best_effort(2))
+    await world.cp.intents.size("web", SizeWish(tasks=1, reason="few users"), "autoscaler")
+    await world.until(lambda: len(lent(world)) == 2, 900)
+    found = report(world)
+    assert {(v.donor, v.left_by) for v in found.loans} == {("", "front")}
+    (front,) = [pool for pool in found.pools if pool.entitlement == "front"]
+    assert (front.used, front.left, front.lent) == (1, 2, 0)
+    before = found.freed[0].machine_hours if found.freed else 0.0
+    owner_before = front.freed_machine_hours
+    await asyncio.sleep(2 * 3600)
+    (job,) = report(world).freed
+    assert (job.job, job.entitlement) == ("web", "front")
+    share = 2 * 800 / 1024  # two tasks of 800 MiB on machines of 1 GiB, less what the host keeps
+    assert 2 * share <= job.machine_hours - before <= 4.2
+    (front,) = [pool for pool in report(world).pools if pool.entitlement == "front"]
+    assert 3.8 <= front.freed_machine_hours - owner_before <= 4.2

@@ -1,0 +1,72 @@
+"""What tasks are told ahead of time: that their machine goes, that lent capacity is short."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from agent.api.ranges import (
+    Count,
+    HttpPath,
+    Id,
+    Moment,
+    Name,
+    Port,
+    Reported,
+    Seconds,
+    Words,
+    Written,
+)
+
+CAPACITY_OF_MAX = 8
+"""Entitlements of whose capacity one task is told."""
+
+
+class NoticeWish(Written, frozen=True, kw_only=True):
+    """How a task wants to be told, beside its file `/run/twine-notice/notice.json`."""
+
+    port: Port | None = None
+    """Where it is told by POST as well, with what is in the file; None: nowhere."""
+    path: HttpPath = "/"
+    """Of the POST."""
+    timeout_s: Seconds = 5.0
+    """An answer that takes longer counts for nothing: it is told again."""
+    capacity_of: Annotated[list[Name], Meta(max_length=CAPACITY_OF_MAX)] = []
+    """Entitlements of which it is told whether they have the lent machines that they want."""
+
+
+class HostNotice(Reported, frozen=True, kw_only=True):
+    """Something planned for a machine, because of which its tasks may have to go."""
+
+    id: Id
+    kind: Id
+    """`revoked` (its loan is called back), `maintenance`, `decommission`, `refresh`, …"""
+    start: Moment
+    """From when on tasks are moved away."""
+    deadline: Moment | None = None
+    """What is still there then is stopped, unless `tasks_survive`; None: not said yet."""
+    tasks_survive: bool = False
+    reason: Words = ""
+
+
+class LentCapacity(Reported, frozen=True, kw_only=True):
+    """Whether an entitlement has the lent machines that it wants (EL9)."""
+
+    entitlement: Id
+    state: Id
+    """`full`, `short`, or `absent`: there is none, and who uses it does with less."""
+    machines: Count = 0
+    wanted: Count = 0
+    """Beside those that it has."""
+    next_deadline: Moment | None = None
+    """When the next machine goes."""
+
+
+class HostNotices(Reported, frozen=True, kw_only=True):
+    """All that the tasks of a machine are to be told now; what is left out is withdrawn."""
+
+    epoch: Count = 0
+    """Leadership term of the sender."""
+    notices: Annotated[list[HostNotice], Meta(max_length=1000)] = []
+    capacity: Annotated[list[LentCapacity], Meta(max_length=1000)] = []

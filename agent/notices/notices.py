@@ -1,0 +1,204 @@
+"""Tells tasks what is planned for their machine: in a file that they can read, and by their hook.
+
+    <run>/notices/.host.json            what the control plane said last
+    <run>/notices/<task>/notice.json    what one task is told, replaced in one step
+    <run>/notices/.told-<task>          what its hook took last, so that a new agent says it once
+
+All of it is in memory (`/run`) and outlives the agent; after a reboot the control plane says it
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from agent.api import TaskState
+from agent.api.notices import HostNotices, NoticeWish
+from agent.notices.core import FILE, NOTHING, notice_binds, pause_s, text_for
+from agent.runtime.core.records import TaskRecord
+from agent.runtime.offload import Lanes
+from agent.runtime.poll_timers import Rest
+from agent.runtime.stage import TaskStage
+from wire.durable import swap
+from wire.error_text import why
+from wire.errors import Conflict, HostError
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""A task that has just started is told within this time; a change is told at once."""
+_LANE = "notices"
+_HOST = ".host.json"
+LOOPBACK = "127.0.0.1"
+
+
+class TaskNotices(TaskStage):
+    """The only writer of notices, and the only caller of the hooks for them."""
+
+    def __init__(self, folder: Path, lanes: Lanes) -> None:
+        """Take up what an earlier agent of this boot was told."""
+        self._folder, self._lanes = folder, lanes
+        self._rest = Rest()
+        self._calls: dict[str, tuple[bytes, asyncio.Task[None]]] = {}
+        """Task → what its hook is being told."""
+        self._session: aiohttp.ClientSession | None = None
+        try:
+            self._held = msgspec.json.decode((folder / _HOST).read_bytes(), type=HostNotices)
+        except (OSError, msgspec.DecodeError):
+            self._held = HostNotices()
+
+    # -- a stage of the tasks
+
+    def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+        """Return the unit with the folder of the task's notices, where it asks for them."""
+        binds = notice_binds(task.task_id, task.spec, str(self._folder))
+        known = unit.get("BindReadOnlyPaths")
+        before = known if isinstance(known, list) else []
+        return unit | {"BindReadOnlyPaths": [*before, *binds]} if binds else unit
+
+    async def ensure(self, task: TaskRecord) -> TaskRecord:
+        """Write the task's file before it starts, with what holds now."""
+        if task.spec.life.notice is not None:
+            await self._lanes.run(_LANE, self._write, task.task_id, text_for(task.spec, self._held))
+        return task
+
+    async def ended(self, task_id: str) -> None:
+        """Call the hook of a task that has no processes no more; the next start is told anew."""
+        self._give_up(task_id)
+        await self._lanes.run(_LANE, self._told(task_id).unlink, missing_ok=True)
+
+    async def release(self, task_id: str) -> None:
+        """Take away the files of a task; nothing there is no error."""
+        await self.ended(task_id)
+        await self._lanes.run(_LANE, shutil.rmtree, self._folder / task_id, ignore_errors=True)
+
+    # -- what the control plane says
+
+    async def put(self, told: HostNotices) -> HostNotices:
+        """Take what holds now; raises `Conflict` where a later term has spoken."""
+        if told.epoch < self._held.epoch:
+            raise Conflict(f"notices of term {told.epoch} are old: term {self._held.epoch} spoke")
+        if told != self._held:
+            await self._lanes.run(_LANE, self._keep, msgspec.json.encode(told))
+            self._held = told
+            self._rest.end()
+        return self._held
+
+    async def watch(self, tasks: Callable[[], Mapping[str, TaskRecord]]) -> None:
+        """Bring files and hooks up to date for ever, until cancelled. `tasks` returns all tasks."""
+        try:
+            while True:
+                try:
+                    await self.look(tasks())
+                except HostError as e:
+                    log.warning("notices cannot be written", extra={"why": str(e)})
+                await self._rest.until_round(LOOK_S)
+        finally:
+            for task_id in [*self._calls]:
+                self._give_up(task_id)
+            if self._session is not None:
+                await self._session.close()
+
+    async def look(self, tasks: Mapping[str, TaskRecord]) -> None:
+        """Do once what is to be done now."""
+        for task_id in [name for name in self._calls if name not in tasks]:
+            self._give_up(task_id)
+        for task_id, task in tasks.items():
+            wish = task.spec.life.notice
+            if wish is None or task.state is not TaskState.RUNNING:
+                continue
+            text = text_for(task.spec, self._held)
+            await self._lanes.run(_LANE, self._write, task_id, text)
+            if wish.port is not None:
+                await self._tell(task, wish, text)
+
+    async def _tell(self, task: TaskRecord, wish: NoticeWish, text: bytes) -> None:
+        """Begin to tell a task's hook what it did not take yet."""
+        known = self._calls.get(task.task_id)
+        if known is not None and known[0] == text:
+            return  # it is being told, or has taken it
+        told = await self._lanes.run(_LANE, self._took, task.task_id)
+        self._give_up(task.task_id)
+        if told != text:
+            at = task.addresses[0] if task.addresses else LOOPBACK
+            call = self._call(task.task_id, wish, at, text)
+            self._calls[task.task_id] = text, asyncio.create_task(call)
+
+    def _give_up(self, task_id: str) -> None:
+        known = self._calls.pop(task_id, None)
+        if known is not None:
+            known[1].cancel()
+
+    # -- the hook
+
+    async def _call(self, task_id: str, wish: NoticeWish, at: str, text: bytes) -> None:
+        """Call a task's hook until it takes what it is told."""
+        failures = 0
+        while problem := await self._post(wish, at, text):
+            failures += 1
+            if failures in (1, 10):
+                log.warning("task %s: its notice was not taken: %s", task_id, problem)
+            await asyncio.sleep(pause_s(failures))
+        await self._lanes.run(_LANE, swap, self._told(task_id), text, 0o600)
+        log.info("task %s took its notice", task_id)
+
+    async def _post(self, wish: NoticeWish, at: str, text: bytes) -> str:
+        """Return what is wrong with the answer, empty when it is good."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(force_close=True)
+            self._session = aiohttp.ClientSession(connector=connector)
+        host = f"[{at}]" if ":" in at else at
+        try:
+            async with (
+                asyncio.timeout(wish.timeout_s),
+                self._session.post(
+                    f"http://{host}:{wish.port}{wish.path}",
+                    data=text,
+                    headers={"Content-Type": "application/json"},
+                    allow_redirects=False,
+                ) as response,
+            ):
+                return "" if 200 <= response.status < 300 else f"HTTP {response.status}"
+        except TimeoutError:
+            return f"no answer within {wish.timeout_s:g} s"
+        except (OSError, aiohttp.ClientError) as e:
+            return why(e)
+
+    # -- files, in their lane
+
+    def _told(self, task_id: str) -> Path:
+        return self._folder / f".told-{task_id}"
+
+    def _took(self, task_id: str) -> bytes:
+        """Return what a hook took last; one that was told nothing need not hear of nothing."""
+        try:
+            return self._told(task_id).read_bytes()
+        except FileNotFoundError:
+            return NOTHING
+
+    def _keep(self, data: bytes) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            swap(self._folder / _HOST, data, 0o600)
+        except OSError as e:
+            raise HostError(f"notices cannot be kept: {e.strerror}", hint="is /run full?") from e
+
+    def _write(self, task_id: str, text: bytes) -> None:
+        path = self._folder / task_id / FILE
+        try:
+            if path.exists() and path.read_bytes() == text:
+                return
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
+            path.parent.chmod(0o755)
+            swap(path, text, 0o444)
+        except OSError as e:
+            reason = f"task {task_id} cannot be told what is planned: {e.strerror}"
+            raise HostError(reason, hint="is /run full?") from e

@@ -1,0 +1,207 @@
+"""EL9: tasks are told ahead of time, in a file and by their hook, across restarts of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from builders import FakeHost, a_spec, gone, running, unit
+from msgspec.structs import replace
+
+from agent.api import Life, TaskSpec
+from agent.api.notices import HostNotice, HostNotices, LentCapacity, NoticeWish
+from agent.notices import notices as module
+from agent.notices.core import pause_s
+from agent.runtime.core.records import key_of
+from agent.runtime.offload import Lanes
+from wire.errors import Conflict
+
+REVOKED = HostNotice(id="m1-revoked-1", kind="revoked", start=100.0, deadline=220.0, reason="peak")
+ABSENT = LentCapacity(entitlement="batch", state="absent", wanted=3)
+OTHER = LentCapacity(entitlement="other", state="full", machines=1)
+TOLD = HostNotices(notices=[REVOKED], capacity=[ABSENT, OTHER])
+
+
+def wishing(**wish: Any) -> TaskSpec:
+    return a_spec(life=Life(notice=NoticeWish(**wish)))
+
+
+def folder(host: FakeHost) -> Path:
+    return Path(host.config.run_dir) / "notices"
+
+
+def file_of(host: FakeHost, task: str) -> Any:
+    return json.loads((folder(host) / task / "notice.json").read_bytes())
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Return once something holds; a test that waits in vain fails."""
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+class HookServer:
+    """What a task serves at the port of its hook."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+        self.status = 200
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        return web.Response(status=self.status)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[int]:
+        app = web.Application()
+        app.router.add_post("/notice", self.answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+
+async def test_a_task_finds_what_is_planned_in_a_file_that_it_cannot_write(host: FakeHost) -> None:
+    """EL9: the folder is mounted read only, and the file is replaced, never written in place."""
+    async with host.agent() as client:
+        await client.put_task("web", wishing(capacity_of=["batch"]))
+        await client.put_task("plain", a_spec())
+        await running(client, "plain")
+        await running(client, "web")
+        assert file_of(host, "web") == {"notices": [], "capacity": []}
+        before = os.stat(folder(host) / "web" / "notice.json")
+        await client.put_notices(TOLD)
+        await until(lambda: file_of(host, "web")["notices"])
+    found = file_of(host, "web")
+    assert found["notices"][0]["deadline"] == 220.0
+    assert [c["entitlement"] for c in found["capacity"]] == ["batch"]
+    after = os.stat(folder(host) / "web" / "notice.json")
+    assert before.st_ino != after.st_ino
+    assert stat.S_IMODE(after.st_mode) == 0o444
+    properties = host.fake.systemd.properties(unit("web"))
+    assert properties["BindReadOnlyPaths"] == [f"{folder(host)}/web:/run/twine-notice"]
+    assert "TWINE_NOTICE=/run/twine-notice/notice.json" in properties["Environment"]
+    assert not (folder(host) / "plain").exists()
+    assert "BindReadOnlyPaths" not in host.fake.systemd.properties(unit("plain"))
+
+
+async def test_notices_outlive_the_agent_and_go_with_the_task(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_notices(TOLD)
+    async with host.agent() as client:
+        await client.put_task("web", wishing())
+        await running(client, "web")
+        assert [n["id"] for n in file_of(host, "web")["notices"]] == [REVOKED.id]
+        await client.put_notices(HostNotices())
+        await until(lambda: not file_of(host, "web")["notices"])
+        await client.delete_task("web")
+        await gone(client, "web")
+        assert not (folder(host) / "web").exists()
+
+
+async def test_a_hook_is_told_once_and_again_only_what_is_new(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EL9: a new agent does not repeat what was taken; what was refused is said again."""
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    monkeypatch.setattr(module, "pause_s", lambda _: 0.02)
+    hook = HookServer()
+    async with hook.serving() as port:
+        async with host.agent() as client:
+            await client.put_task("web", wishing(port=port, path="/notice"))
+            await running(client, "web")
+            hook.status = 503
+            await client.put_notices(TOLD)
+            await until(lambda: len(hook.bodies) >= 3)
+            hook.status = 200
+            told = folder(host) / ".told-web"
+            await until(told.exists)
+        assert {body["notices"][0]["id"] for body in hook.bodies} == {REVOKED.id}
+        known = len(hook.bodies)
+        async with host.agent() as client:
+            await running(client, "web")
+            later = replace(TOLD, notices=[replace(REVOKED, deadline=200.0)])
+            await client.put_notices(later)
+            await until(lambda: len(hook.bodies) > known)
+        assert [body["notices"][0]["deadline"] for body in hook.bodies[known:]] == [200.0]
+
+
+async def test_a_task_that_starts_while_something_is_planned_is_told(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    hook = HookServer()
+    async with hook.serving() as port, host.agent() as client:
+        await client.put_notices(TOLD)
+        await client.put_task("web", wishing(port=port, path="/notice"))
+        await until(lambda: hook.bodies)
+        await client.put_task("deaf", wishing(port=1))  # nobody listens there: nothing is held up
+        await running(client, "deaf")
+    assert hook.bodies[0]["notices"][0]["id"] == REVOKED.id
+
+
+async def test_what_an_older_term_says_is_not_taken(host: FakeHost) -> None:
+    service = module.TaskNotices(folder(host), Lanes())
+    await service.put(HostNotices(epoch=7, notices=[REVOKED]))
+    with pytest.raises(Conflict, match="term 7 spoke"):
+        await service.put(HostNotices(epoch=6))
+    again = module.TaskNotices(folder(host), Lanes())
+    with pytest.raises(Conflict):
+        await again.put(HostNotices(epoch=6))
+
+
+async def test_a_damaged_file_of_an_earlier_agent_is_no_obstacle(host: FakeHost) -> None:
+    folder(host).mkdir(parents=True)
+    (folder(host) / ".host.json").write_bytes(b"{")
+    async with host.agent() as client:
+        await client.put_task("web", wishing())
+        await running(client, "web")
+        assert file_of(host, "web") == {"notices": [], "capacity": []}
+
+
+def test_only_the_wish_for_notices_is_part_of_the_unit() -> None:
+    """Another hook, or another capacity to be told of, restarts nothing."""
+    plain, asked = key_of(a_spec()), key_of(wishing())
+    assert plain != asked
+    assert key_of(wishing(port=80, capacity_of=["batch"])) == asked
+
+
+def test_pauses_between_calls_of_a_hook_are_bounded() -> None:
+    assert [pause_s(n) for n in (1, 2, 3, 6, 1000)] == [1.0, 2.0, 4.0, 30.0, 30.0]
+
+
+async def test_a_call_that_is_given_up_ends(host: FakeHost) -> None:
+    """Nothing of a hook that never answers is left when the agent ends."""
+
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.sleep(3600)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/", never)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    try:
+        async with host.agent() as client:
+            await client.put_notices(TOLD)
+            await client.put_task("web", wishing(port=port, timeout_s=60.0))
+            await running(client, "web")
+            await until(lambda: file_of(host, "web")["notices"])
+    finally:
+        await runner.cleanup()
+    assert not (folder(host) / ".told-web").exists()

@@ -1,0 +1,88 @@
+"""EL9: who asked for it is told that its machine goes, and that lent capacity is short."""
+
+import asyncio
+
+from msgspec.structs import replace
+from test_elastic_capacity import APPLY, WHOLE, best_effort, borrower, lent
+from world import World, a_job, scenario
+
+from agent.api.notices import HostNotices
+from control_plane.api.job_life import JobLife, JobNotice
+
+TOLD = JobLife(notice=JobNotice(capacity_of=["batch"]))
+
+
+def last(world: World, machine: str) -> HostNotices:
+    said = world.region.machines[machine].notices
+    return said[-1] if said else HostNotices()
+
+
+@scenario(elastic=APPLY)
+async def test_work_on_a_lent_machine_is_told_its_deadline(world: World) -> None:
+    """EL9: the notice has the deadline of the loan, as the advance notice of the controller has."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort(life=TOLD))
+    await world.until(lambda: len(lent(world)) == 3, 600)
+    await world.stable("crunch")
+    await world.cp.apply_job(a_job(1, limits=WHOLE))
+    revoked = {}
+
+    def called_back() -> bool:
+        views = world.cp.elastic.report().loans
+        revoked.update({v.machine: v.return_by for v in views if v.revoked_at is not None})
+        return bool(revoked)
+
+    await world.until(called_back, 300)
+    ((machine, return_by),) = revoked.items()
+    await world.until(lambda: any(n.kind == "revoked" for n in last(world, machine).notices), 30)
+    (notice,) = last(world, machine).notices
+    assert notice.deadline == return_by
+    assert "front needs it" in notice.reason
+    others = [name for name in world.region.machines if name != machine]
+    assert not any(last(world, name).notices for name in others)
+    await world.stable("web", 400)
+    await world.until(lambda: not last(world, machine).notices, 60)  # withdrawn
+
+
+@scenario(elastic=APPLY)
+async def test_a_service_is_told_when_the_capacity_that_it_uses_is_absent(world: World) -> None:
+    """EL9: the service runs on machines of its own, and does with less while batch has none."""
+    await world.set_up(quota=3)
+    await borrower(world, borrow=2)
+    await world.cp.apply_job(a_job(1, limits=WHOLE, life=TOLD))
+    await world.stable("web")
+    await world.cp.apply_job(best_effort(2))
+    await world.until(lambda: len(lent(world)) == 2, 600)
+    (mine,) = [name for name, tasks in world.region.where().items() if "web-0" in tasks]
+    await world.until(lambda: [c.state for c in last(world, mine).capacity] == ["full"], 120)
+    (job,) = [r for r in world.cp._jobs.records() if r.name == "web"]
+    await world.cp.apply_job(replace(job.spec, tasks=3))
+    await world.stable("web", 400)
+    await world.until(lambda: [c.state for c in last(world, mine).capacity] == ["absent"], 120)
+    assert last(world, mine).capacity[0].wanted == 2
+
+
+@scenario(elastic=APPLY)
+async def test_hosts_are_told_once_and_again_after_they_forgot(world: World) -> None:
+    """A host that rebooted is told anew."""
+    await world.set_up(quota=3)
+    await borrower(world, borrow=2)
+    await world.cp.apply_job(a_job(1, limits=WHOLE, life=TOLD))
+    await world.stable("web")
+    await world.cp.apply_job(best_effort(2))
+    (mine,) = [name for name, tasks in world.region.where().items() if "web-0" in tasks]
+    await world.until(lambda: [c.state for c in last(world, mine).capacity] == ["full"], 900)
+    known = len(world.region.machines[mine].notices)
+    await asyncio.sleep(120)
+    assert len(world.region.machines[mine].notices) == known
+    machine = world.region.machines[mine]
+    machine.power_off()
+    machine.notices.clear()
+    machine.power_on()
+
+    def told() -> bool:
+        homes = [name for name, tasks in world.region.where().items() if "web-0" in tasks]
+        return any(c.entitlement == "batch" for name in homes for c in last(world, name).capacity)
+
+    await world.until(told, 900)

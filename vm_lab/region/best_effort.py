@@ -1,0 +1,269 @@
+"""Best-effort work in a simulated region: the production Optimus as a client, and its witness.
+
+Pieces of work of three users are handed in during the story. A modelled task has so many seconds of
+work to do. It saves what it did when it is told to stop (its checkpoint); a machine that loses its
+power saves nothing. The witness counts for itself (EL8):
+
+- `opportunistic`: a task of the work runs on a machine that is on loan to the work's entitlement;
+- `work-lost`: everything is done in the end by every task, and failed only as often as tasks did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.api import Health, Limits, RestartPolicy, RestartWhen, TaskState
+from control_plane.api.capacity import EntitlementSpec, EntitlementView
+from control_plane.api.elastic import CapacitySignal, Elastic, Promise
+from control_plane.api.jobs import JobSpec, JobStatus
+from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork
+from control_plane.optimus.service import Optimus
+from control_plane.roles import ControlPlane
+from control_plane.runtime.runtime import SteppedRuntime
+from control_plane.store.memory import MemoryStore
+from vm_lab.region.machine import Copy, SimulatedMachine
+from vm_lab.region.plane import PlaneLife
+from wire.errors import TwineError, Unreachable
+
+if TYPE_CHECKING:
+    from vm_lab.region.seed import SimulatedRegion
+
+OWNER = "spare"
+"""The entitlement of the work: it has no machines of its own."""
+STEP_S = 1.0
+EVERY_S = 10.0
+USERS = ("ann", "bob", "cay")
+AHEAD = 12
+RETURNED_S = 60.0
+"""A task that nobody can stop may run on a machine that was taken away for this long: its agent is
+not heard, or the machine was given back by force while the task was stopping."""
+
+
+@dataclass(slots=True)
+class ModelledTask:
+    """What one task of the work has done. In seconds of work."""
+
+    needs: float
+    fails: int
+    """It ends with an error so often before it succeeds."""
+    saved: float = 0.0
+    done: float = 0.0
+    copy: tuple[str, int] = ("", 0)
+    """Machine and invocation of the copy that works."""
+    moves: int = 0
+    failed: int = 0
+    succeeded: int = 0
+
+
+@dataclass(slots=True)
+class BestEffortWork:
+    """Work of several users, the scheduler that runs it, and the witness of both."""
+
+    region: SimulatedRegion
+    pieces: int
+    tasks: dict[str, ModelledTask] = field(default_factory=dict)
+    wishes: dict[str, tuple[str, QueuedWish]] = field(default_factory=dict)
+    """Work → user and wish."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """`revoked` (tasks that went on elsewhere), `checkpoints`, `done`, `failures`."""
+
+    _store: MemoryStore = field(default_factory=MemoryStore)
+    _optimus: Optimus | None = None
+    _strays: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Machine and task → since when it runs where it must not."""
+
+    def __post_init__(self) -> None:
+        """Draw the work; it is handed in during the first half of the story."""
+        region, name = self.region, f"{self.region.scenario.name} {self.region.number} work"
+        chance = random.Random(name)
+        half_s = region.scenario.minutes * 30.0
+        for number in range(self.pieces):
+            spec = self._job(f"work{number}", chance)
+            wish = QueuedWish(job=spec, priority=chance.choice((200, 500, 800)), attempts=4)
+            at = 200.0 + chance.uniform(0.0, half_s)
+            region.timeline.after(at, self._hand_in, chance.choice(USERS), wish)
+            for index in range(spec.tasks):
+                fails = int(chance.random() < 0.1)
+                self.tasks[f"{spec.name}-{index}"] = ModelledTask(chance.uniform(60, 420), fails)
+        region.plane.images.add(_IMAGE)
+        region.setting.known_images.add(_IMAGE)
+        elastic = Elastic(borrow=region.scenario.shape.machines, notice=Promise.QUICK)
+        spare = EntitlementSpec(machines=0, host_profile="soft-spare", elastic=elastic)
+        region.timeline.after(5.0, region.clients.put_entitlement, OWNER, spare)
+        region.plane.started.append(self._begin)
+        region.timeline.after(STEP_S, self._step)
+        before = region.more_unrest
+        region.more_unrest = lambda: [*before(), *self._unrest()]
+
+    @staticmethod
+    def _job(name: str, chance: random.Random) -> JobSpec:
+        return JobSpec(
+            name=name,
+            entitlement=OWNER,
+            tasks=chance.randint(1, 4),
+            image=_IMAGE,
+            command=["/bin/work"],
+            limits=Limits(memory_max_bytes=2 << 30, cpu_max_cores=2.0),
+            restart=RestartPolicy(when=RestartWhen.NEVER),
+        )
+
+    # -- the scheduler, in each life of the control plane
+
+    def _begin(self, life: PlaneLife) -> None:
+        life.loop.create_task(self._run(life))
+
+    async def _run(self, life: PlaneLife) -> None:
+        runtime = SteppedRuntime(self.region.plane.wall, life.number)
+        if self._store.failure() == "" and life.number > 1:
+            await self._store.__aexit__(None, None, None)
+        async with self._store:
+            front = _OptimusFrontEnd(life)
+            optimus = Optimus(runtime, front, self._store, OWNER, {"ann": 200}, AHEAD, EVERY_S)
+            await optimus.load()
+            self._optimus = optimus
+            for name, (user, wish) in self.wishes.items():
+                await optimus.submit(name, wish, user)
+            await optimus.run()
+
+    def _hand_in(self, user: str, wish: QueuedWish) -> None:
+        self.wishes[wish.job.name] = user, wish
+        life = self.region.plane.life
+        if life is not None and life.alive and self._optimus is not None:
+            life.loop.create_task(self._submit(self._optimus, user, wish))
+
+    @staticmethod
+    async def _submit(optimus: Optimus, user: str, wish: QueuedWish) -> None:
+        try:
+            await optimus.submit(wish.job.name, wish, user)
+        except TwineError:
+            await asyncio.sleep(0)  # it is handed in again in the next life
+
+    def queue(self) -> dict[str, QueuedWork]:
+        """Return all work by name, as the scheduler says."""
+        return {} if self._optimus is None else {w.name: w for w in self._optimus.queue().work}
+
+    # -- what tasks do
+
+    def _copies(self) -> Iterator[tuple[SimulatedMachine, Copy, ModelledTask]]:
+        for machine in self.region.machines.values():
+            for copy in list(machine.copies.values()):
+                task = self.tasks.get(copy.task_id)
+                if task is not None and copy.alive:
+                    yield machine, copy, task
+
+    def _step(self) -> None:
+        for machine, copy, task in self._copies():
+            self._is_lent(machine, copy)
+            here = (machine.name, copy.invocation)
+            if copy.state is TaskState.STOPPING and task.copy == here:
+                self.counts["checkpoints"] += task.done > task.saved
+                task.saved = task.done
+            elif copy.state is TaskState.RUNNING and copy.health is Health.HEALTHY:
+                self._work(machine, copy, task, here)
+        self.region.timeline.after(STEP_S, self._step)
+
+    def _work(
+        self, machine: SimulatedMachine, copy: Copy, task: ModelledTask, here: tuple[str, int]
+    ) -> None:
+        if task.copy != here:
+            self.counts["revoked"] += task.copy[0] not in ("", machine.name)
+            task.copy, task.done = here, task.saved
+        task.done += STEP_S
+        if task.done < task.needs:
+            return
+        if task.failed < task.fails:
+            task.failed += 1
+            self.counts["failures"] += 1
+            machine.end(copy, "exit-code", "it failed by itself")
+            return
+        task.saved = task.done
+        task.succeeded += 1
+        machine.end(copy, "success", "")
+
+    # -- the witness
+
+    def _is_lent(self, machine: SimulatedMachine, copy: Copy) -> None:
+        """Work runs on machines that are lent to it, and on no other."""
+        now, key = self.region.timeline.now, (machine.name, copy.task_id)
+        standing = self.region.checker.standings[machine.name]
+        if standing.entitlement == OWNER and standing.loan is not None:
+            self._strays.pop(key, None)
+            return
+        since = self._strays.setdefault(key, now)
+        calm = now - self.region.checker.undisturbed_since
+        if min(now - since, calm) > RETURNED_S:
+            text = f"{copy.task_id} runs on {machine.name}, of {standing.entitlement or 'nobody'}"
+            self.region.checker.violate("opportunistic", text, copy.task_id)
+
+    def _unrest(self) -> list[str]:
+        """Return which work is not over; then judge what became of it."""
+        if not self.region.story_at:
+            return []
+        known = self.queue()
+        waits = [name for name in self.wishes if name not in known]
+        waits += [
+            f"{name}: {work.state.value}: {work.reason}"
+            for name, work in known.items()
+            if work.state in (QueuedState.WAITING, QueuedState.RUNNING)
+        ]
+        serving = self.region.plane.serving
+        waits += [
+            f"{name}: its job is still there"
+            for name in known
+            if serving is not None and serving.entitlement_of(name) is not None
+        ]
+        if waits or len(self.wishes) < self.pieces:
+            return [f"{len(waits)} pieces of work are not over: {', '.join(waits[:3])}"]
+        self._judge(known)
+        return []
+
+    def _judge(self, known: dict[str, QueuedWork]) -> None:
+        for name, work in known.items():
+            mine = [t for key, t in self.tasks.items() if key.rpartition("-")[0] == name]
+            failed = max((task.failed for task in mine), default=0)
+            if work.state is not QueuedState.DONE:
+                text = f"{name} is {work.state.value} after {work.failures} failures: {work.reason}"
+                self.region.checker.violate("work-lost", text, name)
+            elif work.failures > sum(task.failed for task in mine) or work.failures < failed:
+                text = f"{name} counts {work.failures} failures, its tasks had {failed}"
+                self.region.checker.violate("work-lost", text, name)
+            elif undone := [task for task in mine if not task.succeeded]:
+                text = f"{name} is done, and {len(undone)} of its tasks are not"
+                self.region.checker.violate("work-lost", text, name)
+        self.counts["done"] = sum(w.state is QueuedState.DONE for w in known.values())
+
+
+_IMAGE = f"sha256:{'e' * 64}"
+
+
+@dataclass(frozen=True, slots=True)
+class _OptimusFrontEnd:
+    """The front end as Optimus calls it in one life of the control plane."""
+
+    life: PlaneLife
+
+    def _plane(self) -> ControlPlane:
+        if self.life.control_plane is None:
+            raise Unreachable("the control plane does not serve")
+        return self.life.control_plane
+
+    async def get_entitlement(self, name: str) -> EntitlementView:
+        return await self._plane().capacity.get_entitlement(name)
+
+    async def get_signal(self, entitlement: str) -> CapacitySignal:
+        return self._plane().elastic.signal(entitlement)
+
+    async def get_job(self, job: str) -> JobStatus:
+        return await self._plane().get_job(job)
+
+    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
+        del dry_run
+        return await self._plane().apply_job(spec)
+
+    async def stop_job(self, job: str) -> JobStatus:
+        return await self._plane().stop_job(job)
