@@ -100,7 +100,7 @@ class ShardProcesses(RunningShards):
             raise
 
     async def _is_run(self, shard: int) -> bool:
-        """Return whether a process may have to let go of what a shard owned when it was announced.
+        """Return whether a process may have to release what a shard owned when it was announced.
 
         One that begins to lead afterwards finds the announcement, and owns nothing of it.
         """

@@ -1,7 +1,7 @@
 """The only module that touches hosts of a fleet: it looks at them, and runs the commands.
 
 `FleetHosts` is the interface; `CommandHosts` asks the front end and runs what the configuration of
-the service says. A pipeline file names a fleet and cannot say what is run: whoever may write
+the service says. A pipeline file names a fleet and cannot say what is run: a user who may write
 pipelines need not have the rights of this process.
 """
 

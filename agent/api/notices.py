@@ -33,11 +33,11 @@ class NoticeWish(Written, frozen=True, kw_only=True):
     timeout_s: Seconds = 5.0
     """An answer that takes longer counts for nothing: it is told again."""
     capacity_of: Annotated[list[Name], Meta(max_length=CAPACITY_OF_MAX)] = []
-    """Entitlements of which it is told whether they have the lent machines that they want."""
+    """The task is told whether these entitlements have the lent machines that they want."""
 
 
 class HostNotice(Reported, frozen=True, kw_only=True):
-    """Something planned for a machine, because of which its tasks may have to go."""
+    """Something planned for a machine that may make its tasks leave."""
 
     id: Id
     kind: Id

@@ -70,7 +70,7 @@ class TaskNotices(TaskStage):
         return task
 
     async def ended(self, task_id: str) -> None:
-        """Call the hook of a task that has no processes no more; the next start is told anew."""
+        """Stop calling the hook of an ended task; its next start gets all notices again."""
         self._give_up(task_id)
         await self._lanes.run(_LANE, self._told(task_id).unlink, missing_ok=True)
 

@@ -49,7 +49,7 @@ class NoticeSender:
         """Tell the hosts that do not know what holds now; `signal` is asked per entitlement."""
         wanted = self._wanted(signal)
         for machine in [name for name in self._said if name not in wanted]:
-            wanted[machine] = HostNotices(epoch=self._number())  # withdrawn: nobody is there
+            wanted[machine] = HostNotices(epoch=self._number())  # withdrawn: no task is left there
         gate = asyncio.Semaphore(AT_ONCE)
         now = self._region.runtime.now()
         due = {name: told for name, told in wanted.items() if self._is_due(name, told, now)}

@@ -1,7 +1,7 @@
 """A front end as a process of its own: it proves who calls, and passes each call on to the core.
 
 It keeps nothing and decides nothing but who may not call at all, so any number of them run beside
-one another. The core believes its word of which user calls, and nothing else (`access`).
+one another. The core believes it which user calls, and nothing else (`access`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FrontDoor:
     """A handler for each of `RELAYED`, which asks the core that leads."""
 
     def __init__(self, cores: Sequence[str], tls: ssl.SSLContext, domain: str) -> None:
-        """Call nobody yet; of several cores one leads, and only that one listens."""
+        """Open no connection; of several cores one leads, and only that one listens."""
         self._cores = [CoreClient(url, tls) for url in cores]
         self._core, self._access = self._cores[0], Access(owner_uid=-1, domain=domain)
         self._registry = of_process(CollectorRegistry())

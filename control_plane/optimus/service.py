@@ -58,8 +58,7 @@ class Optimus:
         """Work → task → machine, as seen last."""
         self._running = 0
         self._to_stop = set[str]()
-        """Work whose job may be there though it is not to run: nobody knows what a process did just
-        before it ended."""
+        """Work that is not to run and whose job may exist: a process may have ended in between."""
 
     async def load(self) -> None:
         """Read the queue."""

@@ -48,7 +48,7 @@ class JobTable(Table[JobRecord]):
         """Job → number of each of its chunks → the revision that wrote it last."""
         self._intents: dict[str, int] = {}
         self._pending: dict[str, dict[int | None, KeyChange]] = {}
-        """Job → its parts that others wrote in a transaction of which not all was told yet."""
+        """Job → its parts in a transaction of another process that was not seen whole yet."""
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read everything, and split what the release before wrote."""

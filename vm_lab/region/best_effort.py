@@ -40,8 +40,8 @@ EVERY_S = 10.0
 USERS = ("ann", "bob", "cay")
 AHEAD = 12
 RETURNED_S = 60.0
-"""A task that nobody can stop may run on a machine that was taken away for this long: its agent is
-not heard, or the machine was given back by force while the task was stopping."""
+"""A task that cannot be stopped may run so long on a machine that was taken away: its agent is not
+heard, or the machine was given back by force while the task was stopping."""
 
 
 @dataclass(slots=True)
@@ -197,7 +197,7 @@ class BestEffortWork:
         since = self._strays.setdefault(key, now)
         calm = now - self.region.checker.undisturbed_since
         if min(now - since, calm) > RETURNED_S:
-            text = f"{copy.task_id} runs on {machine.name}, of {standing.entitlement or 'nobody'}"
+            text = f"{copy.task_id} runs on {machine.name}, of {standing.entitlement or 'none'}"
             self.region.checker.violate("opportunistic", text, copy.task_id)
 
     def _unrest(self) -> list[str]:

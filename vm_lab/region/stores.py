@@ -18,6 +18,7 @@ from control_plane.errors import UnknownOutcome
 from control_plane.store.memory import MemoryStore
 from control_plane.store.outcomes import OUTCOMES
 from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, Put
+from control_plane.store.write_times import WriteTimes
 from wire.errors import Busy, TwineError
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ class StoreFacade:
     ) -> None:
         """Close it."""
         await self._disk.engine.__aexit__(kind, error, trace)
+
+    @property
+    def times(self) -> WriteTimes:
+        """Return how long the engine's transactions took, in real time."""
+        return self._disk.engine.times
 
     def epoch(self) -> int:
         """Return the leadership term."""

@@ -219,7 +219,7 @@ class MovedOfGroup(
     tag_field="kind",
     tag="group-moves",
 ):
-    """The group of which most objects move costs their number."""
+    """The group with most moved objects costs their number."""
 
     weight: float = 1.0
 

@@ -31,7 +31,7 @@ _VARIABLES = 2_500
 """Pairs that HiGHS solves within the time; annealing packs more of them."""
 _STEPS = 5_000
 _TROUBLE = 0.3
-"""What stacking one entitlement must save, in machines: its jobs are rolled out anew."""
+"""What stacking one entitlement must save, in machines: its jobs are rolled out again."""
 
 
 def stacked(state: State, clock: Callable[[], float]) -> list[StackStep]:
