@@ -1,4 +1,4 @@
-"""Who may come in to an HTTP server, and how long: connections have limits before requests have.
+"""Admission of connections to an HTTP server: limits and deadlines before any request.
 
 A connection costs a descriptor and nothing else until its first byte came; TLS, which takes a
 third of a megabyte, begins then. Until TLS is established it is a guest. When there are too many

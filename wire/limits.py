@@ -1,4 +1,4 @@
-"""How many may come in to an HTTP server, and how long each step of theirs may take."""
+"""Limits of an HTTP server: numbers of connections, and seconds for each step of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a connection comes from, and which network is to blame for what it does."""
+"""Where a connection comes from, and which network counts for what it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remembers who spoke last for the control plane; refuses an older store, and an earlier owner."""
+"""Remembers the control plane that spoke last; refuses an older store and an earlier owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that was put back from a copy: what is noted of that, and what operators are shown."""
+"""A store that was restored from a copy: what is stored about that, and what operators see."""
 
 from __future__ import annotations
 

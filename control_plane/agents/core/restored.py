@@ -1,4 +1,4 @@
-"""What of the tasks on machines a restored store does not know, and how that is shown."""
+"""Tasks on machines that a restored store does not know, and how they are shown."""
 
 from __future__ import annotations
 
