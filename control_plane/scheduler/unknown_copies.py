@@ -46,7 +46,7 @@ class UnknownCopies:
                 if other := self.elsewhere(name, task.placement.machine):
                     return (
                         f"task {name} runs on {other}, which the restored store does not know; it"
-                        f" starts once that is released: twinectl restored let-go {name} --machine"
+                        f" starts once that is released: twinectl restored stop {name} --machine"
                         f" {other}"
                     )
         return ""

@@ -223,7 +223,7 @@ def _volumes(found: FoundOnHost) -> Iterator[Account]:
             continue
         owner, why = f"task {named.task_id}", "the task is here"
         if named.label:
-            why = f"a snapshot of {named.task_id}.{named.volume}; `twine-agent volume remove`"
+            why = f"a snapshot of {named.task_id}.{named.volume}; `twine-agent volume delete`"
         elif f"volumes/{name}" not in used:
             why = "no task here has it; it is kept for when the task comes back, until removed"
         yield Account(kind="volume", name=name, owner=owner, why=why, bytes=size)
