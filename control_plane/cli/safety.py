@@ -54,7 +54,7 @@ def limit_lift(target: Target, name: str, for_s: float, reason: str, output: str
 
 @click.group()
 def restored() -> None:
-    """After the store was put back from a copy (docs/operating.md)."""
+    """After the store was restored from a copy (docs/operating.md)."""
 
 
 @restored.command("show")
@@ -73,7 +73,7 @@ def restored_show(target: Target, output: str) -> None:
 
 def _print(found: RestoredView) -> None:
     if found.restored is None:
-        click.echo("the store was never put back from a copy")
+        click.echo("the store was never restored from a copy")
         return
     head = ("machine", "task", "difference", "job", "entitlement", "state", "since")
     show.table(head, [_task_row(task) for task in found.tasks])

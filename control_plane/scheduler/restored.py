@@ -66,7 +66,7 @@ class RestoredStore:
         if not self.waits:
             return ""
         return (
-            "the store was put back from a copy: nothing is commanded until `twinectl restored"
+            "the store was restored from a copy: nothing is commanded until `twinectl restored"
             " show` was looked at and `twinectl restored release` said"
         )
 
