@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 _http_log = http_log(__name__)
 _BACKLOG = 4096
-_LIMITS = ConnectionLimits(connections=512, strangers=128, strangers_per_address=64, per_peer=384)
+_LIMITS = ConnectionLimits(connections=512, pending=128, unproved_per_address=64, per_peer=384)
 """An agent is called by the control plane alone, and has little memory to give."""
 TLS_RETRY_S = 10.0
 JOIN_POLL_S = 5.0

@@ -90,7 +90,7 @@ class PeopleClient(WireClient):
         await self.call(_ROUTE["forget_duplicate"], machine=machine)
 
     async def show_restored(self) -> RestoredView:
-        """Return how machines differ from the copy that the store was put back from."""
+        """Return how machines differ from the copy that the store was restored from."""
         return _as(RestoredView, await self.call(_ROUTE["show_restored"]))
 
     async def release_restored(self) -> Restored:

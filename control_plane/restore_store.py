@@ -87,7 +87,7 @@ async def restore(config: Config, copy: Path, *, keep_credentials: bool) -> None
 
 
 async def _settle(folder: Path, note: Restored, revoked: dict[str, bytes]) -> None:
-    """Write into the prepared main store that it was put back, and what must not count again."""
+    """Write into the prepared main store that it was restored, and what must not count again."""
     async with SqliteStore(folder) as store:
         epoch = store.epoch()
         tokens = [entry.key for entry in (await store.list_prefix(TOKENS)).entries]
@@ -125,7 +125,7 @@ def _sources(copy: Path, folders: dict[str, Path]) -> dict[str, Path]:
         raise ConfigError(
             f"{copy} has the stores {', '.join(sorted(found)) or 'none'}, the configuration has"
             f" {', '.join(sorted(folders))}",
-            hint="all are put back together: pass the folder that `backup` made",
+            hint="all are restored together: pass the folder that `backup` made",
         )
     return found
 
@@ -153,7 +153,7 @@ def _revoked(path: Path) -> dict[str, bytes]:
 def _tell(found: copies.Facts, aside: Path, names: list[str]) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.copied_at))
     of = f"the copy of {made}" if found.copied_at else "a copy of an unknown time"
-    click.echo(f"put back: {of}, {found.keys} records; what was there is in {aside}")
+    click.echo(f"restored: {of}, {found.keys} records; what was there is in {aside}")
     if names:
         click.echo(
             f"revoked, since it is unknown which were since the copy: the credentials of"

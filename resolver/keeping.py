@@ -1,4 +1,4 @@
-"""Keeps a proxy's file as discovery says: written whole, checked before it counts, reloaded."""
+"""Keeps a proxy's configuration as discovery says: written whole, checked, then reloaded."""
 
 from __future__ import annotations
 

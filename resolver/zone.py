@@ -1,4 +1,4 @@
-"""What a DNS question about a job is answered, from where the job answers.
+"""The answer to a DNS question about a job, from its endpoints.
 
 With the zone `twine.internal` and job `web` whose tasks have a port named `http`:
 

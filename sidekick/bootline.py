@@ -104,7 +104,7 @@ def taken(own: str, groups: Groups, late: Iterable[str] = ()) -> tuple[OwnedGrou
 
 
 def without(line: str, owned: Sequence[OwnedGroup]) -> str:
-    """Return the host's own line: ours taken out of a running one, what they displaced put back."""
+    """Return the host's own line: ours taken out of a running one, what they displaced restored."""
     tokens, inits = tokens_of(line)
     for each in owned:
         if each.group == VERSION or not set(each.arguments) <= set(tokens):

@@ -1,4 +1,4 @@
-"""Why a setting is as it is: which line says so, in whose words, and what stood there before."""
+"""Why a setting is as it is: the line that sets it, its author, and the value before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timer's look at a host that is as it was: read again what the last `verify` read.
+"""The timer's check of an unchanged host: reads again what the last `verify` read.
 
 A verdict is a function of what is read. If all of it reads the same, the verdict is the same, and
 only the report's times change. If anything differs, or nothing is kept (any other run of sidekick

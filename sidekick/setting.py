@@ -1,4 +1,4 @@
-"""What each kind of setting can do, and what it gets to do it with.
+"""What each kind of setting can do, and what it may use.
 
 A kind is one class in one module of `settings/` and one line of its registry; nothing else
 knows it by name (docs/settings.md shows how to write one). `Setting` does all five verbs for

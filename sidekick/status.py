@@ -1,4 +1,4 @@
-"""How the host stands to its profile: it is looked at, never changed."""
+"""How the host compares to its profile: read, never changed."""
 
 from __future__ import annotations
 

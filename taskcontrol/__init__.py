@@ -1,4 +1,4 @@
-"""What the owner of an application imports to have a say in what is done to its tasks.
+"""The library with which an application approves operations on its tasks.
 
     api.py          what the scheduler asks, and what it is answered (paper §2.5, Figure 8)
     quorum.py       ready controllers, each a decision of a request: members of an ensemble,

@@ -1,4 +1,4 @@
-"""What goes wrong in the lab, said with what to try."""
+"""Errors of the lab, each with what to try."""
 
 from wire.errors import TwineError
 

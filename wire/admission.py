@@ -1,12 +1,13 @@
-"""Who may come in to an HTTP server, and how long: connections have limits before requests have.
+"""Admission of connections to an HTTP server: limits and deadlines before any request.
 
 A connection costs a descriptor and nothing else until its first byte came; TLS, which takes a
-third of a megabyte, begins then. Until TLS is established it is a guest. When there are too many
-guests the oldest one goes, or that of the newcomer's own address if it has its share, so that a
-newcomer always has its chance and one address cannot keep out another. Visitors without a
-certificate have places of their own: they take none of a guest that will show one. Visitors with
-a certificate are touched by none of this. Each step has a deadline. A sweep ends what is past
-one: once a second at most, and only while there is a deadline to come (docs/adr/0114).
+third of a megabyte, begins then. Until TLS is established the connection is pending. When too many
+are pending the oldest one is closed, or the oldest of the new one's own address if that has its
+share. So a new caller always has its chance, and one address cannot keep out another. Established
+connections without a certificate have places of their own: they take none of a pending one that
+may show a certificate. Connections with a certificate are touched by none of this. Each step has a
+deadline. A sweep ends what is past one: once a second at most, and only while there is a deadline
+to come (docs/adr/0114).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from itertools import chain
 
 from aiohttp import web
 
-from wire.connection import Visitor, begins_at, ends_at, identity_in
+from wire.connection import HttpConnection, begins_at, ends_at, identity_in
 from wire.limits import ConnectionLimits
 from wire.networks import Suspects, whence
 
@@ -39,7 +40,7 @@ _BEGUN_AT_ONCE = 4
 _BEGIN_S = 0.002
 """From one handshake to the next, on average: they take half of the loop's time at most."""
 _SWEEP_S = 1.0
-"""From what happens at the door to the next sweep, and between two of them at least."""
+"""From an event of a connection to the next sweep, and between two of them at least."""
 _CALM_S = 30.0
 """Between two sweeps at most while a connection is open: a clock that was set moves the end of a
 certificate."""
@@ -63,16 +64,16 @@ class _PendingConnection:
 
 
 class _Acceptor(asyncio.Protocol):
-    """Stands in for the visitor until TLS is established: it makes none of the HTTP server's
+    """Stands in for the connection until TLS is established: it makes none of the HTTP server's
     objects, which refer to each other and would wait for the garbage collector.
     """
 
-    def __init__(self, door: ConnectionAdmission, guest: _PendingConnection) -> None:
-        self._door, self._guest = door, guest
+    def __init__(self, admission: ConnectionAdmission, pending: _PendingConnection) -> None:
+        self._admission, self._pending = admission, pending
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._door.let_in(self._guest, transport)
+        self._admission.let_in(self._pending, transport)
 
 
 class ConnectionAdmission:
@@ -92,34 +93,34 @@ class ConnectionAdmission:
         self._runner, self._listener, self._tls = runner, listener, tls
         self._logger, self._is_void = logger, is_void
         self._loop = asyncio.get_running_loop()
-        self._guests: dict[_PendingConnection, None] = {}
+        self._pending: dict[_PendingConnection, None] = {}
         self._silent: dict[_PendingConnection, None] = {}
         """Accepted connections that sent no byte yet; both the oldest first."""
-        self._visitors: dict[Visitor, None] = {}
-        self._strangers: dict[str, dict[_PendingConnection, None]] = {}
-        """Guests by network, the oldest first."""
-        self._stranger_count = 0
-        self._anonymous: dict[str, dict[Visitor, None]] = {}
-        """Visitors without a certificate, by network, the oldest first. They take no place of a
-        guest: among these may be one that will prove an identity."""
+        self._connections: dict[HttpConnection, None] = {}
+        self._pending_of: dict[str, dict[_PendingConnection, None]] = {}
+        """Pending ones by network, the oldest first."""
+        self._pending_count = 0
+        self._anonymous: dict[str, dict[HttpConnection, None]] = {}
+        """Connections without a certificate, by network, the oldest first. They take no place of a
+        pending one, which may yet prove an identity."""
         self._anonymous_count = 0
         self._of_peer: Counter[str] = Counter()
         self._shaking: Counter[str] = Counter()
         self._suspects = Suspects()
         self._spoke: deque[_PendingConnection] = deque()
-        """Guests whose handshake is to begin, or to wait for its address' turn in `_turns`."""
+        """Pending ones whose handshake is to begin, or to wait for a turn in `_turns`."""
         self._begins_at = 0.0
         self._beginning: asyncio.TimerHandle | None = None
         self._turns: dict[str, deque[_PendingConnection]] = {}
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """Given up for a moment where no descriptor is left, so as to close who knocks."""
+        """Closed for a moment where no descriptor is left, to accept and close a connection."""
         self._ended: Counter[str] = Counter()
         self._sweeping: asyncio.TimerHandle | None = None
         self._is_soon = False
         """Whether that is within a second anyway."""
 
     def open(self) -> None:
-        """Let people in from now on."""
+        """Accept connections from now on."""
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
@@ -129,9 +130,9 @@ class ConnectionAdmission:
             self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
         os.close(self._spare)
-        tasks = [guest.task for guest in self._guests if guest.task is not None]
-        for guest in list(self._guests):
-            self._end(guest, "")
+        tasks = [pending.task for pending in self._pending if pending.task is not None]
+        for pending in list(self._pending):
+            self._end(pending, "")
         for timer in (self._beginning, self._sweeping):
             if timer is not None:
                 timer.cancel()
@@ -141,8 +142,10 @@ class ConnectionAdmission:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def count(self) -> tuple[int, int]:
-        """Return how many are in or at the door, and how many of them are strangers."""
-        return len(self._guests) + len(self._visitors), self._stranger_count + self._anonymous_count
+        """Return how many connections there are, and how many of them have proved no identity."""
+        return len(self._pending) + len(
+            self._connections
+        ), self._pending_count + self._anonymous_count
 
     # -- coming in
 
@@ -160,7 +163,7 @@ class ConnectionAdmission:
             self._welcome(sock, name)
 
     def _turn_away(self) -> None:
-        """Close one who knocks although there is no descriptor for it, and one of the strangers.
+        """Close a new connection although there is no descriptor for it, and one pending one.
 
         Left alone, the listening socket would be readable for ever: a loop at full speed.
         """
@@ -180,9 +183,9 @@ class ConnectionAdmission:
             sock.close()  # it closed already, and displaces no connection
             return
         address, network = whence(sock, name)
-        of_network = len(self._strangers.get(network, ()))
-        crowd = self._stranger_count >= self.limits.strangers
-        if of_network >= self.limits.strangers_per_address:
+        of_network = len(self._pending_of.get(network, ()))
+        crowd = self._pending_count >= self.limits.pending
+        if of_network >= self.limits.unproved_per_address:
             room = self._make_room(network)
         elif crowd or self.count()[0] >= self.limits.connections:
             room = self._make_room("")
@@ -192,27 +195,31 @@ class ConnectionAdmission:
             self._count("there are too many")
             sock.close()
             return
-        guest = _PendingConnection(sock, address, network, self._loop.time())
-        self._guests[guest] = self._silent[guest] = None
-        self._note(guest, network)
+        pending = _PendingConnection(sock, address, network, self._loop.time())
+        self._pending[pending] = self._silent[pending] = None
+        self._note(pending, network)
         self._stir()
-        if self._is_silent(guest):
-            self._loop.add_reader(sock.fileno(), self._is_silent, guest)
+        if self._is_silent(pending):
+            self._loop.add_reader(sock.fileno(), self._is_silent, pending)
 
     def _make_room(self, network: str) -> bool:
-        """Send the oldest guest of a network away; empty: of all, else an idle anonymous visitor.
+        """Close the oldest pending one of a network; empty: of all, else an idle anonymous one.
 
         Those whose network wasted a place before go first, whatever they said; then those who
         said nothing yet: a client that means it speaks at once, also if what was said has not been
         looked at yet.
         """
         if not network:
-            while (guest := self._least()) is not None:
-                if guest not in self._silent or self._is_silent(guest) or guest not in self._guests:
-                    self._end(guest, "there are too many")
+            while (pending := self._least()) is not None:
+                if (
+                    pending not in self._silent
+                    or self._is_silent(pending)
+                    or pending not in self._pending
+                ):
+                    self._end(pending, "there are too many")
                     return True
             return self._end_idle(max(self._anonymous.values(), key=len, default={}))
-        known = self._strangers.get(network, {})
+        known = self._pending_of.get(network, {})
         silent = (one for one in list(known) if one in self._silent and self._is_silent(one))
         going = next(silent, None) or next(iter(known), None)
         if going is None:
@@ -223,30 +230,30 @@ class ConnectionAdmission:
     def _least(self) -> _PendingConnection | None:
         """Return the oldest suspect, silent ones first, or the oldest of all in the same order."""
         now, has = self._loop.time(), self._suspects.has
-        for guest in chain(self._silent, self._guests):
-            if has(guest.network, now):
-                return guest
-        return next(chain(self._silent, self._guests), None)
+        for pending in chain(self._silent, self._pending):
+            if has(pending.network, now):
+                return pending
+        return next(chain(self._silent, self._pending), None)
 
-    def _is_silent(self, guest: _PendingConnection) -> bool:
-        """Return whether a guest has said nothing yet; one that has is taken on, or sent away."""
-        byte = _first_byte(guest.sock)
+    def _is_silent(self, pending: _PendingConnection) -> bool:
+        """Return whether a pending one sent nothing yet; one that did is taken on, or closed."""
+        byte = _first_byte(pending.sock)
         if byte is None:
             return True
         if not byte:
-            self._end(guest, "")
+            self._end(pending, "")
             return False
-        self._loop.remove_reader(guest.sock.fileno())
-        self._silent.pop(guest, None)
-        self._take_on(guest)
+        self._loop.remove_reader(pending.sock.fileno())
+        self._silent.pop(pending, None)
+        self._take_on(pending)
         return False
 
     def _has_left(self, sock: socket.socket) -> bool:
         """Return whether no client waits: with TLS, one that ended its side gets no answer."""
         return _first_byte(sock) == b"" or (self._tls is not None and _is_ended(sock))
 
-    def _take_on(self, guest: _PendingConnection) -> None:
-        self._spoke.append(guest)
+    def _take_on(self, pending: _PendingConnection) -> None:
+        self._spoke.append(pending)
         if self._beginning is None:
             self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
 
@@ -254,125 +261,125 @@ class ConnectionAdmission:
         """Begin a few handshakes; the others begin when those who are known had their turn."""
         begun, self._beginning = 0, None
         while self._spoke and begun < _BEGUN_AT_ONCE:
-            guest = self._spoke.popleft()
-            if guest not in self._guests:
+            pending = self._spoke.popleft()
+            if pending not in self._pending:
                 continue
-            if self._has_left(guest.sock):
-                self._end(guest, "the handshake failed")
-            elif self._shaking[guest.network] < self.limits.handshakes_per_address:
-                self._begin(guest)
+            if self._has_left(pending.sock):
+                self._end(pending, "the handshake failed")
+            elif self._shaking[pending.network] < self.limits.handshakes_per_address:
+                self._begin(pending)
                 begun += 1
             else:
-                self._turns.setdefault(guest.network, deque()).append(guest)
+                self._turns.setdefault(pending.network, deque()).append(pending)
         self._begins_at = self._loop.time() + begun * _BEGIN_S * (self._tls is not None)
         if self._spoke:
             self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
 
-    def _begin(self, guest: _PendingConnection) -> None:
-        self._shaking[guest.network] += 1
-        guest.since = self._loop.time()
-        guest.task = self._loop.create_task(self._shake_hands(guest))
-        guest.task.add_done_callback(lambda _: self._shook(guest))
+    def _begin(self, pending: _PendingConnection) -> None:
+        self._shaking[pending.network] += 1
+        pending.since = self._loop.time()
+        pending.task = self._loop.create_task(self._shake_hands(pending))
+        pending.task.add_done_callback(lambda _: self._shook(pending))
 
-    async def _shake_hands(self, guest: _PendingConnection) -> None:
+    async def _shake_hands(self, pending: _PendingConnection) -> None:
         timeouts = {}
-        guest.is_transports = True
+        pending.is_transports = True
         if self._tls is not None:
             timeouts = {"ssl_handshake_timeout": self.limits.handshake_s, "ssl_shutdown_timeout": 5}
         try:
             await self._loop.connect_accepted_socket(
-                lambda: _Acceptor(self, guest), guest.sock, ssl=self._tls, **timeouts
+                lambda: _Acceptor(self, pending), pending.sock, ssl=self._tls, **timeouts
             )
         except (OSError, ssl.CertificateError) as e:
             e.__traceback__ = None  # its frames hold the future that holds the error: a circle
 
-    def _shook(self, guest: _PendingConnection) -> None:
+    def _shook(self, pending: _PendingConnection) -> None:
         """Go on after a handshake, however it ended, even before it began."""
-        network, guest.task = guest.network, None
-        if guest in self._guests:
-            self._end(guest, "the handshake failed")
+        network, pending.task = pending.network, None
+        if pending in self._pending:
+            self._end(pending, "the handshake failed")
         self._shaking[network] -= 1
         if self._shaking[network] <= 0:
             del self._shaking[network]
         turns = self._turns.get(network)
         while turns:
-            guest = turns.popleft()
-            if guest in self._guests:
-                self._take_on(guest)
+            pending = turns.popleft()
+            if pending in self._pending:
+                self._take_on(pending)
                 break
         if not turns:
             self._turns.pop(network, None)
 
-    def let_in(self, guest: _PendingConnection, transport: asyncio.Transport) -> None:
-        """Make a visitor of a guest: TLS is established, or is not used here."""
-        self._guests.pop(guest, None)
-        self._forget(guest, guest.network)
+    def let_in(self, pending: _PendingConnection, transport: asyncio.Transport) -> None:
+        """Admit a pending connection: TLS is established, or is not used here."""
+        self._pending.pop(pending, None)
+        self._forget(pending, pending.network)
         certificate = transport.get_extra_info("peercert") or {}
         name = identity_in(certificate)
-        visitor = Visitor(
-            self._runner, self._logger, self._left, guest.address, guest.network, name
+        connection = HttpConnection(
+            self._runner, self._logger, self._left, pending.address, pending.network, name
         )
-        visitor.valid_from, visitor.not_after = begins_at(certificate), ends_at(certificate)
+        connection.valid_from, connection.not_after = begins_at(certificate), ends_at(certificate)
         if name and self._of_peer[name] >= self.limits.per_peer:
             self._count("one identity has too many")
             transport.abort()
             return
-        if not name and not self._has_room(guest.network):
+        if not name and not self._has_room(pending.network):
             self._count("there are too many")
             transport.abort()
             return
-        self._visitors[visitor] = None
-        visitor.stir = self._stir
+        self._connections[connection] = None
+        connection.stir = self._stir
         self._stir()
         if name:
             self._of_peer[name] += 1
-            self._suspects.proved(guest.network, self._loop.time())
+            self._suspects.proved(pending.network, self._loop.time())
         else:
-            self._anonymous.setdefault(guest.network, {})[visitor] = None
+            self._anonymous.setdefault(pending.network, {})[connection] = None
             self._anonymous_count += 1
-        transport.set_protocol(visitor)
-        visitor.connection_made(transport)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
 
     def _has_room(self, network: str) -> bool:
-        """Return whether an anonymous visitor may come in; an idle one goes if that is needed."""
+        """Return whether an anonymous connection is admitted; an idle one is closed if needed."""
         known = self._anonymous.get(network, {})
-        if len(known) < self.limits.strangers_per_address:
+        if len(known) < self.limits.unproved_per_address:
             if self._anonymous_count < self.limits.anonymous:
                 return True
             known = max(self._anonymous.values(), key=len)
         return self._end_idle(known)
 
-    def _end_idle(self, visitors: dict[Visitor, None]) -> bool:
-        """Send the oldest of some visitors away that is not being answered, if there is one."""
-        idle = next((one for one in visitors if not one.is_served), None)
+    def _end_idle(self, connections: dict[HttpConnection, None]) -> bool:
+        """Close the oldest of some connections that is not being answered, if there is one."""
+        idle = next((one for one in connections if not one.is_served), None)
         if idle is not None:
             self._end(idle, "there are too many")
         return idle is not None
 
     # -- going
 
-    def _left(self, visitor: Visitor) -> None:
-        if self._visitors.pop(visitor, self) is self:
+    def _left(self, connection: HttpConnection) -> None:
+        if self._connections.pop(connection, self) is self:
             return
-        if visitor.name:
-            self._of_peer[visitor.name] -= 1
-            if not self._of_peer[visitor.name]:
-                del self._of_peer[visitor.name]
+        if connection.name:
+            self._of_peer[connection.name] -= 1
+            if not self._of_peer[connection.name]:
+                del self._of_peer[connection.name]
         else:
-            known = self._anonymous[visitor.network]
-            del known[visitor]
+            known = self._anonymous[connection.network]
+            del known[connection]
             self._anonymous_count -= 1
             if not known:
-                del self._anonymous[visitor.network]
+                del self._anonymous[connection.network]
 
-    def _end(self, one: _PendingConnection | Visitor, why: str) -> None:
+    def _end(self, one: _PendingConnection | HttpConnection, why: str) -> None:
         """Close a connection at once; `why` is counted for the log."""
         if why:
             self._count(why)
-        if isinstance(one, Visitor):
+        if isinstance(one, HttpConnection):
             one.abort()
             self._left(one)
-        elif self._guests.pop(one, self) is not self:
+        elif self._pending.pop(one, self) is not self:
             if why:
                 self._suspects.add(one.network, self._loop.time())
             self._silent.pop(one, None)
@@ -384,15 +391,15 @@ class ConnectionAdmission:
                 one.sock.close()
 
     def _note(self, one: _PendingConnection, network: str) -> None:
-        self._strangers.setdefault(network, {})[one] = None
-        self._stranger_count += 1
+        self._pending_of.setdefault(network, {})[one] = None
+        self._pending_count += 1
 
     def _forget(self, one: _PendingConnection, network: str) -> None:
-        known = self._strangers.get(network)
+        known = self._pending_of.get(network)
         if known is not None and known.pop(one, self) is not self:
-            self._stranger_count -= 1
+            self._pending_count -= 1
             if not known:
-                del self._strangers[network]
+                del self._pending_of[network]
 
     # -- deadlines
 
@@ -429,28 +436,32 @@ class ConnectionAdmission:
         """
         now, wall, limits = self._loop.time(), time.time(), self.limits
         next_s = _CALM_S
-        for guest in list(self._guests):
-            left_s = guest.since + limits.first_byte_s - now
-            if guest.task is None and left_s <= 0:
-                self._end(guest, "nothing was said")
-            elif guest.task is None:
+        for pending in list(self._pending):
+            left_s = pending.since + limits.first_byte_s - now
+            if pending.task is None and left_s <= 0:
+                self._end(pending, "nothing was said")
+            elif pending.task is None:
                 next_s = min(next_s, left_s)
-        for visitor in list(self._visitors):
-            if visitor.name and self._is_void and self._is_void(visitor.name, visitor.valid_from):
-                self._end(visitor, "the identity was revoked")
+        for connection in list(self._connections):
+            if (
+                connection.name
+                and self._is_void
+                and self._is_void(connection.name, connection.valid_from)
+            ):
+                self._end(connection, "the identity was revoked")
                 continue
-            at, why = visitor.deadline(now, wall, limits)
+            at, why = connection.deadline(now, wall, limits)
             if at <= now:
-                self._end(visitor, why)
+                self._end(connection, why)
             else:
                 next_s = min(next_s, at - now)
         if self._ended:
-            fields = {"connections": self.count()[0], "strangers": self.count()[1]}
+            fields = {"connections": self.count()[0], "unproved": self.count()[1]}
             log.warning("connections were closed", extra={**fields, "why": dict(self._ended)})
             self._ended.clear()
-        if self._visitors and self._is_void is not None:
+        if self._connections and self._is_void is not None:
             return _SWEEP_S  # revocations are not announced here
-        return max(_SWEEP_S, next_s) if self._guests or self._visitors else None
+        return max(_SWEEP_S, next_s) if self._pending or self._connections else None
 
 
 @asynccontextmanager
@@ -467,12 +478,12 @@ async def open_admission(
     `is_void` says of a certificate's name and beginning whether it was revoked; it is asked once
     a second. None: no certificate is revoked here.
     """
-    door = ConnectionAdmission(runner, listener, tls, limits, logger, is_void)
-    door.open()
+    admission = ConnectionAdmission(runner, listener, tls, limits, logger, is_void)
+    admission.open()
     try:
-        yield door
+        yield admission
     finally:
-        await door.close()
+        await admission.close()
 
 
 def _is_ended(sock: socket.socket) -> bool:

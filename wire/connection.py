@@ -29,11 +29,11 @@ NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _nothing() -> None:
-    """Do nothing: who is no door's visitor has no deadlines."""
+    """Do nothing: a connection that was not admitted here has no deadlines."""
 
 
-class Visitor(web.RequestHandler):
-    """A connection whose owner is known, or known to be a stranger."""
+class HttpConnection(web.RequestHandler):
+    """An admitted connection: its caller proved an identity, or has none."""
 
     __slots__ = (
         "_blocked_at",
@@ -56,7 +56,7 @@ class Visitor(web.RequestHandler):
         self,
         runner: web.AppRunner,
         logger: logging.Logger,
-        left: Callable[[Visitor], None],
+        left: Callable[[HttpConnection], None],
         address: str,
         network: str,
         name: str,
@@ -225,20 +225,20 @@ class Visitor(web.RequestHandler):
 @web.middleware
 async def attended(request: web.Request, handler: NextHandler) -> web.StreamResponse:
     """Let the connection know that a request of it is being answered."""
-    visitor = request.protocol
-    if not isinstance(visitor, Visitor):
+    connection = request.protocol
+    if not isinstance(connection, HttpConnection):
         return await handler(request)
-    visitor.begin(request)
+    connection.begin(request)
     try:
         return await handler(request)
     finally:
-        visitor.rest()
+        connection.rest()
 
 
 def leaving(request: web.Request, call: Callable[[], object]) -> AbstractContextManager[None]:
     """Have something called if the caller of a request leaves meanwhile."""
-    visitor = request.protocol
-    return visitor.leaving(call) if isinstance(visitor, Visitor) else nullcontext()
+    connection = request.protocol
+    return connection.leaving(call) if isinstance(connection, HttpConnection) else nullcontext()
 
 
 def has_left(request: web.Request) -> bool:
@@ -249,8 +249,8 @@ def has_left(request: web.Request) -> bool:
 async def prepare(request: web.Request, response: web.StreamResponse) -> None:
     """Say nothing of versions, and end a connection that is half closed with its answer."""
     response.headers["Server"] = SERVER
-    visitor = request.protocol
-    if isinstance(visitor, Visitor) and visitor.is_half_closed:
+    connection = request.protocol
+    if isinstance(connection, HttpConnection) and connection.is_half_closed:
         response.headers["Connection"] = "close"
         response.force_close()
 
@@ -259,11 +259,11 @@ IDENTITY = re.compile(
     r"spiffe://(?P<cluster>[a-z0-9][a-z0-9.-]{0,253})"
     r"/(?P<role>host|component|user|controller)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})"
 )
-"""What makes a caller known at a front door; tasks have identities of another form."""
+"""What identifies a caller of a front end; tasks have identities of another form."""
 
 
 def identity_in(certificate: Mapping[str, Any]) -> str:
-    """Return who a verified certificate says that its holder is; empty: a stranger."""
+    """Return who a verified certificate says that its holder is; empty: no identity."""
     names = [v for kind, v in certificate.get("subjectAltName", ()) if kind == "URI"]
     return names[0] if len(names) == 1 and IDENTITY.fullmatch(names[0]) else ""
 

@@ -5,7 +5,7 @@ TwineError
 ├── Forbidden         the caller may not do this                        403
 ├── NotFound          no such task, image, job, …                       404
 ├── Conflict          stale generation or epoch, or still in use        409
-│   └── OlderStore    of a control plane whose store was put back       409
+│   └── OlderStore    of a control plane whose store was restored       409
 ├── TooSlow           the request did not come in time                  408
 ├── TooLarge          over a limit of size                              413
 ├── Unprocessable     well-formed, but cannot be carried out            422

@@ -112,8 +112,8 @@ class Share:
 
 
 USERS = Share(0.2, 0.5)
-STRANGERS = Share(0.05, 0.1)
-ALL_STRANGERS = Share(0.3, 0.5)
+UNPROVED = Share(0.05, 0.1)
+ALL_UNPROVED = Share(0.3, 0.5)
 """Of all anonymous callers together."""
 MAX_PAUSE_S = 5.0
 """How long a request waits until its account's debt is paid; beyond that it is refused."""
@@ -188,7 +188,7 @@ def _charged(peer: Peer) -> tuple[tuple[str, Share], ...]:
     if peer.is_trusted:
         return ()
     if peer.role == ANYONE:
-        return (peer.account, STRANGERS), (ANYONE, ALL_STRANGERS)
+        return (peer.account, UNPROVED), (ANYONE, ALL_UNPROVED)
     return ((peer.account, USERS),)
 
 

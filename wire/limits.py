@@ -1,4 +1,4 @@
-"""How many may come in to an HTTP server, and how long each step of theirs may take."""
+"""Limits of an HTTP server: numbers of connections, and seconds for each step of a request."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import resource
 from dataclasses import dataclass, replace
 
 _SHARE = 4
-"""Of the process' descriptors a door takes at most one in four."""
+"""Of the process' descriptors a server takes at most one in four."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many may be in, and how long each step of theirs may take."""
+    """How many connections there may be, and how long each step of theirs may take."""
 
     connections: int = 4096
-    strangers: int = 1024
+    pending: int = 1024
     """Before TLS is established, which takes 0.3 MB of each."""
     anonymous: int = 1024
     """Afterwards, without a certificate."""
-    strangers_per_address: int = 128
+    unproved_per_address: int = 128
     """Of each of both, from one IPv4 address or one IPv6 /64; on a unix socket: of one user."""
     per_peer: int = 64
     """Connections of one certificate's name."""
@@ -27,8 +27,8 @@ class ConnectionLimits:
     first_byte_s: float = 10.0
     handshake_s: float = 10.0
     header_s: float = 10.0
-    """From the first byte of a request to the end of its header; also how long a stranger may
-    ask nothing."""
+    """From the first byte of a request to the end of its header; also how long a caller
+    without an identity may ask nothing."""
     idle_s: float = 75.0
     """Between two requests of one whose identity is known."""
     write_s: float = 30.0
@@ -40,14 +40,14 @@ class ConnectionLimits:
         return replace(
             self,
             connections=min(self.connections, most),
-            strangers=min(self.strangers, max(8, most // 2)),
+            pending=min(self.pending, max(8, most // 2)),
             anonymous=min(self.anonymous, max(8, most // 4)),
-            strangers_per_address=min(self.strangers_per_address, max(4, most // 4)),
+            unproved_per_address=min(self.unproved_per_address, max(4, most // 4)),
         )
 
 
 LOCAL = ConnectionLimits(
-    connections=256, strangers=256, anonymous=256, strangers_per_address=192, idle_s=300.0
+    connections=256, pending=256, anonymous=256, unproved_per_address=192, idle_s=300.0
 )
 """Of a unix socket: its callers show no certificate; the kernel names their users."""
 

@@ -48,6 +48,8 @@ def _commands(
 ) -> Iterator[tuple[tuple[str, ...], click.Command, click.Context]]:
     """Yield every command below a group with its words, sorted."""
     for name, command in sorted(group.commands.items()):
+        if command.hidden:
+            continue
         inner = click.Context(command, info_name=name, parent=context)
         yield (*words, name), command, inner
         if isinstance(command, click.Group):

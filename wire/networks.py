@@ -1,4 +1,4 @@
-"""Where a connection comes from, and which network is to blame for what it does."""
+"""Where a connection comes from, and which network counts for what it does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROVED_S = 600.0
 
 
 class Suspects:
-    """Networks that took a place at the door of late and made no use of it.
+    """Networks that took a place of late and made no use of it.
 
     A flood is of these soon, also one from thousands of addresses; a newcomer is not, nor one
     of a network where a caller proved an identity of late.

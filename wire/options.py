@@ -1,7 +1,9 @@
-"""Sizes, durations and CPUs as options of a command line, for both programs."""
+"""Sizes, durations and CPUs as options of command lines, and former names of commands."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -27,6 +29,19 @@ class _Option(click.ParamType[float]):
             return self._quantity.read(value)
         except InvalidInput as e:
             self.fail(str(e), param, ctx)
+
+
+def also(group: click.Group, *former: str) -> Callable[[click.Command], click.Command]:
+    """Keep the former names of a command in `group`; help, manual and completion hide them."""
+
+    def keep(command: click.Command) -> click.Command:
+        for name in former:
+            known = copy.copy(command)
+            known.name, known.hidden = name, True
+            group.add_command(known)
+        return command
+
+    return keep
 
 
 def size() -> click.ParamType[float]:

@@ -1,4 +1,4 @@
-"""Who is on the other side of a connection, as TLS or the kernel proved it.
+"""Identifies the other side of a connection, as TLS or the kernel proved it.
 
 Of a certificate only the URI in the subject alternative name counts, in SPIFFE's form:
 `spiffe://<cluster>/host/<name>`, `/component/<name>`, `/user/<name>` or, of a TaskController,

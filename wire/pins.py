@@ -1,4 +1,4 @@
-"""Pins of authorities: what operators pass to a host, and hosts tell whom they trust by."""
+"""Pins of authorities: hashes that operators pass to a host and that hosts report as trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks a Prometheus server by its HTTP API v1, and believes nothing that it answers.
+"""Client of a Prometheus server's HTTP API v1; every answer is checked.
 
 Source: Prometheus documentation, "HTTP API": instant queries, range queries.
 """

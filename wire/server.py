@@ -38,7 +38,7 @@ _request_id: ContextVar[str] = ContextVar("request_id", default="")
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 READER_CHECK_S = 5.0
 """How long a stream that has nothing to say (a quiet log) outlives its reader at most, where no
-door tells that the reader left."""
+admission tells that the reader left."""
 
 
 @dataclass(frozen=True, slots=True)

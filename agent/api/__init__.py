@@ -186,7 +186,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     epoch: Count = 0
     """Leadership term of the sender; 0 for a local operator."""
     image: DigestStr
-    """An image that the host has: `twine-agent images`."""
+    """An image that the host has: `twine-agent image list`."""
     command: Annotated[list[Argument], Meta(max_length=4096)] = []
     """Empty: what the image says, if it is an OCI image."""
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}

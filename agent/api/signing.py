@@ -1,4 +1,4 @@
-"""Who vouches for an image, and whose word counts (docs/security.md, docs/adr/0104)."""
+"""Signatures of images, and the keys whose signatures count (docs/security.md, docs/adr/0104)."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import click
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
+from wire.options import also
 
 _entitlement = click.option(
     "--entitlement", default="local", show_default=True, help="Whose tasks may ask for it."
@@ -21,19 +22,21 @@ def credential() -> None:
     """Credentials that this host holds for tasks, in memory alone."""
 
 
-@credential.command()
+@also(credential, "put")
+@credential.command("create")
 @click.argument("name")
 @_entitlement
 @click.option("--file", type=click.File("rb"), default="-", help="Where it is; standard input.")
 @click.pass_obj
 def put(config_path: Path | None, name: str, entitlement: str, file: BinaryIO) -> None:
-    """Hold credential NAME: what standard input says, as it is."""
+    """Hold credential NAME, new or in place of an old one: what standard input says, as it is."""
     value = file.read()
     info = call(config_path, lambda client: client.put_credential(entitlement, name, value))
     click.echo(f"{info.entitlement}/{info.name}: {info.size_bytes} bytes are held in memory")
 
 
-@credential.command("ls")
+@also(credential, "ls")
+@credential.command("list")
 @output_option
 @click.pass_obj
 def list_(config_path: Path | None, output: str) -> None:
@@ -47,7 +50,8 @@ def list_(config_path: Path | None, output: str) -> None:
     return show.table(("ENTITLEMENT", "NAME", "BYTES", "AGE"), rows)
 
 
-@credential.command()
+@also(credential, "rm")
+@credential.command("delete")
 @click.argument("name")
 @_entitlement
 @click.pass_obj

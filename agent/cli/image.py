@@ -17,6 +17,7 @@ from agent.cli.layout import archived, digest_of_file
 from agent.cli.program import call
 from agent.cli.show import output_option
 from wire.errors import InvalidInput, NotFound, TwineError
+from wire.options import also
 from wire.units import about_size
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ _FORMS = (
 )
 
 
-@click.command()
+@click.group()
+def image() -> None:
+    """Images of this machine: list, fetch, delete."""
+
+
+@image.command("list")
 @output_option
 @click.pass_obj
 def images(config_path: Path | None, output: str) -> None:
@@ -43,12 +49,8 @@ def images(config_path: Path | None, output: str) -> None:
     return show.table(("IMAGE", "FORMAT", "SIZE", "TASKS"), rows)
 
 
-@click.group()
-def image() -> None:
-    """Fetch and remove images of this machine."""
-
-
-@image.command("rm")
+@also(image, "rm")
+@image.command("delete")
 @click.argument("digest")
 @click.pass_obj
 def image_rm(config_path: Path | None, digest: str) -> None:
@@ -63,7 +65,9 @@ def image_rm(config_path: Path | None, digest: str) -> None:
                 hint="give more digits: " + ", ".join(found[:3]),
             )
         if not found:
-            raise NotFound(f"there is no image {digest} on this machine", hint="twine-agent images")
+            raise NotFound(
+                f"there is no image {digest} on this machine", hint="twine-agent image list"
+            )
         await client.delete_image(found[0])
         return found[0]
 

@@ -11,6 +11,7 @@ from agent.cli import image as images
 from agent.cli import resize as sizes
 from agent.cli import volume as volumes
 from agent.cli.program import run_program
+from wire.options import also
 from wire.pipes import PipedGroup
 
 
@@ -28,7 +29,7 @@ _COMMANDS = (
     inside.exec_task,
     credential.credential,
     sizes.resize,
-    *(host.facts, images.images, images.image, host.events, host.profile),
+    *(host.facts, images.image, host.events, host.profile),
     *(accounts.gc, accounts.fsck, volumes.volume),
     *(
         service.serve,
@@ -41,6 +42,7 @@ _COMMANDS = (
 )
 for _command in _COMMANDS:
     cli.add_command(_command)
+also(cli, "images")(images.images)
 
 
 @cli.command("manual")

@@ -1,4 +1,4 @@
-"""Commands of who installs and runs the agent."""
+"""Commands that install and run the agent."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import click
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
+from wire.options import also
 from wire.units import about_size
 
 _entitlement = click.option(
@@ -58,7 +59,8 @@ def volume_snapshot(
     click.echo(made.name)
 
 
-@volume.command("remove")
+@also(volume, "remove")
+@volume.command("delete")
 @click.argument("name")
 @_entitlement
 @click.pass_obj

@@ -83,7 +83,7 @@ class CredentialHolder(TaskStage):
         """Raise `HostError` where a credential of a task is not here: it starts when it is."""
         if names := missing(task.spec, self._held):
             entitlement = task.spec.entitlement
-            hint = f"twine-agent credential put {names[0]} --entitlement {entitlement} <FILE"
+            hint = f"twine-agent credential create {names[0]} --entitlement {entitlement} <FILE"
             raise HostError(why_missing(task.task_id, task.spec, names), hint=hint)
 
     def put(self, entitlement: str, name: str, value: bytes) -> CredentialInfo:
@@ -94,7 +94,9 @@ class CredentialHolder(TaskStage):
             (entitlement, name): _Held(entitlement, name, value, round(time.time(), 3))
         }
         if len(held) > MOST:
-            raise InvalidInput(f"this host holds {MOST} credentials already", hint="credential rm")
+            raise InvalidInput(
+                f"this host holds {MOST} credentials already", hint="twine-agent credential delete"
+            )
         self._keep(held)
         return _info(held[entitlement, name])
 
@@ -103,7 +105,7 @@ class CredentialHolder(TaskStage):
         if (entitlement, name) not in self._held:
             raise NotFound(
                 f"this host holds no credential {name} of entitlement {entitlement}",
-                hint="twine-agent credential ls",
+                hint="twine-agent credential list",
             )
         self._keep({key: held for key, held in self._held.items() if key != (entitlement, name)})
 

@@ -1,4 +1,4 @@
-"""Who may call the agent, and who may have a task without a sandbox."""
+"""Which callers the agent serves, and which may have a task without a sandbox."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Ledger:
 
     async def _find(self) -> FoundOnHost:
         units = await self._units.all("twine-*.service")
-        tasks, spared = self._tasks.known()
+        tasks, unreadable = self._tasks.known()
         seen = await self._lanes.run("btrfs", self._walk)
         again, _ = self._tasks.known()
         observed = await self._lanes.run("files", self._machine.observe, self._state, self._run)
@@ -86,7 +86,7 @@ class Ledger:
         return replace(
             seen,
             tasks={**tasks, **again},
-            spared=spared,
+            unreadable=unreadable,
             units={u.unit: u.active for u in units if u.active != "inactive" or u.control_group},
             taking_in=self._images.taking_in,
             cgroups=observed.cgroups,

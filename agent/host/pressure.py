@@ -1,4 +1,4 @@
-"""Watches the host's pressure: starts are let in by it, and a task goes when memory is short."""
+"""Watches the host's pressure: limits starts, and evicts a task when memory is short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remembers who spoke last for the control plane; refuses an older store, and an earlier owner."""
+"""Remembers the control plane that spoke last; refuses an older store and an earlier owner."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FencingTerm:
                 raise OlderStore(
                     f"this host was told at revision {self._known.now} of the control plane's"
                     f" store, and this control plane began with revision {told.began}: an old copy"
-                    " of the store was put back",
+                    " of the store was restored",
                     hint="on the control plane's host: twine-control-plane restore-store"
                     " (docs/operating.md)",
                 )

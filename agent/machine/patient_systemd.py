@@ -1,4 +1,4 @@
-"""The service manager for who must not wait: an agent begins although the bus stands still."""
+"""systemd for callers that must not wait: an agent starts although D-Bus does not answer."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Networks(TaskStage):
         self._wanted: dict[str, TaskNet] = {}
         self._known: dict[str, TaskNet] = {}
         self._expected: dict[str, TaskSpec] = {}
-        self._spared: set[str] = set()
+        self._unreadable: set[str] = set()
         self._turn = asyncio.Lock()
         self.gates = PortGates(network, lanes)
         """Of tasks in the host's network."""
@@ -51,13 +51,13 @@ class Networks(TaskStage):
         self.problem = ""
         """Why the firewall is not in force, or what the host lacks."""
 
-    def expect(self, specs: Mapping[str, TaskSpec], spared: Iterable[str]) -> None:
+    def expect(self, specs: Mapping[str, TaskSpec], unreadable: Iterable[str]) -> None:
         """Say which tasks there are, before any of them starts.
 
-        What belongs to `spared` tasks, whose records cannot be read, stays as it is.
+        What belongs to `unreadable` tasks, whose records cannot be read, stays as it is.
         """
-        self._expected, self._spared = dict(specs), set(spared)
-        self.gates.expect(specs, self._spared)
+        self._expected, self._unreadable = dict(specs), set(unreadable)
+        self.gates.expect(specs, self._unreadable)
 
     async def adopt(self) -> None:
         """Put the firewall in force, and keep at it until it is; leftovers go."""
@@ -82,7 +82,7 @@ class Networks(TaskStage):
         strays = [
             net.task_id
             for net in there.networks
-            if net.task_id not in self._wanted and net.task_id not in self._spared
+            if net.task_id not in self._wanted and net.task_id not in self._unreadable
         ]
         for task_id in strays:
             log.warning("removing a network that no task has", extra={"task": task_id})
@@ -132,7 +132,7 @@ class Networks(TaskStage):
     async def clear(self, *, namespace: str = "", veth: str = "") -> None:
         """Remove a namespace, or a link, that belongs to no task; raises `HostError`."""
         async with self._turn:
-            if namespace in self._wanted or namespace in self._spared:
+            if namespace in self._wanted or namespace in self._unreadable:
                 return
             site = await self._our_site()
             names, links = [namespace] if namespace else [], [veth] if veth else []

@@ -36,15 +36,15 @@ class PortGates:
         self._up: dict[str, str] = {}
         """Task → the run of it that is to be held, or is."""
         self._open: set[str] = set()
-        self._spared = False
+        self._unreadable = False
         self._wake = asyncio.Event()
 
-    def expect(self, specs: Mapping[str, TaskSpec], spared: Iterable[str]) -> None:
+    def expect(self, specs: Mapping[str, TaskSpec], unreadable: Iterable[str]) -> None:
         """Say which tasks there are, before any of them starts; those that run are held again.
 
-        What `spared` tasks have is not known: no record of theirs can be read. Nothing goes then.
+        No record of `unreadable` tasks can be read, so their gates are unknown: then none goes.
         """
-        self._spared = bool(list(spared))
+        self._unreadable = bool(list(unreadable))
         self._specs = {t: spec for t, spec in specs.items() if _is_held(spec)}
         self._open = set(self._specs)
         if self._open:
@@ -98,7 +98,7 @@ class PortGates:
 
     async def _ask(self, hold: dict[str, list[int]]) -> None:
         wanted = sorted({tuple(ports_of(spec)) for spec in self._specs.values()} | {()})
-        gates = Gates(wanted=[list(p) for p in wanted], alone=not self._spared, hold=hold)
+        gates = Gates(wanted=[list(p) for p in wanted], alone=not self._unreadable, hold=hold)
         await self._lanes.run(_LANE, self._network.ask, Ask(gates=gates))
 
 

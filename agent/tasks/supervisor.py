@@ -67,19 +67,19 @@ class TaskLoop:
         self,
         host: TaskContext,
         record: TaskRecord,
-        bury: Callable[[TaskRecord], Awaitable[None]],
+        removed: Callable[[TaskRecord], Awaitable[None]],
         *,
         fresh: bool = False,
     ) -> None:
-        """Take a record that is already saved; `bury` is awaited when nothing is left of it.
+        """Take a record that is already saved; `removed` is awaited when nothing is left of it.
 
-        With `fresh` nothing of the task can be on the host yet, so the first look is spared.
+        With `fresh` nothing of the task can be on the host yet, so the first look is left out.
         """
         self._host = host
         self.record = record
         self.settled = asyncio.Event()
         """Set once the loop has looked and decided for the first time, or could not."""
-        self._bury = bury
+        self._removed = removed
         self._unit = unit_of(record.task_id)
         self._waker = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -201,7 +201,7 @@ class TaskLoop:
         async with self._lock:
             if self.record is not task:
                 return False
-            await self._bury(task)
+            await self._removed(task)
             passed("forget.done")
             self._host.contact.release(task.task_id)
             self._over = True

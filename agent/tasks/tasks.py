@@ -73,7 +73,7 @@ class HostTasks:
         )
         self._loops: dict[str, TaskLoop] = {}
         self._tombstones: dict[str, Tombstone] = {}
-        self._spared: dict[str, str] = {}
+        self._unreadable: dict[str, str] = {}
         self._coming: dict[str, TaskSpec] = {}
         """Tasks whose record is being written: they count already."""
         self._door = asyncio.Lock()
@@ -86,7 +86,7 @@ class HostTasks:
         """Take over what is on the host: tasks run on, what belongs to none is removed."""
         host = self._host
         self._tombstones = dict(replay.tombstones)
-        self._spared = dict(replay.unreadable)
+        self._unreadable = dict(replay.unreadable)
         units = [u.unit for u in await host.units.all(TASK_UNITS)]
         try:
             roots = await host.storage.tasks_with_root()
@@ -99,7 +99,7 @@ class HostTasks:
             self._start(record)
         for task_id in leftovers(replay.tasks, replay.unreadable, units, roots):
             log.warning("removing a task that has no record", extra={"task": task_id})
-            self._start(_condemned(task_id))
+            self._start(_to_remove(task_id))
         for task_id, why in replay.unreadable.items():
             message = f"the record cannot be read ({why}); what runs is left running"
             log.error("a task record is unreadable", extra={"task": task_id, "why": why})
@@ -108,11 +108,11 @@ class HostTasks:
             await loop.settled.wait()
 
     def _start(self, record: TaskRecord, *, fresh: bool = False) -> None:
-        loop = TaskLoop(self._host, record, self._bury, fresh=fresh)
+        loop = TaskLoop(self._host, record, self._removed, fresh=fresh)
         self._loops[record.task_id] = loop
         self._group.create_task(loop.run(), name=f"task-{record.task_id}")
 
-    async def _bury(self, record: TaskRecord) -> None:
+    async def _removed(self, record: TaskRecord) -> None:
         stone = tombstone_of(record, time.time())
         await self._host.storage.save(stone)
         self._tombstones[record.task_id] = stone
@@ -146,7 +146,7 @@ class HostTasks:
                     self._admission.check(task_id, spec)
                     record = TaskRecord(task_id=task_id, spec=spec, boot_id=self._boot_id)
                     record = self._with_cpus(record)
-                    return await self._create(record, fresh=task_id not in self._spared)
+                    return await self._create(record, fresh=task_id not in self._unreadable)
             return await self.put(task_id, spec)
 
         def changed(record: TaskRecord) -> TaskRecord:
@@ -199,12 +199,12 @@ class HostTasks:
         self._coming[task_id] = record.spec
         try:
             host.contact.bind(record, renewed=True)
-            if task_id in self._spared:
+            if task_id in self._unreadable:
                 await host.storage.set_aside(task_id)
             await host.storage.save(record)
             passed("task.recorded")
             self._tombstones.pop(task_id, None)
-            self._spared.pop(task_id, None)
+            self._unreadable.pop(task_id, None)
             host.events.add("task", task_id, str(record.state), status_of(record))
             self._start(record, fresh=fresh)
         except HostError:
@@ -250,10 +250,10 @@ class HostTasks:
         nothing stays that keeps the control plane from starting it again (BUG-HT25).
         """
         loop = self._loops.get(task_id)
-        if loop is None and task_id in self._spared:
+        if loop is None and task_id in self._unreadable:
             async with self._door:
-                if task_id in self._spared:
-                    return await self._create(_condemned(task_id, generation, epoch))
+                if task_id in self._unreadable:
+                    return await self._create(_to_remove(task_id, generation, epoch))
             return await self.delete(task_id, generation, epoch, said=said)
         if loop is None:
             await self._remember_absence(task_id, generation, epoch)
@@ -357,8 +357,8 @@ class HostTasks:
         loop = self._loops.get(task_id)
         if loop is not None:
             return status_of(loop.record)
-        if task_id in self._spared:
-            return _spared_status(task_id, self._spared[task_id])
+        if task_id in self._unreadable:
+            return _unreadable_status(task_id, self._unreadable[task_id])
         raise self._unknown(task_id)
 
     def ended_run(self, task_id: str) -> str:
@@ -378,7 +378,7 @@ class HostTasks:
 
     def knows(self, task_id: str) -> bool:
         """Return whether there is such a task."""
-        return task_id in self._loops or task_id in self._spared
+        return task_id in self._loops or task_id in self._unreadable
 
     def running(self, task_id: str) -> TaskRecord:
         """Return the record of a task that runs; raise `NotFound` or `Conflict`."""
@@ -426,13 +426,13 @@ class HostTasks:
             )
             for task_id, loop in self._loops.items()
         }
-        return tasks, sorted(self._spared)
+        return tasks, sorted(self._unreadable)
 
     def all(self) -> list[TaskStatus]:
         """Return the state of all tasks, sorted by id."""
         known = [status_of(loop.record) for loop in self._loops.values()]
-        spared = [_spared_status(t, why) for t, why in self._spared.items()]
-        return sorted([*known, *spared], key=lambda s: s.task_id)
+        unreadable = [_unreadable_status(t, why) for t, why in self._unreadable.items()]
+        return sorted([*known, *unreadable], key=lambda s: s.task_id)
 
     def using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
@@ -448,7 +448,7 @@ class HostTasks:
         return NotFound(f"there is no task {task_id} on this machine", hint="twine-agent ps")
 
 
-def _condemned(task_id: str, generation: int | None = None, epoch: int | None = None) -> TaskRecord:
+def _to_remove(task_id: str, generation: int | None = None, epoch: int | None = None) -> TaskRecord:
     """Return the record of a task whose id alone is known, to have it removed."""
     spec = TaskSpec(
         generation=generation or 1, epoch=epoch or 0, image=_UNKNOWN_IMAGE, command=["unknown"]
@@ -462,7 +462,7 @@ def _condemned(task_id: str, generation: int | None = None, epoch: int | None = 
     )
 
 
-def _spared_status(task_id: str, why: str) -> TaskStatus:
+def _unreadable_status(task_id: str, why: str) -> TaskStatus:
     return TaskStatus(
         task_id=task_id,
         generation=0,

@@ -97,7 +97,7 @@ class Observations:
         self._broker = broker
         self._observations: BigMap[Observation] = BigMap()
         self.restored = 0
-        """The term in which the store was put back from a copy; 0: it never was."""
+        """The term in which the store was restored from a copy; 0: it never was."""
         self.let_go: dict[str, set[str]] = {}
         """Machine → tasks that only the store's copy does not know, and that may be stopped."""
         self._listeners: list[Changed] = []

@@ -1,4 +1,4 @@
-"""What those above the machines need of the brokers: nothing of how they do it.
+"""Protocols of the brokers' services that the actors above the machines call.
 
 `roles.py` hands the brokers in. What answers in their place, in this process or another, has
 these methods.

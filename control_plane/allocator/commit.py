@@ -1,4 +1,4 @@
-"""The second phase of allocations: brokers are told what was decided, until they have heard it.
+"""The second phase of allocations: tells brokers the decision until each has acknowledged it.
 
 What was decided is durable and will be done, so who asked for it is not kept waiting for a
 broker whose store fails: after a moment the rest goes on in the background. So does the

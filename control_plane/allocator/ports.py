@@ -1,4 +1,4 @@
-"""What the allocator needs of the portal: nothing of how it does it.
+"""Protocols of the portal's services that the allocator calls.
 
 `roles.py` hands it in, `alone.py` does where there is no control plane around it.
 """

@@ -1,4 +1,4 @@
-"""What a pool may take of the free machines: its quota, promises to others, who comes first."""
+"""What a pool may take of the free machines: its quota, promises to others, its turn."""
 
 from __future__ import annotations
 

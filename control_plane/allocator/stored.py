@@ -1,4 +1,4 @@
-"""The records of allocations and decisions in the allocator's store: read at a start, written here.
+"""The allocator's records of allocations and decisions: read at a start, written here.
 
 The decision of a transaction is written with the job's record, in one transaction of the store:
 that write is the commit point.

@@ -75,7 +75,7 @@ RESTORED_ROUTES: tuple[Route, ...] = (
         "/v1/restored",
         response=RestoredView,
         needs=Needs.OPERATOR,
-        summary="How the tasks on machines differ from the copy that the store was put back from",
+        summary="How the tasks on machines differ from the copy that the store was restored from",
     ),
     Route(
         "release_restored",

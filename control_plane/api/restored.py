@@ -1,4 +1,4 @@
-"""A store that was put back from a copy: what is noted of that, and what operators are shown."""
+"""A store that was restored from a copy: what is stored about that, and what operators see."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from agent.api import TaskState
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """That the store was put back, as it is stored."""
+    """That the store was restored, as it is stored."""
 
     schema: int = 1
     at: float
-    """When it was put back, in seconds since 1970."""
+    """When it was restored, in seconds since 1970."""
     copied_at: float
     """When the copy was made; 0: not known."""
     epoch: int
@@ -55,7 +55,7 @@ class RestoredView(msgspec.Struct, frozen=True, kw_only=True):
     """What operators look at before the restored store is obeyed."""
 
     restored: Restored | None
-    """None: the store was never put back."""
+    """None: the store was never restored."""
     tasks: list[FoundTask]
     unheard: list[str]
     """Machines that were not heard yet: of them nothing is known."""

@@ -1,4 +1,4 @@
-"""The resource broker of one data center: its machines, to whom they belong, how they do.
+"""The resource broker of one data center: its machines, their owners and their state.
 
 A machine is free or in exactly one entitlement (MO9): both are one field of one record,
 which only changes by compare-and-set. `brokers` makes one region of several.

@@ -64,7 +64,7 @@ async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
         if name in in_main:
             reason = (
                 f"there are machines of {name} in the main store: take this line out again, or"
-                " remove these machines first (twinectl machine remove)"
+                " remove these machines first (twinectl machine delete)"
             )
         else:
             reason = await _why_not(name, found, identity, notes.get(name))

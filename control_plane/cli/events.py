@@ -1,4 +1,4 @@
-"""`twinectl job events` and `twinectl task story`: what was done to tasks, when and why."""
+"""`twinectl job events` and `twinectl task events`: what was done to tasks, when and why."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
+from wire.options import also
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
@@ -46,11 +47,12 @@ def task() -> None:
     """Look at single tasks, and move them."""
 
 
-@task.command()
+@also(task, "story")
+@task.command("events")
 @click.argument("name")
 @output_option
 @click.pass_obj
-def story(target: Target, name: str, output: str) -> None:
+def task_events(target: Target, name: str, output: str) -> None:
     """Show what became of task NAME (as `web-3`), and what is being done to it now."""
     job, index = task_named(name)
 

@@ -19,6 +19,7 @@ from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire import signatures
 from wire.errors import InvalidInput
+from wire.options import also
 from wire.routes import invalid
 from wire.units import about_size
 from wire.violations import violations
@@ -163,7 +164,8 @@ def _read_key(file: Path) -> bytes:
         raise InvalidInput(f"cannot read the key in {file}: {e.strerror}") from e
 
 
-@image.command("rm")
+@also(image, "rm")
+@image.command("delete")
 @click.argument("digest")
 @click.pass_obj
 def remove(target: Target, digest: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -14,7 +13,7 @@ from agent.api import exit_text
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.images import names_of
-from control_plane.cli.log_text import print_log
+from control_plane.cli.log_text import log_options, show_log
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import TwineError
@@ -123,32 +122,12 @@ def list_(target: Target, output: str) -> None:
 @job.command()
 @click.argument("name")
 @click.argument("index", type=click.IntRange(0, 999_999))
-@click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as more is written.")
-@click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines.")
-@click.option("--since", type=seconds(), metavar="DURATION", help="Only the last 90s, 10m, …")
-@click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last.")
+@log_options
 @output_option
 @click.pass_obj
-def logs(
-    target: Target,
-    name: str,
-    index: int,
-    follow_: bool,
-    tail: int | None,
-    since: float | None,
-    previous: bool,
-    output: str,
-) -> None:
+def logs(target: Target, /, name: str, index: int, output: str, **chosen: Any) -> None:
     """Show what task INDEX of job NAME wrote; -o json prints one object per line."""
-    start = None if since is None else f"{time.time() - since:.3f}"
-
-    async def work(client: ControlPlaneClient) -> None:
-        chunks = client.job_logs(
-            name, index, follow=follow_, since=start, tail=tail, previous=previous
-        )
-        await print_log(chunks, output)
-
-    target.ask(work)
+    show_log(target, name, index, output, **chosen)
 
 
 @job.command()

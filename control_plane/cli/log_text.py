@@ -1,17 +1,50 @@
-"""What tasks wrote, printed."""
+"""What tasks wrote: the options of the commands that show it, and its printing."""
 
 from __future__ import annotations
 
 import codecs
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from control_plane.cli import show
+from control_plane.cli.program import Target
+from wire.options import seconds
+
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
+
+_OPTIONS = (
+    click.option("-f", "--follow", is_flag=True, help="Go on as more is written."),
+    click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines."),
+    click.option("--since", type=seconds(), metavar="DURATION", help="Only the last 90s, 10m, …"),
+    click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last."),
+)
 
 
-async def print_log(chunks: AsyncIterator[bytes], output: str) -> None:
+def log_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that `show_log` takes by their names."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def show_log(
+    target: Target, job: str, index: int, output: str, *, since: float | None, **chosen: Any
+) -> None:
+    """Print what a task wrote, as the options say; `since` is in seconds before now."""
+    start = None if since is None else f"{time.time() - since:.3f}"
+
+    async def work(client: ControlPlaneClient) -> None:
+        await _print_log(client.job_logs(job, index, since=start, **chosen), output)
+
+    target.ask(work)
+
+
+async def _print_log(chunks: AsyncIterator[bytes], output: str) -> None:
     """Print a log: as it is into a pipe, harmless on a terminal, line by line as JSON."""
     if output == "table" and not show.on_terminal():
         async for chunk in chunks:

@@ -34,7 +34,7 @@ from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
-from wire.options import seconds
+from wire.options import also, seconds
 from wire.units import about_size
 
 _KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
@@ -406,7 +406,8 @@ def machine_revoke(target: Target, names: tuple[str, ...], within: float, output
     show.emit(output, found, lambda: _print_plans(found.machines))
 
 
-@machine.command("remove")
+@also(machine, "remove")
+@machine.command("delete")
 @click.argument("name")
 @output_option
 @click.pass_obj

@@ -20,6 +20,7 @@ from control_plane.api.people import (
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.options import also
 
 
 def principal_of(who: str) -> str:
@@ -117,7 +118,8 @@ def group_set(target: Target, name: str, members: tuple[str, ...], output: str) 
     show.emit(output, found, lambda: click.echo(show.printable(line)))
 
 
-@group.command("remove")
+@also(group, "remove")
+@group.command("delete")
 @click.argument("name")
 @output_option
 @click.pass_obj

@@ -9,7 +9,7 @@ from control_plane.api.restored import FoundTask, Restored, RestoredView
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
-from wire.options import seconds
+from wire.options import also, seconds
 
 
 @click.group()
@@ -54,7 +54,7 @@ def limit_lift(target: Target, name: str, for_s: float, reason: str, output: str
 
 @click.group()
 def restored() -> None:
-    """After the store was put back from a copy (docs/operating.md)."""
+    """After the store was restored from a copy (docs/operating.md)."""
 
 
 @restored.command("show")
@@ -73,7 +73,7 @@ def restored_show(target: Target, output: str) -> None:
 
 def _print(found: RestoredView) -> None:
     if found.restored is None:
-        click.echo("the store was never put back from a copy")
+        click.echo("the store was never restored from a copy")
         return
     head = ("machine", "task", "difference", "job", "entitlement", "state", "since")
     show.table(head, [_task_row(task) for task in found.tasks])
@@ -104,11 +104,12 @@ def restored_release(target: Target, output: str) -> None:
     show.emit(output, found, lambda: click.echo("the restored store is obeyed from now on"))
 
 
-@restored.command("let-go")
+@also(restored, "let-go")
+@restored.command("stop")
 @click.argument("task")
 @click.option("--machine", required=True, help="Where it runs.")
 @click.pass_obj
-def restored_let_go(target: Target, task: str, machine: str) -> None:
+def restored_stop(target: Target, task: str, machine: str) -> None:
     """Let TASK be stopped, which the restored store does not know."""
     target.ask(lambda client: client.let_task_go(machine, task))
     click.echo(show.printable(f"task {task} on {machine} is released"))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +14,11 @@ from control_plane.api.operations import REASON_MAX, RestartWish
 from control_plane.api.tasks import TaskDescription
 from control_plane.cli import show
 from control_plane.cli.events import head, task, task_named
-from control_plane.cli.log_text import print_log
+from control_plane.cli.log_text import log_options, show_log
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.cpus import listed
 from wire.errors import InvalidInput, NotFound
-from wire.options import seconds
 from wire.units import about_size
 
 if TYPE_CHECKING:
@@ -55,34 +53,14 @@ def exec_(
 
 @task.command()
 @click.argument("name")
-@click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as more is written.")
-@click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines.")
-@click.option("--since", type=seconds(), metavar="DURATION", help="Only the last 90s, 10m, …")
-@click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last.")
+@log_options
 @output_option
 @click.pass_obj
-def logs(
-    target: Target,
-    name: str,
-    follow_: bool,
-    tail: int | None,
-    since: float | None,
-    previous: bool,
-    output: str,
-) -> None:
+def logs(target: Target, /, name: str, output: str, **chosen: Any) -> None:
     """Print what task NAME (as `web-3`) wrote where it is now; -o json: one object per line."""
-    if follow_ and previous:
+    if chosen["follow"] and chosen["previous"]:
         raise InvalidInput("--follow and --previous exclude each other: that run has ended")
-    job, index = task_named(name)
-    start = None if since is None else f"{time.time() - since:.3f}"
-
-    async def work(client: ControlPlaneClient) -> None:
-        chunks = client.job_logs(
-            job, index, follow=follow_, since=start, tail=tail, previous=previous
-        )
-        await print_log(chunks, output)
-
-    target.ask(work)
+    show_log(target, *task_named(name), output, **chosen)
 
 
 @task.command()

@@ -38,7 +38,7 @@ async def serving(
 ) -> AsyncIterator[list[ConnectionAdmission]]:
     """Serve an application on a TCP socket with TLS and on a unix socket, until left.
 
-    The unix socket has a door of its own: strangers on the network keep no operator out.
+    The unix socket has an admission of its own: callers on the network keep no operator out.
     """
     limits = limits or ConnectionLimits().within(raise_descriptor_limit())
     runner = web.AppRunner(app, handle_signals=False, logger=_http_log, shutdown_timeout=SHUTDOWN_S)

@@ -1,4 +1,4 @@
-"""Hosts that were told more than our store knows: an old copy was put back (docs/adr/0111)."""
+"""Hosts that were told more than our store knows: an old copy was restored (docs/adr/0111)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What profiles need of the portal: which entitlement wants which, and the way to change that."""
+"""Protocols of the portal's services that profile rollouts call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ReBalancer needs of the roles beside it; `roles.py` hands it in."""
+"""Protocols of the services that the ReBalancer calls; `roles.py` hands them in."""
 
 from __future__ import annotations
 

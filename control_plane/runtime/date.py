@@ -1,4 +1,4 @@
-"""The date that decisions go by: the wall clock, whose steps are believed only after a while.
+"""Wall-clock time for decisions: a step of the clock counts only after it has lasted a while.
 
 Deadlines that people gave are dates, and a wall clock may step by hours at any moment: nothing
 that was announced for tomorrow begins because of that (BUG-CP9). So the date goes on with the

@@ -1,4 +1,4 @@
-"""The loops of a process, by name: one that fails is seen, and ends the process or begins again.
+"""The loops of a process, by name: a failed one is reported, and ends the process or restarts.
 
 None ends silently: readiness names it, and the process says why.
 """

@@ -1,4 +1,4 @@
-"""Who computes how long: the time of the event loop, by the name of the actor that took it."""
+"""Computing time of the event loop, by the name of the actor that used it."""
 
 from __future__ import annotations
 

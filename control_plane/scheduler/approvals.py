@@ -1,4 +1,4 @@
-"""Between the rounds of a job and the conversation with its controller."""
+"""Connects the rounds of a job with the calls to its TaskController."""
 
 from __future__ import annotations
 

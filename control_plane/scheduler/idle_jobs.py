@@ -1,4 +1,4 @@
-"""Jobs in which there is nothing to do: what is heard of their machines costs them no round.
+"""Skips rounds of jobs whose last round changed nothing and whose machines still report the same.
 
 A round builds all that a decision is based on. Most rounds find nothing, since a machine that is
 heard again, or one of whose tasks changes, wakes every job that has tasks on it. So a round that

@@ -1,4 +1,4 @@
-"""A store that was put back from a copy: nothing is commanded until an operator has looked.
+"""A store that was restored from a copy: no command is sent until an operator has released it.
 
 What runs on machines may be newer than the copy. So it is shown how the two differ; only once an
 operator has released it the loops begin that start, stop and move tasks. What the copy does not
@@ -66,7 +66,7 @@ class RestoredStore:
         if not self.waits:
             return ""
         return (
-            "the store was put back from a copy: nothing is commanded until `twinectl restored"
+            "the store was restored from a copy: nothing is commanded until `twinectl restored"
             " show` was looked at and `twinectl restored release` said"
         )
 

@@ -1,4 +1,4 @@
-"""The extra tasks of all jobs of an entitlement together: a buffer that they share (JC12, SC21).
+"""A buffer of extra tasks that all jobs of an entitlement share (JC12, SC21).
 
 A job of one task that must always serve needs a second one only while it is updated or leaves its
 machine. Where the entitlement says how many such tasks there may be at once (`surge_tasks`), a job

@@ -15,7 +15,7 @@ class UnknownCopies:
     """Task → machines where it runs though no record has it there; empty for most stores."""
 
     def __init__(self, region: Region, directory: Directory) -> None:
-        """`begin` once the store is found to have been put back."""
+        """`begin` once the store is found to have been restored."""
         self._observations, self._machines = region.observations, region.broker
         self._directory = directory
         self._where: dict[str, set[str]] = {}
@@ -46,7 +46,7 @@ class UnknownCopies:
                 if other := self.elsewhere(name, task.placement.machine):
                     return (
                         f"task {name} runs on {other}, which the restored store does not know; it"
-                        f" starts once that is released: twinectl restored let-go {name} --machine"
+                        f" starts once that is released: twinectl restored stop {name} --machine"
                         f" {other}"
                     )
         return ""

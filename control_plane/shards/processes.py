@@ -1,4 +1,4 @@
-"""Roles as processes: which one this is, and who leads the others (docs/adr/0153).
+"""Roles as processes: the role of this one, and the leader of each other role (docs/adr/0153).
 
 All processes of a region write to one store. Each role has a leader of its own, elected with an
 epoch of one counter; its record is written by the election itself. So a follower of the store

@@ -1,7 +1,7 @@
-"""Copies of a store's file: made while it is in use, proved, and put back under higher numbers.
+"""Copies of a store's file: made while it is in use, proved, and restored under higher numbers.
 
 A copy says of itself that it is one (`copied_at`), so it is not opened by mistake. A store that
-is put back goes on above every epoch and every revision that may have been given out since the copy
+is restored goes on above every epoch and every revision that may have been given out since the copy
 was made: agents and watchers take it for newer than all they know (docs/adr/0111). etcd calls that
 `--bump-revision --mark-compacted`.
 """
@@ -40,7 +40,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Where a store goes on that is put back."""
+    """Where a store goes on that is restored."""
 
     epoch: int
     revision: int

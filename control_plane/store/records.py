@@ -96,7 +96,7 @@ USES = "entitlement-uses/"
 CLOCK = "clock"
 """One value: what is believed of the date, for the next process on this boot of the host."""
 RESTORED = "restored"
-"""One value: that the store was put back from a copy. One that is damaged ends the start: without
+"""One value: that the store was restored from a copy. One that is damaged ends the start: without
 it tasks that the copy does not know would be stopped."""
 GONE_JOBS = "gone-jobs"
 RETIRED = "retired/"

@@ -1,4 +1,4 @@
-"""One call of a controller, bounded in all that it may cost us and in where it may go.
+"""One call of a controller, bounded in time, size and address.
 
 No byte of a request leaves before the other end proved with its certificate that it is the
 controller which the job names: whatever else listens at the address sees a broken handshake.

@@ -208,7 +208,7 @@ static int capable(void) { return syscall(SYS_capset, (int[]){0x20080522, 0}, (i
     P("process: see others", sees_processes()) \
     P("process: signal process 1", kill(1, 0)) \
     P("process: signal a neighbour", kill(other, 0)) \
-    P("process: signal anybody", signals_somebody()) \
+    P("process: signal any other", signals_somebody()) \
     P("process: write to a neighbour's output", output_of(other)) \
     P("process: trace a neighbour", attaches()) \
     P("process: read a neighbour's memory", peeks()) \

@@ -189,7 +189,7 @@ def test_a_failed_machine_is_told_of_in_order_and_nobody_asks_its_tasks(
     whole_at = next(at for at, tasks in direct["heard"] if at > unlisted_at and len(tasks) == 6)
     assert down < min(unlisted_at, asked_at)
     assert max(unlisted_at, asked_at) < let_at < whole_at
-    story = web.ctl("task", "story", f"web-{indexes[0]}")["events"]
+    story = web.ctl("task", "events", f"web-{indexes[0]}")["events"]
     move = next(e for e in reversed(story) if e.get("cause") == "failure")
     assert move["approved"].startswith("patient ")
     # What was under way on the machine, and what began before its silence was long enough, cannot

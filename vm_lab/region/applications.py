@@ -1,4 +1,4 @@
-"""The owners' TaskControllers of a simulated region, good ones and bad, and a witness of their say.
+"""TaskControllers of a simulated region, good ones and bad, and a checker of their answers.
 
 The ready controllers of `taskcontrol` answer here, for made-up ensembles and shards. The witness
 knows what each of them really said: what is taken down on purpose without that breaks a rule.

@@ -1,4 +1,4 @@
-"""An independent witness: after every event it asks whether what must always hold still does.
+"""An independent checker: after each event it verifies what must always hold.
 
 It shares nothing with the control plane's decisions. It sees what runs on the machines, what
 is written to the stores (decoded here, the few fields it needs), what clients were granted

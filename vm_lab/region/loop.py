@@ -171,7 +171,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop of one life of the control plane's process.
 
     Threads are not used: what is offloaded runs at once. A process that is killed raises
-    `Killed` out of `run_until_complete`; `bury` then frees what is left of it.
+    `Killed` out of `run_until_complete`; `free` then frees what is left of it.
 
     A turn is asyncio's without what is not needed here (debug mode, files, signals, other
     threads): with it turns were a fifth of what a run computes. Of callbacks that are due at the
@@ -274,7 +274,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return whether the process is stopped."""
         return self._virtual.timeline.now < self._virtual.frozen_until
 
-    def bury(self) -> None:
+    def free(self) -> None:
         """Cancel what is left of a killed process. Whatever it calls must be severed already."""
         self._virtual.funeral = True
         self.set_exception_handler(lambda _loop, _context: None)

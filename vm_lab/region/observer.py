@@ -1,4 +1,4 @@
-"""What happens in a simulated region, as those are told who look on: the checker, the drawing."""
+"""Events of a simulated region, for those that watch it: the checker and the drawing."""
 
 from __future__ import annotations
 

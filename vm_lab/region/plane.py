@@ -194,7 +194,7 @@ class Plane:
                 self.observer.plane_failed(why)
         finally:
             life.sever()
-            life.loop.bury()
+            life.loop.free()
             self.cpu_steps += life.loop.steps
         for disk in self.disks.values():
             at_once(disk.engine.__aexit__(None, None, None))

@@ -52,7 +52,7 @@ class FoundOnHost:
     """One look at a host."""
 
     tasks: Mapping[str, KnownTask] = field(default_factory=dict)
-    spared: Collection[str] = ()
+    unreadable: Collection[str] = ()
     """Tasks whose record cannot be read."""
     records: Collection[str] = ()
     """Files of the journal."""
@@ -134,7 +134,7 @@ def _of_tasks(kind: str, things: Mapping[str, str], found: FoundOnHost) -> Itera
                 "the task is being removed" if found.tasks[task_id].leaving else "the task is here"
             )
             yield Account(kind=kind, name=name, owner=f"task {task_id}", why=why, bytes=size)
-        elif task_id in found.spared:
+        elif task_id in found.unreadable:
             why = "the task's record cannot be read; nothing of it is touched"
             yield Account(kind=kind, name=name, owner=f"task {task_id}", why=why, bytes=size)
         else:
@@ -223,7 +223,7 @@ def _volumes(found: FoundOnHost) -> Iterator[Account]:
             continue
         owner, why = f"task {named.task_id}", "the task is here"
         if named.label:
-            why = f"a snapshot of {named.task_id}.{named.volume}; `twine-agent volume remove`"
+            why = f"a snapshot of {named.task_id}.{named.volume}; `twine-agent volume delete`"
         elif f"volumes/{name}" not in used:
             why = "no task here has it; it is kept for when the task comes back, until removed"
         yield Account(kind="volume", name=name, owner=owner, why=why, bytes=size)
@@ -255,7 +255,7 @@ def _records(found: FoundOnHost) -> Iterator[Account]:
             now = "; the task has a record again" if of in found.tasks else ""
             why = f"it could not be read and is kept for diagnosis{now}"
             account = Account(kind="record", name=name, owner=owner, why=why)
-        elif task_id in found.spared:
+        elif task_id in found.unreadable:
             why = "it cannot be read; put or delete the task, and it is kept aside"
             account = Account(
                 kind="record", name=name, owner=f"task {task_id}", why=why, wrong=True
@@ -284,7 +284,7 @@ def _ports(found: FoundOnHost) -> Iterator[Account]:
 def _mount(path: str, found: FoundOnHost) -> Account:
     parts = path.split("/")
     for number, (folder, of_task) in enumerate(pairwise(parts), start=2):
-        if folder == "tasks" and (of_task in found.tasks or of_task in found.spared):
+        if folder == "tasks" and (of_task in found.tasks or of_task in found.unreadable):
             is_root = number == len(parts)  # a volume may be anywhere in it
             why = (
                 "its root, as the user of its image sees it" if is_root else "a volume of the task"

@@ -1,7 +1,7 @@
 """Whether a control plane may command: its store is not older, its ownership not passed on.
 
 Of stores (docs/adr/0111): a store only grows. A term that began below what a host was told by
-another term has lost writes since: its store was put back from a copy, and what it would stop or
+another term has lost writes since: its store was restored from a copy, and what it would stop or
 move may be newer than all that it knows.
 
 Of owners (docs/adr/0150): each entitlement has one owner at a time, and the number of its term

@@ -24,17 +24,17 @@ class KnownTask:
 
 def leftovers(
     recorded: Collection[str],
-    spared: Collection[str],
+    unreadable: Collection[str],
     units: Collection[str],
     roots: Collection[str],
 ) -> list[str]:
     """Return the ids of what belongs to no task, to be removed (promise P9: no orphans).
 
-    `recorded` are the ids of known tasks. `spared` are ids whose record could not be read:
-    their tasks run on untouched until an owner speaks up (F-06).
+    `recorded` are the ids of known tasks. `unreadable` are ids whose record could not be read:
+    their tasks run on untouched until an owner puts or deletes them (F-06).
     """
     found = {task_of(unit) for unit in units} | set(roots)
-    return sorted(found - set(recorded) - set(spared))
+    return sorted(found - set(recorded) - set(unreadable))
 
 
 def rebuilt(

@@ -1,4 +1,4 @@
-"""What of the tasks on machines a restored store does not know, and how that is shown."""
+"""Tasks on machines that a restored store does not know, and how they are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _THERE = (TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.DRAINING)
 def is_of_before(status: TaskStatus, epoch: int) -> bool:
     """Return whether a task of ours was told in a term that a restored store may not know of.
 
-    `epoch` is the one in which the store was put back; 0: it never was.
+    `epoch` is the one in which the store was restored; 0: it never was.
     """
     return bool(status.job) and 0 < status.epoch <= epoch
 

@@ -52,7 +52,7 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     refused: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Task id → why the agent refused the last command about it."""
     restored: int = 0
-    """The term in which the store was put back from a copy; 0: it never was."""
+    """The term in which the store was restored from a copy; 0: it never was."""
     unheard_s: float = 0.0
     """Of a machine that is down or does not answer: since its agent certainly answered last;
     since the start of this process if it never did. Pauses of this process count. An answer

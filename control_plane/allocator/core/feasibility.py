@@ -1,4 +1,4 @@
-"""Can this machine take this task? The one function that answers, and its answer in words.
+"""Whether a machine can take a task, and the reason in words if it cannot.
 
 The planner, the check at the commit, the check of a job before it is accepted and
 `twinectl job explain` all ask `judge`, so they cannot disagree.

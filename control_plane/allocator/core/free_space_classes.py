@@ -1,4 +1,4 @@
-"""The shelves of a bucket: by what is left of a machine, and in which order they are looked at."""
+"""The shelves of a bucket: machines by free room, and the order in which shelves are tried."""
 
 from __future__ import annotations
 

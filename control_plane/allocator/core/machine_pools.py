@@ -1,4 +1,4 @@
-"""Machines as allocations see them: what is left on each, on shelves by how much that is.
+"""Machines as allocations see them: the free room on each, on shelves by its size.
 
     pool (an entitlement, or the free pool)
       └─ bucket: its machines of one class in one MSB

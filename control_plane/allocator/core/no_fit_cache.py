@@ -1,4 +1,4 @@
-"""Demands that found no room, as long as nothing got better."""
+"""Demands that found no room, remembered until room is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much power racks, rows and MSBs bear, and what the machines in use there may draw.
+"""Power budgets of racks, rows and MSBs, and what the machines in use there may draw.
 
 A budget is what a rack, row, MSB or data center is provisioned for. A machine counts with its
 nominal draw while it has tasks. Few machines draw that at the same time, so power is overcommitted:

@@ -1,4 +1,4 @@
-"""To whom a machine belongs, and how that changes: free, held, assigned, lent.
+"""The owner of a machine and how it changes: free, held, assigned, lent.
 
 A machine is free or in exactly one entitlement (MO9): one field of one record. These
 functions are every way in which that field changes; `services` stores what they return.

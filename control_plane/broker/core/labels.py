@@ -1,4 +1,4 @@
-"""Labels of machines: words by which operators part them, for requirements to ask for."""
+"""Labels of machines: words by which operators group them, for requirements to ask for."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def slot(now: float) -> int:
 def noted(history: UseHistory, used: int, now: float) -> UseHistory:
     """Return the history with what is used now; slots that were missed repeat the last value."""
     number, values = slot(now), list(history.used)
-    if not values or number < history.last:  # new, or the clock was put back
+    if not values or number < history.last:  # new, or the clock was set back
         return replace(history, last=number, used=[used])
     missed = min(number - history.last, SLOTS)
     if missed == 0:

@@ -80,7 +80,7 @@ def _free(
     if task.placement is None or task.phase not in phases:
         raise Conflict(
             f"task {record.name}-{task.index} is {task.phase} and cannot {verb}",
-            hint=f"twinectl task story {record.name}-{task.index}",
+            hint=f"twinectl task events {record.name}-{task.index}",
         )
     if task.operation is not None:
         doing = f"{task.operation.kind} because of {task.operation.cause}"

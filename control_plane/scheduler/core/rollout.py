@@ -1,4 +1,4 @@
-"""The single steps of a task: down, to a place, and what the owner sees of it all."""
+"""Single steps of a task: stop, place, and the status that its owner sees."""
 
 from __future__ import annotations
 

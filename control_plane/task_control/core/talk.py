@@ -1,4 +1,4 @@
-"""What goes to and fro between the scheduler and a job's controller, as values."""
+"""Requests to a job's controller and its answers, as values."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from .test_one_identity_floods import PATIENT_S, client, come
 FEW = 3
 """Anonymous connections of one address."""
 LIMITS = ConnectionLimits(
-    strangers_per_address=FEW,
+    unproved_per_address=FEW,
     first_byte_s=PATIENT_S,
     handshake_s=PATIENT_S,
     header_s=PATIENT_S,

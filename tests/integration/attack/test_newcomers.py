@@ -77,7 +77,7 @@ async def answered(sock: socket.socket) -> bool:
 
 async def test_whoever_has_spoken_is_not_taken_for_one_who_says_nothing() -> None:
     """BUG-HT4: who knocked before a burst was sent away with a request that nobody had read."""
-    async with served(ConnectionLimits(strangers=4)) as (_, port):
+    async with served(ConnectionLimits(pending=4)) as (_, port):
         with ExitStack() as stack:
             user = came(stack, port, USER, ASKED)
             for number in range(30):
@@ -87,7 +87,7 @@ async def test_whoever_has_spoken_is_not_taken_for_one_who_says_nothing() -> Non
 
 async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> None:
     """BUG-HT4: under a flood from 200 addresses a newcomer had to speak within 10 ms."""
-    async with served(ConnectionLimits(strangers=8)) as (door, port):
+    async with served(ConnectionLimits(pending=8)) as (door, port):
         with ExitStack() as stack:
 
             async def flood() -> None:
@@ -96,7 +96,7 @@ async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> No
 
             await flood()
             user = came(stack, port, USER)
-            await until(lambda: any(guest.address == USER for guest in door._guests))
+            await until(lambda: any(guest.address == USER for guest in door._pending))
             await flood()
             user.sendall(ASKED)
             assert await answered(user)
@@ -105,7 +105,7 @@ async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> No
 async def test_suspects_who_speak_go_before_a_newcomer_who_is_about_to(tmp_path: Path) -> None:
     """BUG-HT4: under half handshakes every second newcomer was sent away: between its connection
     and its first byte it was the only one who said nothing."""
-    async with served(ConnectionLimits(strangers=8, handshake_s=SETTLES_S), tmp_path) as (
+    async with served(ConnectionLimits(pending=8, handshake_s=SETTLES_S), tmp_path) as (
         door,
         port,
     ):
@@ -114,11 +114,11 @@ async def test_suspects_who_speak_go_before_a_newcomer_who_is_about_to(tmp_path:
             for number in range(8):
                 door._suspects.add(f"127.0.1.{number + 1}", now)
                 came(stack, port, f"127.0.1.{number + 1}", HELLO)
-            await until(lambda: len(door._guests) == 8 and not door._silent)
+            await until(lambda: len(door._pending) == 8 and not door._silent)
             user = came(stack, port, USER)
-            await until(lambda: any(guest.address == USER for guest in door._guests))
+            await until(lambda: any(guest.address == USER for guest in door._pending))
             later = [came(stack, port, f"127.0.1.{number + 1}", HELLO) for number in range(8)]
-            await until(lambda: sum(map(_is_over, later)) + len(door._guests) >= 9)
+            await until(lambda: sum(map(_is_over, later)) + len(door._pending) >= 9)
             assert not _is_over(user)
 
 
@@ -148,7 +148,7 @@ def _is_over(sock: socket.socket) -> bool:
 
 async def test_one_that_left_at_once_displaces_nobody() -> None:
     """BUG-HT2: the checks of a load balancer are no strangers at all."""
-    async with served(ConnectionLimits(strangers=1)) as (door, port):
+    async with served(ConnectionLimits(pending=1)) as (door, port):
         with ExitStack() as stack:
             user = came(stack, port, USER)
             await until(lambda: door.count() == (1, 1))
@@ -168,7 +168,7 @@ async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
                 came(stack, port, f"127.0.1.{number + 1}", HELLO)
 
             def begun() -> int:
-                return sum(guest.task is not None for guest in door._guests)
+                return sum(guest.task is not None for guest in door._pending)
 
             seen = [0]
             while seen[-1] < 60:

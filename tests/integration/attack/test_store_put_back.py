@@ -309,7 +309,7 @@ def test_the_drill_keeps_every_task_and_commands_nothing_before_an_operator_look
     # one that would start elsewhere waits until what is unknown is let go
     vm1 = hosts.folders[0]
     apply(face, job("e"))
-    wanted = "twinectl restored let-go e-0 --machine vm2"
+    wanted = "twinectl restored stop e-0 --machine vm2"
     face.until(lambda: wanted in asks(face, lambda c: c.get_job("e")).detail, "e does not wait")
     assert lives(vm2) == {"e-0": before["e-0"]}
     assert "e-0" not in lives(vm1)

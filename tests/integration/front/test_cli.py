@@ -116,9 +116,9 @@ def test_what_was_done_to_tasks_is_told(ctl: Ctl, jobfile: Path) -> None:
         "events": [],
         "more": False,
     }
-    story = ctl("task", "story", "web-0").stdout.splitlines()
+    story = ctl("task", "events", "web-0").stdout.splitlines()
     assert (story[0], story[2]) == ("task web-0: running on m1", row)
-    assert ctl("task", "story", "web").exit_code == 64
+    assert ctl("task", "events", "web").exit_code == 64
     assert ctl("job", "events", "other").exit_code == 3
 
 
@@ -294,7 +294,7 @@ def test_top_shows_a_task_or_the_tasks_of_a_job(
 
 
 @pytest.mark.parametrize(
-    "words", [("describe",), ("logs",), ("restart",), ("story",), ("exec", "--", "ls")]
+    "words", [("describe",), ("logs",), ("restart",), ("events",), ("exec", "--", "ls")]
 )
 def test_who_names_a_job_where_one_task_is_meant_is_told_how_tasks_are_named(
     ctl: Ctl, words: tuple[str, ...]

@@ -46,9 +46,9 @@ async def _put_back(region: Region) -> None:
 
 
 def test_a_store_that_was_never_put_back_waits_for_nobody(region: Region) -> None:
-    assert ctl(region, "restored", "show").output == "the store was never put back from a copy\n"
+    assert ctl(region, "restored", "show").output == "the store was never restored from a copy\n"
     assert ctl(region, "restored", "release", "--yes").exit_code == 5
-    gone = ctl(region, "restored", "let-go", "c-0", "--machine", "vm1")
+    gone = ctl(region, "restored", "stop", "c-0", "--machine", "vm1")
     assert gone.exit_code == 3
     assert "twinectl restored show" in gone.output
 

@@ -54,10 +54,10 @@ async def test_of_too_many_idle_ones_the_oldest_go_and_the_newest_are_served(
 ) -> None:
     async with host.agent() as client, crowd(host, "") as lines:
         assert (await client.readyz()).ok
-        half = LOCAL.strangers_per_address // 2
+        half = LOCAL.unproved_per_address // 2
         served = [await answered(line) for line in lines[-half:]]
         assert all(served), "the newest half stays"
-        first = lines[: MANY - LOCAL.strangers_per_address]
+        first = lines[: MANY - LOCAL.unproved_per_address]
         assert not any([await answered(line) for line in first])
 
 

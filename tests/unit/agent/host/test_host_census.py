@@ -61,9 +61,9 @@ def test_a_volume_in_the_root_of_a_task_is_the_tasks_mount_and_nobodys_once_it_i
     (mount,) = [a for a in judge(found) if a.kind == "mount"]
 
     assert (mount.owner, mount.why, mount.stays) == ("task web", "a volume of the task", True)
-    gone = replace(found, tasks={}, spared=())
+    gone = replace(found, tasks={}, unreadable=())
     assert ("mount", at) in wrong(gone)
-    assert ("mount", at) not in wrong(replace(gone, spared=("web",)))
+    assert ("mount", at) not in wrong(replace(gone, unreadable=("web",)))
 
 
 def test_a_program_for_ports_is_of_all_tasks_that_may_bind_them_and_goes_with_the_last() -> None:
@@ -130,14 +130,14 @@ def test_what_is_under_way_is_not_wrong() -> None:
 
 
 def test_a_task_whose_record_cannot_be_read_keeps_all_it_has_and_is_told() -> None:  # F-06
-    spared = replace(WELL, tasks={}, spared=("web",), mounts=())
+    spared = replace(WELL, tasks={}, unreadable=("web",), mounts=())
     assert wrong(spared) == [("record", "web.json")]
 
 
 def test_mounts_in_a_root_are_of_its_task_whether_or_not_its_record_can_be_read() -> None:
     """F-06: a root that is shown to its image's user, and volumes in it."""
     at = ("/tasks/state/tasks/web", "/tasks/state/tasks/web/srv/tasks/x")
-    for here in (replace(WELL, mounts=at), replace(WELL, tasks={}, spared=("web",), mounts=at)):
+    for here in (replace(WELL, mounts=at), replace(WELL, tasks={}, unreadable=("web",), mounts=at)):
         root, volume = [a for a in judge(here) if a.kind == "mount"]
         assert (root.owner, volume.owner) == ("task web", "task web")
         assert "user of its image" in root.why

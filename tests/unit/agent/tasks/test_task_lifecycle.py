@@ -205,7 +205,7 @@ def test_a_unit_that_somebody_else_stopped_is_started_again_and_said_so() -> Non
     task = decide(_task("running"), seen(), AT).task
 
     assert task.last_exit == Exit(result="external-stop", at=NOW)
-    assert "somebody else" in task.reason
+    assert "another program" in task.reason
 
 
 @pytest.mark.parametrize(

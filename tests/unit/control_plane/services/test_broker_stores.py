@@ -75,7 +75,7 @@ async def test_machines_in_the_main_store_keep_their_data_center_there(s: Stores
     why = await s.refused(dc1="a", dc9="c")
     assert why.keys() == {"dc1"}
     assert "machines of dc1 in the main store" in why["dc1"]
-    assert "twinectl machine remove" in why["dc1"]
+    assert "twinectl machine delete" in why["dc1"]
     assert await s.start(dc9="c") == ["dc1-m1"]
 
 

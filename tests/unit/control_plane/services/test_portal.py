@@ -203,7 +203,7 @@ async def test_more_waits_for_approval_and_less_does_not(p: Portal):  # CP6 CP12
     assert p.specs()["front"].machines == 5
     shrunk = await p.request("front", wish(machines=2), ANN, NOTHING)
     assert shrunk.state is RequestState.APPROVED
-    with pytest.raises(Forbidden, match="has to approve"):
+    with pytest.raises(Forbidden, match="has to be approved"):
         await p.put("front", EntitlementSpec(machines=3), jobs=[])
     with pytest.raises(Conflict, match="is approved already"):
         await p.deny(asked.request_id, ROOT, "")

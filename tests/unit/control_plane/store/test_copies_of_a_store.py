@@ -109,7 +109,7 @@ async def test_what_is_put_back_goes_on_above_and_forgets_the_history(
         aside = sorted(config.store_path.glob("before-restore-*"))
         assert len(aside) == turn + 1
         assert not (config.store_path / "restoring").exists()
-    assert "put back: the copy of 20" in capsys.readouterr().out
+    assert "restored: the copy of 20" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", ["cut", "rubbish", "missing", "empty"])

@@ -49,7 +49,7 @@ class World:
 
     def close(self) -> None:
         self.life.sever()
-        self.life.loop.bury()
+        self.life.loop.free()
 
     def wait(self, seconds: float) -> None:
         self.timeline.run_until(self.timeline.now + seconds)

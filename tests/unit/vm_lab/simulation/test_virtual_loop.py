@@ -83,7 +83,7 @@ def test_a_killed_process_runs_no_cleanup_that_reaches_anybody() -> None:
     with pytest.raises(Killed):
         loop.run_until_complete(main())
     assert timeline.now == 5.0
-    loop.bury()
+    loop.free()
     assert timeline.now == 5.0
     assert reached == []
 
@@ -101,7 +101,7 @@ def test_a_process_can_be_killed_at_any_of_its_turns() -> None:
         with pytest.raises(Killed):
             loop.run_until_complete(main())
         assert loop.steps == turn
-        loop.bury()
+        loop.free()
 
 
 def test_a_process_in_which_nothing_can_ever_happen_is_told_apart() -> None:
@@ -112,7 +112,7 @@ def test_a_process_in_which_nothing_can_ever_happen_is_told_apart() -> None:
 
     with pytest.raises(Stuck, match="every task waits"):
         loop.run_until_complete(main())
-    loop.bury()
+    loop.free()
 
 
 def test_what_would_run_in_a_thread_runs_at_once() -> None:
@@ -124,4 +124,4 @@ def test_what_would_run_in_a_thread_runs_at_once() -> None:
 
     with pytest.raises(ValueError, match="invalid literal"):
         loop.run_until_complete(main())
-    loop.bury()
+    loop.free()
