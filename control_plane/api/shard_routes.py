@@ -22,7 +22,9 @@ FORWARDED = frozenset(
     )
 )
 """Rows about one job: the process of its shard answers them, and the core all others about jobs."""
-_MERGED = frozenset(("list_jobs", "list_machines", "get_machine", "healthz", "readyz"))
+_MERGED = frozenset(
+    ("list_jobs", "list_machines", "map_region", "get_machine", "healthz", "readyz")
+)
 
 RELEASE_IDLE = Route(
     "release_idle",

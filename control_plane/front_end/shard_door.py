@@ -9,6 +9,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from agent.api import Ack, Liveness
+from control_plane.api.machines import MachineRecord, RegionMap
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
     FORWARDED,
@@ -49,6 +50,16 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         app = make_app("Twine shard", SHARD_ROUTES, handlers, self.authorize, version=version)
         app.middlewares.append(self._in_step)
         return app
+
+    async def map_region(self, call: Call) -> RegionMap:
+        """Count the machines that this process follows, and no others."""
+        plane = self._control_plane
+
+        def is_own(record: MachineRecord) -> bool:
+            pool = record.entitlement
+            return bool(pool) and plane.role.runs(plane.ownership.shard_of(pool))
+
+        return await self._inventory.region_map(call.query.get("by", "state"), is_own)
 
     def authorize(self, request: web.Request, _: Route) -> Peer:
         """Return for whom the core calls, or raise: nobody else may."""
