@@ -11,6 +11,7 @@ from control_plane.api.authority import AuthorityView, RotationStep, Step
 from control_plane.api.duplicates import Duplicates
 from control_plane.api.people import (
     AuditPage,
+    ConsoleSessions,
     Grant,
     Grants,
     Group,
@@ -35,6 +36,14 @@ class PeopleClient(WireClient):
     async def get_myself(self) -> Myself:
         """Return who the caller is, and what they may do."""
         return _as(Myself, await self.call(_ROUTE["get_myself"]))
+
+    async def list_sessions(self) -> ConsoleSessions:
+        """Return which browsers have the web console open."""
+        return _as(ConsoleSessions, await self.call(_ROUTE["list_sessions"]))
+
+    async def end_session(self, session: str) -> None:
+        """End the session of a browser."""
+        await self.call(_ROUTE["end_session"], session=session)
 
     async def list_operators(self) -> Grants:
         """Return who is an operator."""

@@ -42,6 +42,7 @@ from control_plane.portal.portal import Portal
 from control_plane.portal.service import CapacityService, Sources
 from control_plane.profiles.rollouts import ProfileRollouts
 from control_plane.profiles.switcher import Switcher
+from control_plane.rebalancer.core.loads import modelled_w
 from control_plane.rebalancer.ports import ShardedPlaces, Solve
 from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.rebalancer.solver import solver_process
@@ -122,7 +123,8 @@ class ControlPlane(JobCalls):
             LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
         )
         self.inventory = MachineService(
-            self._broker, runtime, self._view, self._profile_of, take_away
+            *(self._broker, runtime, self._view, self._profile_of, take_away),
+            *(self._glance, self._draw),
         )
         self._jobs = JobTable(store, runtime.checkpoint, role.writer)
         self._jobs.listen(self.census.job_heard)
@@ -461,6 +463,19 @@ class ControlPlane(JobCalls):
         rru = capacity.rru_of(capacity.cpu_room - machine.free_cpu)
         memory = capacity.memory_bytes - machine.free_memory
         return Used(max(0.0, rru), max(0, memory))
+
+    def _glance(self, machine: str) -> tuple[int, bool]:
+        """Return how many tasks a machine has, and whether its agent answered lately."""
+        tasks = self._allocator.directory.tasks(machine)
+        return len(tasks), self._observations.look(machine).answering
+
+    def _draw(self, record: MachineRecord) -> tuple[float, float]:
+        """Return the promised share of a machine's CPU, and its draw in watts by the model."""
+        rru = record.hardware.rru if record.hardware is not None else 0.0
+        size = rru or float(record.facts.cpus if record.facts is not None else 0)
+        share = self._used(record.machine).rru / size if size else 0.0
+        power_w = record.hardware.power_w if record.hardware is not None else 0
+        return share, modelled_w(power_w, share)
 
     def _profile_of(self, entitlement: str) -> str:
         """Return the profile of an entitlement that has machines of its own."""

@@ -15,7 +15,7 @@ from control_plane.api.inventory import (
     Revoke,
     Undrain,
 )
-from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
 from control_plane.api.people import Needs
 from wire.routes import Route
 
@@ -26,10 +26,20 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         "list_machines",
         "GET",
         "/v1/machines",
-        query=(*MachineScope.__struct_fields__, "after", "limit"),
+        query=(*MachineScope.__struct_fields__, "search", "sort", "after", "limit"),
         response=Machines,
         needs=Needs.VIEWER,
         summary="Machines by place, type, owner and state; page after page",
+    ),
+    Route(
+        "map_region",
+        "GET",
+        "/v1/region-map",
+        query=("by",),
+        response=RegionMap,
+        needs=Needs.VIEWER,
+        is_costly=True,
+        summary="All machines counted by rack and by state, entitlement, profile, load or power",
     ),
     Route(
         "get_machine",

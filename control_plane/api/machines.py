@@ -172,6 +172,50 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
     """Pass it as `after` for those that follow; empty: these were the last."""
 
 
+class MachineCell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One machine on the map of the region."""
+
+    machine: str
+    meaning: str
+    entitlement: str = ""
+    """Empty: it is in the free pool."""
+    tasks: Count = 0
+
+
+class RackMap(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines of one rack, counted by what the map shows."""
+
+    datacenter: str
+    msb: str
+    rack: str
+    counts: dict[str, Count]
+    """Meaning → machines: `in use` → 38."""
+    cells: list[MachineCell] = []
+    """Each machine by name; of a region of more than 4,000 machines only the counts are told."""
+
+
+class MachineEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What takes a machine away, now or later."""
+
+    machine: str
+    event: UnavailabilityEvent
+
+
+class RegionMap(msgspec.Struct, frozen=True, kw_only=True):
+    """Every machine of the region by place, with one fact about each."""
+
+    by: str
+    """`state`, `entitlement`, `profile`, `load` or `power`."""
+    machines: Count
+    racks: list[RackMap]
+    """By data center, MSB and rack."""
+    meanings: list[str] = []
+    """All there are, in the order in which a legend has them."""
+    events: list[MachineEvent] = []
+    """Events that did not end; 50 of them at most."""
+    open_events: Count = 0
+
+
 TOKEN_LIFE_MIN_S, TOKEN_LIFE_MAX_S = 1.0, 7 * 86_400.0
 
 

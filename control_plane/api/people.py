@@ -139,6 +139,29 @@ class Myself(msgspec.Struct, frozen=True, kw_only=True):
     host_admin: bool = False
 
 
+class ConsoleSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A browser that has the web console open."""
+
+    session: str
+    """12 hexadecimal digits. It is no secret: it counts only with the credential of `who`."""
+    who: str
+    address: str = ""
+    """Where it comes from; empty: the local socket."""
+    browser: str = ""
+    """What the browser says it is."""
+    opened_at: float
+    """Seconds since 1970."""
+    seen_at: float
+    page: str = ""
+    """The page that it opened last."""
+
+
+class ConsoleSessions(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions of the web console; those of the caller, or of an operator all."""
+
+    sessions: list[ConsoleSession]
+
+
 class Outcome(StrEnum):
     """What became of an attempt to change something."""
 

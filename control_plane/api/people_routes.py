@@ -7,6 +7,7 @@ from control_plane.api.authority import AuthorityView, RotationStep
 from control_plane.api.duplicates import Duplicates
 from control_plane.api.people import (
     AuditPage,
+    ConsoleSessions,
     Grant,
     Grants,
     Group,
@@ -31,6 +32,22 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         response=Myself,
         needs=Needs.VIEWER,
         summary="The caller: name, role, groups, owned entitlements",
+    ),
+    Route(
+        "list_sessions",
+        "GET",
+        "/v1/console-sessions",
+        response=ConsoleSessions,
+        needs=Needs.VIEWER,
+        summary="Browsers of the caller that have the web console open; for operators all",
+    ),
+    Route(
+        "end_session",
+        "DELETE",
+        "/v1/console-sessions/{session}",
+        response=Ack,
+        needs=Needs.VIEWER,
+        summary="End a session of the web console: the caller's own, or as an operator any",
     ),
     Route(
         "list_operators",

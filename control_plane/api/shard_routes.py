@@ -23,7 +23,9 @@ FORWARDED = frozenset(
     )
 )
 """Rows about one job: the process of its shard answers them, and the core all others about jobs."""
-_MERGED = frozenset(("list_jobs", "list_machines", "get_machine", "healthz", "readyz"))
+_MERGED = frozenset(
+    ("list_jobs", "list_machines", "map_region", "get_machine", "healthz", "readyz")
+)
 _TOLD = frozenset(("shard_metrics",))
 """Rows about the process of a shard."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control_plane.api.operations import RestartWish, TaskStory
 from control_plane.api.people import Needs
-from control_plane.api.tasks import TaskDescription
+from control_plane.api.tasks import HostDescription, TaskDescription
 from wire.routes import Route
 
 _TASK = "/v1/jobs/{job}/tasks/{index}"
@@ -17,6 +17,14 @@ TASK_ROUTES: tuple[Route, ...] = (
         response=TaskDescription,
         needs=Needs.VIEWER,
         summary="How a task is, and what it uses, asked of its agent now",
+    ),
+    Route(
+        "describe_host",
+        "GET",
+        "/v1/machines/{machine}/host",
+        response=HostDescription,
+        needs=Needs.VIEWER,
+        summary="Settings of a machine with proof, and what its tasks use, asked of its agent now",
     ),
     Route(
         "restart_task",

@@ -1,11 +1,11 @@
-"""One task of a job, as it is on its machine."""
+"""What an agent says of one task, and of its host."""
 
 from __future__ import annotations
 
 import msgspec
 
-from agent.api import TaskStatus
-from agent.usage import TaskUsage
+from agent.api import ProfileStatus, TaskStatus
+from agent.usage import TaskUsage, Usages
 
 
 class TaskDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,3 +20,12 @@ class TaskDescription(msgspec.Struct, frozen=True, kw_only=True):
     status: TaskStatus | None = None
     usage: TaskUsage | None = None
     """None while it has no processes."""
+
+
+class HostDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent of a machine said just now."""
+
+    machine: str
+    profile: ProfileStatus
+    """Each setting as it was wanted and as it was read back."""
+    usage: Usages

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 from control_plane.api.inventory import (
@@ -21,12 +23,13 @@ from control_plane.api.inventory import (
     Revoke,
     Undrain,
 )
-from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
 from control_plane.broker.broker import Broker
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.inventory import parse_csv, parse_json, scope_test
 from control_plane.broker.core.labels import relabelled
+from control_plane.broker.core.region_map import MAP_FACTS, Draw, RegionCount
 from control_plane.broker.loans import Loans, ProfileOf
 from control_plane.broker.many import change_each
 from control_plane.broker.outages import Outages
@@ -41,7 +44,30 @@ MAX_PAGE = 5000
 _LOOK = 2000
 """Machines that are looked at before others get their turn: a few milliseconds."""
 _ERRORS_SHOWN = 200
+_COUNTED = 500
+"""Machines that are counted before others get their turn: about 2 ms."""
 View = Callable[[MachineRecord], MachineView]
+Glance = Callable[[str], tuple[int, bool]]
+"""Returns how many tasks a machine has, and whether its agent answered lately."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineQuery:
+    """Which machines are listed: of a scope, with a text in their name, in some order."""
+
+    scope: MachineScope
+    search: str = ""
+    sort: str = "name"
+
+
+_ORDERS: dict[str, Callable[[MachineRecord, int], tuple[str | int, ...]]] = {
+    "entitlement": lambda record, _: (not record.entitlement, record.entitlement),
+    "type": lambda record, _: (record.machine_type,),
+    "tasks": lambda _, tasks: (-tasks,),
+    "profile": lambda record, _: (not record.profile, record.profile),
+    "place": lambda r, _: (r.location.datacenter, r.location.msb, r.location.rack),
+}
+"""Name of an order → the key of a machine and its number of tasks; by name where that is equal."""
 
 
 class MachineService:
@@ -54,8 +80,14 @@ class MachineService:
         view: View,
         profile_of: ProfileOf,
         take_away: Limit | None = None,
+        glance: Glance = lambda _: (0, False),
+        draw: Draw = lambda _: (0.0, 0.0),
     ) -> None:
-        """`view` knows the tasks of a machine, `profile_of` the profile of an entitlement."""
+        """`view` knows the tasks of a machine, `profile_of` the profile of an entitlement.
+
+        `glance` and `draw` are for the map of the region.
+        """
+        self._glance, self._draw = glance, draw
         self.outages = Outages(brokers, runtime)
         self.loans = Loans(brokers, runtime, take_away)
         self._brokers = brokers
@@ -71,20 +103,62 @@ class MachineService:
 
     # -- looking
 
-    async def page(self, scope: MachineScope, after: str, limit: int) -> Machines:
-        """Return the machines of a scope, by name, from the one behind `after` on."""
-        limit = max(1, min(limit, MAX_PAGE))
-        suits, found = scope_test(scope), list[MachineView]()
-        for number, name in enumerate(self._brokers.table.after(after)):
-            if number % _LOOK == _LOOK - 1:
-                await asyncio.sleep(0)
-            record = self._brokers.table.find(name)
-            if record is None or not suits(record):
-                continue
+    async def page(self, query: MachineQuery, after: str, limit: int) -> Machines:
+        """Return some machines, those behind `after`: a name, or of another order a number."""
+        limit, found = max(1, min(limit, MAX_PAGE)), list[MachineView]()
+        if query.sort != "name":
+            return await self._sorted_page(query, after, limit)
+        async for record in self._suitable(query, after):
             if len(found) == limit:
                 return Machines(machines=found, next=found[-1].record.machine)
             found.append(self._view(record))
         return Machines(machines=found)
+
+    async def _sorted_page(self, query: MachineQuery, after: str, limit: int) -> Machines:
+        """Return machines in another order than that of their names; it looks at all of them."""
+        key = _ORDERS.get(query.sort)
+        if key is None:
+            orders = ", ".join(("name", *_ORDERS))
+            raise InvalidInput(f"parameter sort is one of {orders}, not {query.sort!r}")
+        if after and not (after.isascii() and after.isdecimal() and len(after) < 9):
+            raise InvalidInput(f"with sort = {query.sort}, after is a number, not {after[:20]!r}")
+        begin = int(after or 0)
+        end = begin + limit
+        rows = [
+            (key(record, self._glance(record.machine)[0]), record.machine)
+            async for record in self._suitable(query, "")
+        ]
+        names = [name for _, name in heapq.nsmallest(end, rows)[begin:]]
+        records = (self._brokers.table.find(name) for name in names)
+        views = [self._view(record) for record in records if record is not None]
+        return Machines(machines=views, next=str(end) if len(rows) > end else "")
+
+    async def _suitable(self, query: MachineQuery, after: str) -> AsyncIterator[MachineRecord]:
+        """Yield the machines that a query is about, by name."""
+        suits, table = scope_test(query.scope), self._brokers.table
+        for number, name in enumerate(table.after(after)):
+            if number % _LOOK == _LOOK - 1:
+                await asyncio.sleep(0)
+            record = table.find(name)
+            if record is not None and query.search in name and suits(record):
+                yield record
+
+    async def region_map(
+        self, by: str, counts: Callable[[MachineRecord], bool] = lambda _: True
+    ) -> RegionMap:
+        """Return all machines that `counts` lets in, by place and by one fact about each."""
+        if by not in MAP_FACTS:
+            raise InvalidInput(f"parameter by is one of {', '.join(MAP_FACTS)}, not {by!r}")
+        glance, found = self._glance, RegionCount(by, len(self._brokers.table), self._draw)
+        for broker in list(self._brokers.by_datacenter.values()):
+            table = broker.table
+            for number, name in enumerate(table.names()):
+                if number % _COUNTED == _COUNTED - 1:
+                    await asyncio.sleep(0)
+                record = table.find(name)
+                if record is not None and counts(record):
+                    found.add(record, *glance(name))
+        return found.answer()
 
     def get(self, name: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""

@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import hmac
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import click
 
+from control_plane.cli import show
 from control_plane.cli.program import Target
+from wire.errors import Forbidden
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 _COOKIE = "twine-console"
 _PASSED = ("Content-Type", "Location", "Cache-Control")
 _SECURITY = ("Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options")
-_ASKED = ("Content-Type", "Accept")
+_ASKED = ("Content-Type", "Accept", "User-Agent")
+_SESSION_COOKIE, _ENDED_HEADER = "twine-session", "Twine-Session"
+"""By these the control plane knows a browser, and says that its session was ended."""
 _BODY_MAX = 64 << 10
 
 
@@ -35,7 +40,9 @@ class Gate:
 
     def __init__(self, port: int = 0) -> None:
         self._link, self._cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self.port = port
+        self.port, self.session = port, secrets.token_hex(6)
+        self.ended = asyncio.Event()
+        """Set once the control plane says that the session was ended."""
 
     def url(self) -> str:
         """Return the one-time link."""
@@ -63,14 +70,34 @@ class Gate:
 @click.command()
 @click.argument("page", default="")
 @click.option("--port", type=click.IntRange(0, 65_535), default=0, help="Of 127.0.0.1. [any]")
+@click.option("--sessions", is_flag=True, help="List the browsers that have the console open.")
+@click.option("--end", metavar="SESSION", help="End the session of a browser.")
 @click.pass_obj
-def ui(target: Target, page: str, port: int) -> None:
+def ui(target: Target, page: str, port: int, sessions: bool, end: str | None) -> None:
     """Serve the web console to one browser on this computer until Ctrl-C.
 
-    PAGE is opened first: `jobs/web`, `machines/m1`; without it, the region.
+    PAGE is opened first: `jobs/web`, `machines/m1`; without it, the region. Of sessions one sees
+    and ends one's own, and as an operator all.
     """
+    if end is not None:
+        target.ask(lambda client: client.end_session(end))
+        click.echo(f"session {end} is ended")
+        return
+    if sessions:
+        _print_sessions(target)
+        return
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(target, "/ui/" + page.removeprefix("/ui").lstrip("/"), port))
+
+
+def _print_sessions(target: Target) -> None:
+    found = target.ask(lambda client: client.list_sessions()).sessions
+    now = time.time()
+    rows = [
+        [one.session, one.who, one.address or "socket", show.duration(now - one.seen_at), one.page]
+        for one in found
+    ]
+    show.table(("SESSION", "WHO", "FROM", "SEEN", "PAGE"), rows)
 
 
 async def _serve(target: Target, page: str, port: int) -> None:
@@ -88,7 +115,8 @@ async def _serve(target: Target, page: str, port: int) -> None:
             await site.start()
             gate.port = runner.addresses[0][1]
             click.echo(f"open {gate.url()}\nCtrl-C ends it.")
-            await asyncio.Event().wait()
+            await gate.ended.wait()
+            raise Forbidden("this session of the console was ended", hint="start twinectl ui again")
         finally:
             await runner.cleanup()
 
@@ -104,24 +132,31 @@ def _passing(
             cookie = gate.open(path.removeprefix("/open/"))
             if cookie is not None:
                 answer = web.HTTPSeeOther(page)
-                answer.set_cookie(_COOKIE, cookie, httponly=True, samesite="Strict", path="/")
+                answer.set_cookie(
+                    _COOKIE, cookie, secure=True, httponly=True, samesite="Strict", path="/"
+                )
                 raise answer
         if why := gate.refusal(request.host, request.cookies.get(_COOKIE, "")):
             return web.Response(status=403, text=why)
         if not path.startswith("/ui/") or request.method not in ("GET", "POST"):
             return web.Response(status=404, text="the console is at /ui/")
-        return await _relayed(client, request)
+        return await _relayed(client, request, gate)
 
     return passed
 
 
-async def _relayed(client: ControlPlaneClient, request: web.Request) -> web.StreamResponse:
+async def _relayed(
+    client: ControlPlaneClient, request: web.Request, gate: Gate
+) -> web.StreamResponse:
     """Pass a request on and its answer back, as it comes: a stream of changes never ends."""
     from aiohttp import web
 
     headers = {name: request.headers[name] for name in _ASKED if name in request.headers}
+    headers["Cookie"] = f"{_SESSION_COOKIE}={gate.session}"
     body = await request.read()
     async with client.pass_on(request.method, request.path_qs, body, headers) as found:
+        if found.headers.get(_ENDED_HEADER) == "ended":
+            gate.ended.set()
         kept = {n: found.headers[n] for n in (*_PASSED, *_SECURITY) if n in found.headers}
         response = web.StreamResponse(status=found.status, headers=kept)
         await response.prepare(request)

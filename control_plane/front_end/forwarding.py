@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from control_plane.api.jobs import Jobs, JobStatus
-from control_plane.api.machines import Machines, MachineView
+from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
 from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
@@ -27,6 +27,7 @@ from control_plane.api.shard_routes import (
     REVISION_HEADER,
     SHARD_ROUTES,
 )
+from control_plane.broker.core.region_map import merged
 from control_plane.front_end.recorder import caller_of
 from control_plane.roles import BESIDE_SHARDS, ControlPlane
 from control_plane.scheduler.core.rollout import summarize
@@ -93,6 +94,7 @@ class Forwarding:
         merging = {
             "list_jobs": self._list_jobs,
             "list_machines": self._list_machines,
+            "map_region": self._map_region,
             "get_machine": self._get_machine,
             "region_status": self._region_status,
             "shard_metrics": self._shard_metrics,
@@ -264,6 +266,18 @@ class Forwarding:
                 seen |= {view.record.machine: view for view in theirs}
         views = [self._seen(view, seen.get(view.record.machine)) for view in page.machines]
         return replace(page, machines=views)
+
+    async def _map_region(self, _: Handler, call: Call) -> RegionMap:
+        """Return the map with what the process of each shard says of its own machines."""
+        answers = await self._everywhere(call)
+        maps = {n: one for n, one in answers.items() if isinstance(one, RegionMap)}
+        shard_of = self._plane.ownership.shard_of
+
+        def is_left(record: MachineRecord) -> bool:
+            return not record.entitlement or shard_of(record.entitlement) not in maps
+
+        by = call.query.get("by", "state")
+        return merged(await self._plane.inventory.region_map(by, is_left), [*maps.values()])
 
     async def _get_machine(self, handler: Handler, call: Call) -> MachineView:
         view: MachineView = await handler(call)

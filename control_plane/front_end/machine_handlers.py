@@ -14,8 +14,8 @@ from control_plane.api.inventory import (
     MachineScope,
     Records,
 )
-from control_plane.api.machines import MachineRecord, Machines, MachineView
-from control_plane.broker.service import MAX_PAGE, MachineService
+from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
+from control_plane.broker.service import MAX_PAGE, MachineQuery, MachineService
 from wire.errors import InvalidInput, TooLarge
 from wire.routes import invalid
 from wire.server import Call
@@ -36,8 +36,13 @@ class MachineHandlers:
 
     async def list_machines(self, call: Call) -> Machines:
         """List machines."""
-        scope = _scope(call)
-        return await self._inventory.page(scope, call.query.get("after", ""), _limit(call))
+        query = call.query
+        wanted = MachineQuery(_scope(call), query.get("search", ""), query.get("sort", "name"))
+        return await self._inventory.page(wanted, query.get("after", ""), _limit(call))
+
+    async def map_region(self, call: Call) -> RegionMap:
+        """Count the machines by place and by one fact."""
+        return await self._inventory.region_map(call.query.get("by", "state"))
 
     async def get_machine(self, call: Call) -> MachineView:
         """Show a machine."""

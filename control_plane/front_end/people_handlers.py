@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from agent.api import Ack
 from control_plane.api.people import (
     AuditPage,
+    ConsoleSessions,
     Grant,
     Grants,
     Group,
@@ -21,6 +22,7 @@ from control_plane.front_end.guard import Guard
 from control_plane.front_end.trail import PAGE, Query, Trail
 from control_plane.identity.authority import check_user_name
 from control_plane.identity.issued import users
+from control_plane.identity.sessions import BrowserSessions
 from wire.peers import principal
 from wire.server import Call
 
@@ -35,10 +37,23 @@ class PeopleHandlers:
         self._issued = issued
         self._known = guard
         self._log = trail
+        self.sessions = BrowserSessions()
+        """Browsers that have the web console open."""
 
     async def get_myself(self, call: Call) -> Myself:
         """Show who calls."""
         return self._known.myself(call.peer)
+
+    async def list_sessions(self, call: Call) -> ConsoleSessions:
+        """Show which browsers have the console open."""
+        everyone = self._known.caller(call.peer).is_operator
+        return self.sessions.listed(principal(call.peer), everyone=everyone)
+
+    async def end_session(self, call: Call) -> Ack:
+        """End the session of a browser."""
+        anyones, by = self._known.caller(call.peer).is_operator, principal(call.peer)
+        self.sessions.end(call.path["session"], by, anyones=anyones)
+        return Ack(detail=f"session {call.path['session']} is ended")
 
     async def list_operators(self, _: Call) -> Grants:
         """Show who is an operator, and who a host admin."""

@@ -35,6 +35,7 @@ _OBJECTS = (
     "user",
     "plan",
     "limit",
+    "session",
 )
 """Parameters of paths that name what a call is about, the first one found."""
 _WORDS = {

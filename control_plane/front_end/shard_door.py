@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from agent.api import Ack, Liveness
+from control_plane.api.machines import MachineRecord, RegionMap
 from control_plane.api.region_status import ProcessStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
@@ -63,6 +64,16 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         app.middlewares.insert(0, self._metrics.count)
         app.middlewares.append(self._in_step)
         return app
+
+    async def map_region(self, call: Call) -> RegionMap:
+        """Count the machines that this process follows, and no others."""
+        plane = self._control_plane
+
+        def is_own(record: MachineRecord) -> bool:
+            pool = record.entitlement
+            return bool(pool) and plane.role.runs(plane.ownership.shard_of(pool))
+
+        return await self._inventory.region_map(call.query.get("by", "state"), is_own)
 
     def authorize(self, request: web.Request, _: Route) -> Peer:
         """Return the user for whom the core calls, or raise: only the core may."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control_plane.api.tasks import TaskDescription
+from control_plane.api.tasks import HostDescription, TaskDescription
 from control_plane.scheduler.task_service import TaskService
 from wire.duplex import Talk
 from wire.errors import InvalidInput
@@ -19,6 +19,10 @@ class TaskHandlers:
     async def describe_task(self, call: Call) -> TaskDescription:
         """Show a task."""
         return await self._tasks.describe(call.path["job"], index_of(call))
+
+    async def describe_host(self, call: Call) -> HostDescription:
+        """Show what an agent says of its host."""
+        return await self._tasks.describe_host(call.path["machine"])
 
     async def exec_task(self, call: Call) -> Talk:
         """Run a command inside a task."""

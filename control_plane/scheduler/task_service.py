@@ -12,7 +12,7 @@ from typing import Protocol
 from agent.api import TaskStatus
 from control_plane.agents.protocol import AgentApi
 from control_plane.api.jobs import TaskRecord, spec_of, task_id
-from control_plane.api.tasks import TaskDescription
+from control_plane.api.tasks import HostDescription, TaskDescription
 from control_plane.identity.authority import TaskSubject
 from control_plane.runtime.job_table import JobTable
 from wire.duplex import Duplex, Talk, join
@@ -71,6 +71,12 @@ class TaskService:
             status=await agent.get_task(name),
             usage=next((u for u in usages.tasks if u.task_id == name), None),
         )
+
+    async def describe_host(self, machine: str) -> HostDescription:
+        """Return what the agent of a machine says of it now."""
+        agent = await self._agents.agent(machine)
+        profile, usage = await agent.get_profile(), await agent.get_usage()
+        return HostDescription(machine=machine, profile=profile, usage=usage)
 
     async def logs(
         self,

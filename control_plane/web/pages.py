@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from control_plane.api.machines import MachineView
-from control_plane.web.core.gantt import chart
-from control_plane.web.core.region import COLOURS, grid, open_events, state_of
-from control_plane.web.core.spans import setting_bars, wave_bars
-from wire.errors import InvalidInput
+from control_plane.api.jobs import JobStatus
+from control_plane.api.tasks import HostDescription
+from control_plane.broker.core.region_map import MAP_FACTS, open_events, state_of
+from control_plane.web.core.gantt import chart, packed
+from control_plane.web.core.region import grid, power_bars, split_bar
+from control_plane.web.core.spans import setting_chart, wave_chart
+from control_plane.web.core.usage import UsageHistory, usage_charts
+from control_plane.web.core.versions import changes, compared, versions_of
+from control_plane.web.forms import ACTIONS
+from wire.errors import InvalidInput, TwineError
+from wire.units import about_size
 
-MACHINES_A_CALL = 500
-"""About 5 ms of computing; other requests have their turn between two calls."""
 EVENTS_A_PAGE = 1000
-PROFILES_A_PAGE = 200
+PROFILES_A_PAGE, PLANS_A_PAGE = 200, 20
+ROWS_A_PAGE, TASKS_A_PAGE = 200, 200
+HOST_S = 2.0
+"""How long a page waits for the agent of a machine before it is shown without its words."""
+WATCH_S = 5
+"""Seconds after which a page about one machine is loaded again: usage is in no store."""
 LINES, LOG_MAX = ("200", "1000", "5000"), 2 << 20
 """Lines of a log that a page may show, and bytes of them that it reads at most."""
+_COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
+"""What terminals take as a change of colour."""
 WINDOWS = {
     **{"15m": 900, "1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400},
     "all": 0,
 }
 """Span of a chart → seconds; the first is what a page opens with, 0 is all that is known."""
+TIME_MAX = 32_503_680_000
+"""The year 3000, in seconds since 1970."""
 
 
 class Api(Protocol):
@@ -38,6 +52,18 @@ class Api(Protocol):
         ...
 
 
+class Shared(Protocol):
+    """Answers by their key that viewers share, computed by the function if needed."""
+
+    async def get(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
+        """Return an answer that is not stale; raises what `load` raises."""
+        ...
+
+    async def soon(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
+        """Return an answer like `get`; None where it takes long."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PageRequest:
     """What a page was opened with."""
@@ -46,6 +72,10 @@ class PageRequest:
     path: Mapping[str, str]
     query: Mapping[str, str]
     now: float
+    shared: Shared
+    history: UsageHistory
+    as_data: bool = False
+    """The page is asked for as JSON."""
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
         """Return a parameter that has one of some values; the first is the default."""
@@ -54,11 +84,11 @@ class PageRequest:
             raise InvalidInput(f"parameter {name} is one of {', '.join(allowed)}, not {value!r}")
         return value
 
-    def number(self, name: str) -> int:
-        """Return a parameter that is a whole number from 0 to a million; 0 if it is absent."""
+    def number(self, name: str, most: int = 1_000_000) -> int:
+        """Return a parameter that is a whole number from 0 on; 0 if it is absent."""
         text = self.query.get(name) or "0"
-        if not text.isascii() or not text.isdecimal() or int(text[:8]) > 1_000_000:
-            raise InvalidInput(f"parameter {name} is a number from 0 to 1000000, not {text[:20]!r}")
+        if not text.isascii() or not text.isdecimal() or int(text[:12]) > most:
+            raise InvalidInput(f"parameter {name} is a number from 0 to {most}, not {text[:20]!r}")
         return int(text)
 
 
@@ -69,7 +99,7 @@ Load = Callable[[PageRequest], Awaitable[dict[str, Any]]]
 class Page:
     """One page; `parameters` are those of its query besides `format`.
 
-    The answer of a shared page is computed once for all viewers (`serving.SharedAnswers`).
+    The answer of a shared page is computed once for all viewers (`calls.SharedAnswers`).
     """
 
     path: str
@@ -79,68 +109,127 @@ class Page:
     is_shared: bool = False
 
 
-async def _machines(api: Api, **scope: str) -> list[MachineView]:
-    found: list[MachineView] = []
-    after = ""
-    while True:
-        page = await api.get("list_machines", limit=str(MACHINES_A_CALL), after=after, **scope)
-        found += page.machines
-        after = page.next
-        if not after:
-            return found
-        await asyncio.sleep(0)  # let other requests in between two pages
-
-
 async def _region(request: PageRequest) -> dict[str, Any]:
-    api, colour = request.api, request.one_of("colour", COLOURS)
-    views = await _machines(api)
+    api, colour = request.api, request.one_of("colour", MAP_FACTS)
+    found = await api.get("map_region", by=colour)
+    capacity = await request.shared.soon("capacity", lambda: api.get("get_capacity"))
     return {
-        "grid": await asyncio.to_thread(grid, views, colour),
+        "grid": await asyncio.to_thread(grid, found),
         "colour": colour,
-        "colours": COLOURS,
+        "colours": MAP_FACTS,
         "held_back": (await api.get("held_back_machines")).machines,
         "limits": [limit for limit in (await api.get("list_limits")).limits if limit.held],
-        "events": [(view.record.machine, e) for view in views for e in open_events(view)][:50],
-        "capacity": await api.get("get_capacity"),
+        "events": found.events,
+        "open_events": found.open_events,
+        "capacity": capacity,
+        "parts": split_bar(capacity) if capacity is not None else [],
+        "power": power_bars(capacity) if capacity is not None else [],
     }
+
+
+_JOB_ORDERS: dict[str, Callable[[JobStatus], Any]] = {
+    "name": lambda job: job.record.name,
+    "health": lambda job: (job.healthy / max(1, job.wanted), job.record.name),
+    "entitlement": lambda job: (job.record.spec.entitlement, job.record.name),
+    "tasks": lambda job: (-job.wanted, job.record.name),
+    "phase": lambda job: (job.phase, job.record.name),
+}
+SHOWN_JOBS = ("all", "not healthy", "waiting", "progressing")
+
+
+def _is_shown(job: JobStatus, only: str) -> bool:
+    if only == "not healthy":
+        return job.healthy < job.wanted
+    return only == "all" or job.phase == only
 
 
 async def _jobs(request: PageRequest) -> dict[str, Any]:
-    text = request.query.get("search", "")
-    jobs = (await request.api.get("list_jobs")).jobs
-    found = [job for job in jobs if text in job.record.name or text in job.record.spec.entitlement]
-    order = request.one_of("sort", ("name", "health", "entitlement", "tasks"))
-    keys: dict[str, Callable[[Any], Any]] = {
-        "name": lambda job: job.record.name,
-        "health": lambda job: (job.healthy / max(1, job.wanted), job.record.name),
-        "entitlement": lambda job: (job.record.spec.entitlement, job.record.name),
-        "tasks": lambda job: (-job.wanted, job.record.name),
+    text, only = request.query.get("search", ""), request.one_of("only", SHOWN_JOBS)
+    order, first = request.one_of("sort", tuple(_JOB_ORDERS)), request.number("first")
+    owner = request.query.get("entitlement", "")
+    jobs = (await request.shared.get("jobs", lambda: request.api.get("list_jobs"))).jobs
+
+    def found() -> list[JobStatus]:
+        return sorted(
+            (
+                job
+                for job in jobs
+                if text in job.record.name
+                and (not owner or job.record.spec.entitlement == owner)
+                and _is_shown(job, only)
+            ),
+            key=_JOB_ORDERS[order],
+        )
+
+    suitable = await asyncio.to_thread(found)
+    return {
+        "jobs": suitable[first : first + ROWS_A_PAGE],
+        "suitable": len(suitable),
+        "all": len(jobs),
+        "first": first,
+        "rows": ROWS_A_PAGE,
+        "search": text,
+        "entitlement": owner,
+        "sort": order,
+        "sorts": tuple(_JOB_ORDERS),
+        "only": only,
+        "onlys": SHOWN_JOBS,
     }
-    return {"jobs": sorted(found, key=keys[order]), "search": text, "sort": order, "all": len(jobs)}
+
+
+async def _operations(request: PageRequest, status: JobStatus) -> dict[str, Any]:
+    """Return the chart of a job's operations, and the events that it was made of."""
+    events = await _latest_events(request.api, {"job": status.record.name})
+    span, shift = request.one_of("window", tuple(WINDOWS)), request.number("back")
+    end = request.now - shift * WINDOWS[span]
+    known = min((event.start or event.end for event in events), default=end)
+    window = (end - WINDOWS[span] if WINDOWS[span] else min(known, end - 1), end)
+    begin, until = request.number("begin", TIME_MAX), request.number("end", TIME_MAX)
+    is_zoomed = 0 < begin < until
+    if is_zoomed:
+        window = (float(begin), float(until))
+    first, tasks = request.number("row"), status.record.tasks
+    drawn = await asyncio.to_thread(chart, events, tasks, window, first)
+    found = {
+        "chart": drawn,
+        "events": events,
+        "window": span,
+        "windows": tuple(WINDOWS),
+        "back": shift,
+        "zoomed": is_zoomed,
+        "row": first,
+    }
+    if request.as_data:
+        found["packed"] = await asyncio.to_thread(packed, events, tasks, window)
+    return found
 
 
 async def _job(request: PageRequest) -> dict[str, Any]:
     api, path = request.api, {"job": request.path["job"]}
     status = await api.get("get_job", path)
-    events = await _latest_events(api, path)
-    span = request.one_of("window", tuple(WINDOWS))
-    shift = request.number("back")
-    end = request.now - shift * WINDOWS[span]
-    first = request.number("row")
-    known = min((event.start or event.end for event in events), default=end)
-    window = (end - WINDOWS[span] if WINDOWS[span] else min(known, end - 1), end)
-    return {
+    found = await _operations(request, status)
+    first, known = request.number("task"), versions_of(status.record)
+    old, new = compared(known, request.number("old"), request.number("new"))
+    return found | {
         "job": status,
         "explanation": await api.get("explain_job", path),
         "intents": await api.get("get_intents", path),
-        "chart": chart(events, status.record.tasks, window, first),
-        "events": list(reversed(events))[:100],
-        "tasks": status.record.tasks[first : first + 500],
-        "window": span,
-        "windows": tuple(WINDOWS),
-        "back": shift,
-        "row": first,
+        "events": found["events"][::-1][:100],
+        "tasks": status.record.tasks[first : first + TASKS_A_PAGE],
+        "first_task": first,
+        "rows": TASKS_A_PAGE,
+        "versions": list(known),
+        "old": old,
+        "new": new,
+        "changes": changes(known[old], known[new]) if old else [],
     }
+
+
+async def _gantt(request: PageRequest) -> dict[str, Any]:
+    status = await request.api.get("get_job", {"job": request.path["job"]})
+    found = await _operations(request, status)
+    del found["events"]
+    return found | {"name": status.record.name}
 
 
 async def _latest_events(api: Api, path: Mapping[str, str]) -> list[Any]:
@@ -154,12 +243,45 @@ async def _latest_events(api: Api, path: Mapping[str, str]) -> list[Any]:
             return found
 
 
+async def _host(request: PageRequest, machine: str) -> tuple[HostDescription | None, str]:
+    """Return what the agent of a machine says now, or why nothing is known."""
+    path = {"machine": machine}
+    try:
+        async with asyncio.timeout(HOST_S):
+            said: HostDescription = await request.shared.get(
+                f"host {machine}", lambda: request.api.get("describe_host", path)
+            )
+    except TimeoutError:
+        return None, f"the agent of {machine} did not answer within {HOST_S:g} s"
+    except TwineError as e:
+        return None, str(e)
+    request.history.add(machine, request.now, said.usage)
+    return said, ""
+
+
 async def _task(request: PageRequest) -> dict[str, Any]:
     path = {"job": request.path["job"], "index": request.path["index"]}
     status = await request.api.get("get_job", {"job": path["job"]})
     story = await request.api.get("task_story", path)
     tasks = [task for task in status.record.tasks if str(task.index) == path["index"]]
-    return {"job": status, "story": story, "task": tasks[0] if tasks else None}
+    name, said, silent = f"{path['job']}-{path['index']}", None, ""
+    if story.machine:
+        said, silent = await _host(request, story.machine)
+    used = [one for one in said.usage.tasks if one.task_id == name] if said is not None else []
+    return {
+        "job": status,
+        "story": story,
+        "task": tasks[0] if tasks else None,
+        "usage": used[0] if used else None,
+        "charts": usage_charts(request.history.points(story.machine, name), about_size_of),
+        "silent": silent,
+        "every": WATCH_S,
+    }
+
+
+def about_size_of(value: float) -> str:
+    """Return a number of bytes in its unit."""
+    return about_size(int(value))
 
 
 async def _logs(request: PageRequest) -> dict[str, Any]:
@@ -170,32 +292,65 @@ async def _logs(request: PageRequest) -> dict[str, Any]:
     log = await request.api.read("job_logs", path, LOG_MAX, **query)
     return {
         **path,
-        "log": log.decode(errors="replace"),
+        "log": _COLOUR.sub("", log.decode(errors="replace")),
         "lines": lines,
         "choices": LINES,
         "previous": previous,
     }
 
 
+_SCOPE = ("datacenter", "msb", "rack", "machine_type", "entitlement", "state", "unavailable")
+_MACHINE_ORDERS = ("name", "entitlement", "profile", "type", "place", "tasks")
+
+
 async def _machine_list(request: PageRequest) -> dict[str, Any]:
-    names = ("datacenter", "msb", "rack", "entitlement", "state")
-    scope = {name: request.query[name] for name in names if request.query.get(name)}
-    after = request.query.get("after", "")
-    page = await request.api.get("list_machines", limit="200", after=after, **scope)
-    return {"machines": page.machines, "next": page.next, "scope": scope, "state_of": state_of}
+    scope = {name: request.query[name] for name in _SCOPE if request.query.get(name)}
+    after, text = request.query.get("after", ""), request.query.get("search", "")
+    order = request.one_of("sort", _MACHINE_ORDERS)
+    page = await request.api.get(
+        "list_machines", limit=str(ROWS_A_PAGE), after=after, search=text, sort=order, **scope
+    )
+    return {
+        "machines": [(v, state_of(v.record, len(v.tasks), v.ready)) for v in page.machines],
+        "next": page.next,
+        "scope": scope,
+        "search": text,
+        "sort": order,
+        "sorts": _MACHINE_ORDERS,
+    }
 
 
 async def _machine(request: PageRequest) -> dict[str, Any]:
-    view = await request.api.get("get_machine", {"machine": request.path["machine"]})
-    return {"view": view, "state": state_of(view), "open": open_events(view)}
+    machine = request.path["machine"]
+    view = await request.api.get("get_machine", {"machine": machine})
+    said, silent = await _host(request, machine) if view.record.address else (None, "")
+    return {
+        "view": view,
+        "state": state_of(view.record, len(view.tasks), view.ready),
+        "open": open_events(view.record),
+        "profile": said.profile if said is not None else None,
+        "usage": {one.task_id: one for one in said.usage.tasks} if said is not None else {},
+        "charts": usage_charts(request.history.points(machine), about_size_of),
+        "silent": silent,
+        "every": WATCH_S,
+    }
 
 
 async def _entitlements(request: PageRequest) -> dict[str, Any]:
     api = request.api
+    views = (await api.get("list_entitlements")).entitlements
+    specs = {view.record.name: view.record.spec for view in views}
+    requests = (await api.get("list_requests")).requests
+    capacity = await request.shared.soon("capacity", lambda: api.get("get_capacity"))
     return {
-        "entitlements": (await api.get("list_entitlements")).entitlements,
-        "requests": (await api.get("list_requests")).requests,
-        "capacity": await api.get("get_capacity"),
+        "entitlements": views,
+        "lines": {line.name: line for line in capacity.entitlements} if capacity else {},
+        "requests": [
+            (one, changes(specs.get(one.entitlement), one.spec) if one.spec else [])
+            for one in requests
+        ],
+        "capacity": capacity,
+        "parts": split_bar(capacity) if capacity is not None else [],
     }
 
 
@@ -209,13 +364,18 @@ async def _profiles(request: PageRequest) -> dict[str, Any]:
         "profiles": views,
         "hidden": len(names) - len(shown),
         "stats": stats,
-        "bars": setting_bars(stats.settings),
+        "times": setting_chart(stats.settings),
     }
 
 
 async def _maintenance(request: PageRequest) -> dict[str, Any]:
     plans = (await request.api.get("list_plans")).plans
-    return {"plans": [(view, wave_bars(view.waves, request.now)) for view in plans]}
+    names = [view.plan.name for view in plans[:PLANS_A_PAGE]]
+    views = [await request.api.get("get_plan", {"plan": name}) for name in names]
+    return {
+        "plans": [(view, wave_chart(view.waves, request.now)) for view in views],
+        "hidden": len(plans) - len(views),
+    }
 
 
 async def _rebalance(request: PageRequest) -> dict[str, Any]:
@@ -231,32 +391,34 @@ async def _shards(request: PageRequest) -> dict[str, Any]:
 
 async def _audit(request: PageRequest) -> dict[str, Any]:
     before = str(request.number("before") or "")
-    page = await request.api.get("list_audit", before=before, limit="200")
-    return {"entries": page.entries, "next": page.next}
+    who, about = request.query.get("who", ""), request.query.get("object", "")
+    page = await request.api.get("list_audit", before=before, limit="200", who=who, object=about)
+    return {"entries": page.entries, "next": page.next, "who": who, "object": about}
 
 
 async def _myself(request: PageRequest) -> dict[str, Any]:
-    return {"me": await request.api.get("get_myself")}
+    return {
+        "me": await request.api.get("get_myself"),
+        "sessions": (await request.api.get("list_sessions")).sessions,
+        "forms": [action.route for action in ACTIONS],
+    }
 
 
+_CHART = ("window", "back", "begin", "end", "row")
 PAGES: tuple[Page, ...] = (
     Page("/ui/", "region.html", _region, ("colour",), is_shared=True),
-    Page("/ui/jobs", "jobs.html", _jobs, ("search", "sort")),
-    Page("/ui/jobs/{job}", "job.html", _job, ("window", "back", "row")),
+    Page("/ui/jobs", "jobs.html", _jobs, ("search", "entitlement", "only", "sort", "first")),
+    Page("/ui/jobs/{job}", "job.html", _job, (*_CHART, "task", "old", "new")),
+    Page("/ui/jobs/{job}/operations", "operations.html", _gantt, _CHART),
     Page("/ui/jobs/{job}/tasks/{index}", "task.html", _task),
     Page("/ui/jobs/{job}/tasks/{index}/logs", "logs.html", _logs, ("lines", "run")),
-    Page(
-        "/ui/machines",
-        "machines.html",
-        _machine_list,
-        ("datacenter", "msb", "rack", "entitlement", "state", "after"),
-    ),
+    Page("/ui/machines", "machines.html", _machine_list, (*_SCOPE, "search", "sort", "after")),
     Page("/ui/machines/{machine}", "machine.html", _machine),
     Page("/ui/entitlements", "entitlements.html", _entitlements),
     Page("/ui/profiles", "profiles.html", _profiles),
     Page("/ui/maintenance", "maintenance.html", _maintenance),
     Page("/ui/rebalance", "rebalance.html", _rebalance),
     Page("/ui/shards", "shards.html", _shards),
-    Page("/ui/audit", "audit.html", _audit, ("before",)),
+    Page("/ui/audit", "audit.html", _audit, ("before", "who", "object")),
     Page("/ui/myself", "myself.html", _myself),
 )

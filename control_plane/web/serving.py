@@ -10,29 +10,31 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+from urllib.parse import urlencode
 
 import jinja2
 import msgspec
 from aiohttp import web
 
-from control_plane.api.capacity import DecisionNote
-from control_plane.api.health import ConfirmDown
-from control_plane.api.inventory import Drain, Undrain
 from control_plane.api.people import Needs
-from control_plane.api.rebalancing import PauseWish
+from control_plane.identity.sessions import SessionEnded
+from control_plane.web.calls import Handlers, RouteCalls, SharedAnswers
+from control_plane.web.core.usage import UsageHistory
+from control_plane.web.forms import ACTIONS, FormAction, fields_of
 from control_plane.web.pages import PAGES, Page, PageRequest
 from control_plane.web.streams import send_changes, send_log
 from wire.errors import Forbidden, InvalidInput, TwineError
 from wire.fairness import Peer
+from wire.peers import principal
 from wire.routes import Route
-from wire.server import Call, Handler, request_id
+from wire.server import Call, request_id
 from wire.units import about_size
 
 _HERE = Path(__file__).parent
@@ -51,70 +53,17 @@ _HEADERS = {
 _FILES = {
     "twine.css": "text/css",
     "twine.js": "text/javascript",
+    "gantt.js": "text/javascript",
     "twine.svg": "image/svg+xml",
 }
-FORM_MAX = 64 << 10
-FRESH_S, STALE_S, SHARED_MAX = 2.0, 10.0, 64
-"""Of answers that viewers share: given as they are; given while the next one is computed; kept."""
-Answer = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class FormAction:
-    """A form: the route that it calls, and how its fields become the body."""
-
-    route: str
-    body: Callable[[Mapping[str, str]], Any] | None = None
-
-
-def _reason(form: Mapping[str, str]) -> str:
-    if not form.get("reason"):
-        raise InvalidInput("a reason is missing", hint="say in the form why")
-    return form["reason"]
-
-
-def _checked(kind: Any, **fields: Any) -> Any:
-    """Return a body with the bounds that the route's own decoder would check."""
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as e:
-        raise InvalidInput(f"the form cannot be used: {e}") from e
-
-
-def _note(form: Mapping[str, str]) -> DecisionNote:
-    note: DecisionNote = _checked(DecisionNote, note=_reason(form))
-    return note
-
-
-def _of_machine(kind: Any, form: Mapping[str, str]) -> Any:
-    return _checked(kind, machines=[form.get("machine", "")], reason=_reason(form))
-
-
-ACTIONS: tuple[FormAction, ...] = (
-    FormAction("pause_job"),
-    FormAction("resume_job"),
-    FormAction("rollback_job"),
-    FormAction("approve_request", _note),
-    FormAction("deny_request", _note),
-    FormAction("drain_machines", partial(_of_machine, Drain)),
-    FormAction(
-        "undrain_machines", lambda form: _checked(Undrain, machines=[form.get("machine", "")])
-    ),
-    FormAction("confirm_down", partial(_of_machine, ConfirmDown)),
-    FormAction("pause_rebalance", lambda form: _checked(PauseWish, reason=_reason(form))),
-    FormAction("resume_rebalance"),
-)
-
-
-class Handlers(Protocol):
-    """What the console needs of the front end."""
-
-    handlers: dict[str, Handler]
-    """By route, behind the guard and the audit log."""
-
-    def authorize(self, request: web.Request, route: Route) -> Peer:
-        """Return the caller, or raise if the route's rule refuses them."""
-        ...
+SESSION_COOKIE = "twine-session"
+ENDED_HEADER = "Twine-Session"
+"""Of an answer: `ended` where the session of the browser was ended."""
+TEXT_MAX = 600
+"""Characters of a text that a page shows."""
+_SESSION = web.RequestKey("session", str)
+_HIDDEN = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\u0000-\u0008\u000b-\u001f\u007f]")
+"""Marks that change the order of letters that follow, and controls: shown as what they are."""
 
 
 class Console:
@@ -133,7 +82,7 @@ class Console:
         self._front_end, self._routes = front_end, {route.name: route for route in routes}
         self._revision, self._writes, self._clock = revision, writes, clock
         self._key = secrets.token_bytes(32)
-        self._shared = SharedAnswers()
+        self._shared, self._history = SharedAnswers(), UsageHistory()
         loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
             loader=loader,
@@ -141,11 +90,14 @@ class Console:
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=_visible,
         )
         self._templates.filters["ago"] = _ago
         self._templates.filters["stamp"] = _stamp
+        self._templates.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
+        self._templates.filters["whole"] = WholeText
         self._templates.filters["size"] = about_size
-        self._templates.filters["number"] = lambda value: f"{value:,}".replace(",", " ")
+        self._templates.filters["number"] = lambda value: f"{value:,}".replace(",", "\u202f")
 
     def add_to(self, app: web.Application) -> None:
         """Add every page, the files and the stream."""
@@ -169,9 +121,11 @@ class Console:
             return await self._failed(request, e)
         if request.query.get("format") == "json":
             data = {k: v for k, v in values.items() if not callable(v)}
-            body = msgspec.json.encode(data, enc_hook=str)
-            return web.Response(body=body, content_type="application/json", headers=_HEADERS)
-        return self._page(page.template, request, peer, values)
+            body = await asyncio.to_thread(msgspec.json.encode, data, enc_hook=str)
+            response = web.Response(body=body, content_type="application/json", headers=_HEADERS)
+            response.enable_compression()
+            return response
+        return await self._page(page.template, request, peer, values)
 
     async def _values(self, page: Page, request: web.Request) -> dict[str, Any]:
         allowed = {"format", *page.parameters}
@@ -180,8 +134,12 @@ class Console:
                 f"this page takes no parameter {', '.join(sorted(unknown))}",
                 hint=f"it takes {', '.join(sorted(allowed))}",
             )
-        api = _Routes(self._front_end, self._routes, request)
-        asked = PageRequest(api, dict(request.match_info), dict(request.query), self._clock())
+        api = RouteCalls(self._front_end, self._routes, request)
+        asked = PageRequest(
+            *(api, dict(request.match_info), dict(request.query), self._clock()),
+            *(self._shared, self._history),
+            as_data=request.query.get("format") == "json",
+        )
 
         async def load() -> dict[str, Any]:
             revision = self._revision()
@@ -190,9 +148,10 @@ class Console:
         if not page.is_shared:
             return await load()
         key = f"{page.path}?{sorted((k, v) for k, v in asked.query.items() if k != 'format')}"
-        return await self._shared.get(key, load)
+        found: dict[str, Any] = await self._shared.get(key, load)
+        return found
 
-    def _page(
+    async def _page(
         self,
         template: str,
         request: web.Request,
@@ -200,82 +159,121 @@ class Console:
         values: Mapping[str, Any],
         status: int = 200,
     ) -> web.Response:
-        text = self._templates.get_template(template).render(
+        may = {action.route for action in ACTIONS if self._may(request, action.route)}
+        may |= {"job_logs"} if self._may(request, "job_logs", form=False) else set()
+        as_data = urlencode({**request.query, "format": "json"})
+        every = values.get("every", 0)
+        # In a thread: a page of 1,000 rows takes 20 ms, in which the loop would do nothing else.
+        text = await asyncio.to_thread(
+            self._templates.get_template(template).render,
             here=request.path,
-            may=partial(self._may, request),
-            token=self._token(peer),
-            **values,
+            may=may.__contains__,
+            writes=self._writes,
+            as_data=f"{request.path}?{as_data}",
+            token=self._token(peer, request),
+            **{**values, "every": every},
         )
         response = web.Response(
             text=text, status=status, content_type="text/html", headers=_HEADERS
         )
+        self._keep_session(request, response)
         response.enable_compression()
         return response
 
-    def _may(self, request: web.Request, route: str) -> bool:
+    def _may(self, request: web.Request, route: str, *, form: bool = True) -> bool:
         """Return whether the caller is shown a form: the API decides again when it is sent."""
         try:
             self._front_end.authorize(request, self._routes[route])
         except TwineError:
             return False
-        return self._writes
+        return self._writes or not form
 
     async def _failed(self, request: web.Request, error: TwineError) -> web.Response:
         problem = msgspec.structs.replace(error.problem(), request_id=request_id())
         if request.query.get("format") == "json":
             body, kind = msgspec.json.encode(problem), "application/problem+json"
-            return web.Response(
+            response = web.Response(
                 body=body, status=problem.status, content_type=kind, headers=_HEADERS
             )
-        values = {"problem": problem, "now": self._clock(), "revision": 0}
-        return self._page("problem.html", request, Peer("", ""), values, problem.status)
+        else:
+            values = {"problem": problem, "now": self._clock(), "revision": 0}
+            response = await self._page(
+                "problem.html", request, Peer("", ""), values, problem.status
+            )
+        if isinstance(error, SessionEnded):
+            response.headers[ENDED_HEADER] = "ended"
+            response.del_cookie(SESSION_COOKIE, path="/ui")
+        return response
+
+    # -- who it is
 
     def _peer(self, request: web.Request, path: str) -> Peer:
-        return self._front_end.authorize(request, Route("ui", "GET", path, needs=Needs.VIEWER))
+        """Return the caller, or raise; the browser is noted as a session of theirs."""
+        peer = self._front_end.authorize(request, Route("ui", "GET", path, needs=Needs.VIEWER))
+        session = request.cookies.get(SESSION_COOKIE) or secrets.token_hex(6)
+        request[_SESSION] = session
+        shown = request.path if not request.path.startswith("/ui/changes") else ""
+        browser = request.headers.get("User-Agent", "")
+        self._front_end.sessions.see(session, principal(peer), shown, peer.address, browser)
+        return peer
+
+    def _keep_session(self, request: web.Request, response: web.Response) -> None:
+        session = request.get(_SESSION)
+        if session and request.cookies.get(SESSION_COOKIE) != session:
+            response.set_cookie(
+                SESSION_COOKIE, session, path="/ui", secure=True, httponly=True, samesite="Strict"
+            )
+
+    def _token(self, peer: Peer, request: web.Request) -> str:
+        """Return what a form of this caller's browser carries, and no other one knows."""
+        words = f"{peer.name} {request.get(_SESSION, '')}".encode()
+        return hmac.new(self._key, words, hashlib.sha256).hexdigest()
 
     # -- changes
 
     async def _changes(self, request: web.Request) -> web.StreamResponse:
         try:
-            self._peer(request, "/ui/changes")
+            peer = self._peer(request, "/ui/changes")
         except TwineError as e:
             return await self._failed(request, e)
-        return await self._streamed(request, lambda to: send_changes(to, self._revision))
+        check = partial(self._front_end.sessions.check, request[_SESSION], principal(peer))
+        return await self._streamed(request, lambda to: send_changes(to, self._revision, check))
 
     async def _log_stream(self, request: web.Request) -> web.StreamResponse:
-        api = _Routes(self._front_end, self._routes, request)
+        api = RouteCalls(self._front_end, self._routes, request)
         path = dict(request.match_info)
         try:
+            peer = self._peer(request, "/ui/log-stream")
             chunks = await api.get("job_logs", path, follow="true", tail="0")
         except TwineError as e:
             return await self._failed(request, e)
+        check = partial(self._front_end.sessions.check, request[_SESSION], principal(peer))
         async with contextlib.aclosing(chunks):
-            return await self._streamed(request, lambda to: send_log(to, chunks))
+            return await self._streamed(request, lambda to: send_log(to, chunks, check))
 
     async def _streamed(
         self, request: web.Request, send: Callable[[web.StreamResponse], Awaitable[None]]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        # The browser left, or opens another stream: also where the task is gone meanwhile.
+        # The browser left, or opens another stream: also where the task or the session is gone.
         with contextlib.suppress(ConnectionError, TimeoutError, TwineError):
             await send(response)
         return response
 
     # -- forms
 
-    def _token(self, peer: Peer) -> str:
-        return hmac.new(self._key, peer.name.encode(), hashlib.sha256).hexdigest()
-
     async def _act(self, action: FormAction, request: web.Request) -> web.StreamResponse:
         """Carry out a form: the same route, with the same rights, as twinectl calls."""
         try:
             route = self._routes[action.route]
             peer = self._front_end.authorize(request, route)
-            form = await _form(request)
+            request[_SESSION] = session = request.cookies.get(SESSION_COOKIE, "")
+            form = await fields_of(request)
             token = form.pop("token", "").encode()
-            if not hmac.compare_digest(token, self._token(peer).encode()):
+            if not hmac.compare_digest(token, self._token(peer, request).encode()):
                 raise Forbidden("the form is not of a page of this console", hint="load it again")
+            self._front_end.sessions.check(session, principal(peer))
             back = form.pop("back", "/ui/")
             path = {name: form.pop(name, "") for name in route.parameters}
             body = action.body(form) if action.body else None
@@ -286,83 +284,6 @@ class Console:
         if not back.startswith("/ui/"):
             back = "/ui/"
         return _redirect(back, 303)
-
-
-class SharedAnswers:
-    """Answers that all viewers share: a page over a whole region is computed once, not per browser.
-
-    An answer that is older than `FRESH_S` is still given while the next one is computed, up to
-    `STALE_S`: the page says its age ("as of"), and a viewer never waits for 50,000 machines.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds."""
-        self._clock = clock
-        self._answers: dict[str, tuple[float, Answer]] = {}
-        self._loading: dict[str, asyncio.Task[Answer]] = {}
-
-    async def get(self, key: str, load: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Return an answer at most `STALE_S` old; raises what `load` raises."""
-        at, answer = self._answers.get(key, (-STALE_S, {}))
-        age = self._clock() - at
-        if answer and age < FRESH_S:
-            return answer
-        if key not in self._loading:
-            self._loading[key] = asyncio.create_task(self._load(key, load))
-            self._loading[key].add_done_callback(lambda task: self._loaded(key, task))
-        if answer and age < STALE_S:
-            return answer
-        return await asyncio.shield(self._loading[key])
-
-    async def _load(self, key: str, load: Callable[[], Awaitable[Answer]]) -> Answer:
-        began = self._clock()
-        answer = await load()
-        self._answers.pop(key, None)
-        self._answers[key] = began, answer
-        while len(self._answers) > SHARED_MAX:
-            del self._answers[next(iter(self._answers))]  # the one that was computed first
-        return answer
-
-    def _loaded(self, key: str, task: asyncio.Task[Answer]) -> None:
-        self._loading.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # its waiters raise it; without any it is not an error of the loop
-
-
-class _Routes:
-    """Calls the front end's handlers as the caller of a request."""
-
-    def __init__(
-        self,
-        front_end: Handlers,
-        routes: Mapping[str, Route],
-        request: web.Request,
-    ) -> None:
-        self._front_end, self._routes, self._request = front_end, routes, request
-
-    async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
-        row = self._routes[route]
-        peer = self._front_end.authorize(self._request, row)
-        given = {name: value for name, value in query.items() if value}
-        return await self._front_end.handlers[route](
-            Call(row, peer, None, path, given, None, request_id())
-        )
-
-    async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
-        kept = b""
-        async with contextlib.aclosing(await self.get(route, path, **query)) as chunks:
-            async for chunk in chunks:
-                kept = (kept + chunk)[-most:]
-        return kept
-
-
-async def _form(request: web.Request) -> dict[str, str]:
-    if request.content_type != "application/x-www-form-urlencoded":
-        raise InvalidInput("a form is application/x-www-form-urlencoded")
-    if (request.content_length or 0) > FORM_MAX:
-        raise InvalidInput(f"a form has at most {FORM_MAX} bytes")
-    fields = await request.post()
-    return {name: value for name, value in fields.items() if isinstance(value, str)}
 
 
 async def _file(name: str, kind: str, _: web.Request) -> web.Response:
@@ -378,6 +299,22 @@ async def _to_start(_: web.Request) -> web.Response:
 def _redirect(path: str, status: int) -> web.Response:
     # A raised redirect would become a problem document.
     return web.Response(status=status, headers=_HEADERS | {"Location": path})
+
+
+class WholeText(str):
+    """A text that is shown as long as it is."""
+
+
+def _visible(value: Any) -> Any:
+    """Return a text with its invisible marks spelled out, so that no name looks like another.
+
+    A long one is cut: what an agent or an owner says may have 10 kB, and a cell of a table not.
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    if len(value) > TEXT_MAX and not isinstance(value, WholeText):
+        value = f"{value[:TEXT_MAX]}… ({len(value)} characters)"
+    return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", value)
 
 
 def _ago(at: float, now: float) -> str:

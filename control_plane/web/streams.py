@@ -17,21 +17,27 @@ _BEAT = b": \n\n"
 """A comment. Only a write that fails says that the browser has left."""
 
 
-async def send_changes(response: web.StreamResponse, revision: Callable[[], int]) -> None:
-    """Send the newest revision each tick."""
+async def send_changes(
+    response: web.StreamResponse, revision: Callable[[], int], check: Callable[[], None]
+) -> None:
+    """Send the newest revision each tick, until `check` raises."""
     async with asyncio.timeout(STREAM_S):
         while True:
+            check()
             await response.write(b"data: %d\n\n" % revision())
             await asyncio.sleep(TICK_S)
 
 
-async def send_log(response: web.StreamResponse, chunks: AsyncIterator[bytes]) -> None:
+async def send_log(
+    response: web.StreamResponse, chunks: AsyncIterator[bytes], check: Callable[[], None]
+) -> None:
     """Send each chunk of a log as a JSON string, and a comment in each tick without one."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     coming = asyncio.ensure_future(anext(chunks, None))
     try:
         async with asyncio.timeout(STREAM_S):
             while True:
+                check()
                 if not (await asyncio.wait({coming}, timeout=TICK_S))[0]:
                     await response.write(_BEAT)
                     continue

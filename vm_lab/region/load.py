@@ -23,6 +23,7 @@ from control_plane.api.tasks import TaskDescription
 from control_plane.autoscaler.service import Autoscaler
 from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
 from control_plane.autoscaler.sizes import NewSize, size_wish
+from control_plane.broker.service import MachineQuery
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from vm_lab.region.machine import Copy, SimulatedMachine
@@ -211,7 +212,9 @@ class _FrontEnd:
     async def list_machines(self, scope: MachineScope | None = None) -> Machines:
         if self.life.control_plane is None:
             raise Unreachable("the control plane does not serve")
-        return await self.life.control_plane.inventory.page(scope or MachineScope(), "", 10_000)
+        return await self.life.control_plane.inventory.page(
+            MachineQuery(scope or MachineScope()), "", 10_000
+        )
 
     async def describe_task(self, job: str, index: int) -> TaskDescription:
         if self.life.control_plane is None:

@@ -1,7 +1,8 @@
 """Operations of a job as a Gantt chart: one row a task, one bar an operation.
 
 The article on the job control plane shows operations of a job that way. Rows without an operation
-in the window are left out, so a job of 10,000 tasks shows those that something was done to.
+in the window are left out, so a job of 10,000 tasks shows those that something was done to. The
+page draws the first rows (`chart`); a script draws any others from numbers (`packed`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from control_plane.api.jobs import TaskRecord
 from control_plane.api.operations import WAITING, JobEvent, Operation
 
-ROWS_MAX = 500
-"""Rows of one page; more are on the next page."""
+ROWS_MAX = 60
+"""Rows that are drawn by the server; more are on the next page, or drawn by the script."""
 MIN_WIDTH = 0.15
 """Percent of the window that the shortest bar takes, so that it can be seen and pointed at."""
 
@@ -65,16 +67,7 @@ def chart(
 ) -> Chart:
     """Return the chart of a window (begin, end in seconds since 1970) from row `first` on."""
     begin, end = window
-    ended: dict[int | None, list[JobEvent]] = defaultdict(list)
-    for event in events:
-        if event.end >= begin and (event.start or event.end) <= end:
-            ended[event.task].append(event)
-    current = {
-        task.index: task.operation
-        for task in tasks
-        if task.operation is not None and task.operation.began <= end
-    }
-    order = sorted({*ended, *current}, key=lambda task: -1 if task is None else task)
+    order, ended, current = _by_task(events, tasks, window)
     shown = order[first : first + ROWS_MAX]
     rows = []
     for task in shown:
@@ -82,7 +75,63 @@ def chart(
         if task in current:
             bars.append(_current(current[task], window))
         rows.append(Row(task, sorted(bars, key=lambda bar: bar.start)))
-    return Chart(begin, end, rows, _ticks(begin, end), len(order) - len(shown))
+    return Chart(begin, end, rows, ticks_of(begin, end), len(order) - first - len(shown))
+
+
+Current = dict[int | None, Operation]
+
+
+def _by_task(
+    events: Iterable[JobEvent], tasks: Iterable[TaskRecord], window: tuple[float, float]
+) -> tuple[list[int | None], dict[int | None, list[JobEvent]], Current]:
+    """Return the tasks with an operation in a window, those that ended, and those of now."""
+    begin, end = window
+    ended: dict[int | None, list[JobEvent]] = defaultdict(list)
+    for event in events:
+        if event.end >= begin and (event.start or event.end) <= end:
+            ended[event.task].append(event)
+    current: Current = {
+        task.index: task.operation
+        for task in tasks
+        if task.operation is not None and task.operation.began <= end
+    }
+    return (
+        sorted({*ended, *current}, key=lambda task: -1 if task is None else task),
+        ended,
+        current,
+    )
+
+
+def packed(
+    events: Iterable[JobEvent], tasks: Iterable[TaskRecord], window: tuple[float, float]
+) -> dict[str, Any]:
+    """Return all rows of a window as numbers: 10,000 rows with 100,000 bars are 5 MB.
+
+    `rows`: [task, [bar, …]]; task −1: the job as a whole. A bar is [start, end, kind, cause, state,
+    where, reason, approved]: seconds after `begin`, end −1 where it goes on, and the others are
+    indexes of `words`.
+    """
+    order, ended, current = _by_task(events, tasks, window)
+    words: dict[str, int] = {"": 0}
+    begin = window[0]
+
+    def number(word: str) -> int:
+        return words.setdefault(word, len(words))
+
+    def bar(one: JobEvent | Operation, start: float, end: float | None, state: str) -> list[float]:
+        where = _where(one.from_machine, one.to_machine)
+        texts = (one.kind.value, one.cause.value, state, where, one.reason, one.approved)
+        until = -1.0 if end is None else round(end - begin, 1)
+        return [round(start - begin, 1), until, *map(number, texts)]
+
+    rows = []
+    for task in order:
+        bars = [bar(e, e.start or e.end, e.end, e.outcome.value) for e in ended[task]]
+        if task in current:
+            operation = current[task]
+            bars.append(bar(operation, operation.began, None, operation.state.value))
+        rows.append([-1 if task is None else task, sorted(bars)])
+    return {"begin": begin, "end": window[1], "words": [*words], "rows": rows}
 
 
 def _ended(event: JobEvent, started: float, window: tuple[float, float]) -> Bar:
@@ -128,7 +177,7 @@ _STEPS = (1, 5, 15, 60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86_400, 7 * 86_400)
 _TICKS = 8
 
 
-def _ticks(begin: float, end: float) -> list[tuple[float, float]]:
+def ticks_of(begin: float, end: float) -> list[tuple[float, float]]:
     """Return at most `_TICKS` round times within the window."""
     span = end - begin
     step = next((s for s in _STEPS if span / s <= _TICKS), _STEPS[-1])

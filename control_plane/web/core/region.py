@@ -1,16 +1,15 @@
-"""Machines of a region as a grid: data centers, their MSBs, their racks, one cell a machine."""
+"""The map of a region as a grid: data centers, their MSBs, their racks, one cell a machine."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
-from control_plane.api.machines import MachineState, MachineView, UnavailabilityEvent
-
-CELLS_MAX = 4000
-"""With more machines each rack is one cell with counts, so that the page stays small."""
-COLOURS = ("state", "entitlement", "profile", "load")
+from control_plane.api.capacity_report import CapacityReport
+from control_plane.api.machines import MachineCell, RackMap, RegionMap
+from control_plane.broker.core.region_map import NO_TASKS, NOT_KNOWN, STATES, counts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,106 +39,156 @@ class Grid:
     legend: list[tuple[str, str, int]]
     """(shade, meaning, machines)."""
     machines: int
+    by_rack: bool
+    """A cell is a rack of machines, not one machine."""
 
 
-def grid(machines: Iterable[MachineView], colour: str = "state") -> Grid:
-    """Return the machines by place, coloured by state, entitlement, profile or load."""
-    views = list(machines)
-    meanings = [_meaning(view, colour) for view in views]
-    counts = Counter(meanings)
-    shades = _shades(counts, colour)
-    tree: dict[str, dict[str, dict[str, list[tuple[MachineView, str]]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
-    )
-    for view, meaning in zip(views, meanings, strict=True):
-        place = view.record.location
-        tree[place.datacenter][place.msb][place.rack].append((view, meaning))
-    by_rack = len(views) > CELLS_MAX
+def grid(found: RegionMap) -> Grid:
+    """Return the machines by place, coloured by the fact that the map is about."""
+    counts, shades = counts_of(found.racks), shades_of(found)
+    tree: dict[str, dict[str, list[RackMap]]] = defaultdict(lambda: defaultdict(list))
+    for rack in found.racks:
+        tree[rack.datacenter][rack.msb].append(rack)
+    rank = {meaning: number for number, meaning in enumerate(found.meanings)}
     datacenters = [
-        (
-            datacenter,
-            [_msb(datacenter, msb, racks, shades, by_rack) for msb, racks in sorted(msbs.items())],
-        )
-        for datacenter, msbs in sorted(tree.items())
+        (name, [_msb(msb, racks, shades, rank, found.by) for msb, racks in msbs.items()])
+        for name, msbs in tree.items()
     ]
-    legend = [(shades[meaning], meaning, count) for meaning, count in counts.most_common()]
-    return Grid(datacenters, legend, len(views))
+    legend = [(shades[meaning], meaning, counts[meaning]) for meaning in found.meanings]
+    by_rack = any(rack.counts and not rack.cells for rack in found.racks)
+    return Grid(datacenters, legend, found.machines, by_rack)
 
 
 def _msb(
-    datacenter: str,
-    msb: str,
-    racks: Mapping[str, list[tuple[MachineView, str]]],
+    name: str,
+    racks: Sequence[RackMap],
     shades: Mapping[str, str],
-    by_rack: bool,
+    rank: Mapping[str, int],
+    by: str,
 ) -> Msb:
     rows = []
-    for rack, found in sorted(racks.items()):
-        if by_rack:
-            worst = max(found, key=lambda pair: _WORST.get(pair[1], 0))[1]
-            parts = Counter(meaning for _, meaning in found)
-            title = f"{rack}: " + ", ".join(f"{n} {meaning}" for meaning, n in parts.most_common())
-            link = f"machines?datacenter={datacenter}&rack={rack}"
-            rows.append((rack, [RegionCell(rack, link, shades[worst], title)]))
+    for rack in racks:
+        if rack.cells:
+            cells = [_cell(cell, shades[cell.meaning]) for cell in rack.cells]
         else:
-            rows.append((rack, [_cell(view, meaning, shades[meaning]) for view, meaning in found]))
-    return Msb(msb, rows, sum(map(len, racks.values())))
+            meaning = _of_rack(rack.counts, rank, by)
+            parts = sorted(rack.counts.items(), key=lambda part: -part[1])
+            title = f"{rack.rack}: " + ", ".join(f"{n} {word}" for word, n in parts)
+            place = f"datacenter={quote(rack.datacenter)}&msb={quote(name)}"
+            link = f"machines?{place}&rack={quote(rack.rack)}"
+            cells = [RegionCell(rack.rack, link, shades[meaning], title)]
+        rows.append((rack.rack, cells))
+    return Msb(name, rows, sum(sum(rack.counts.values()) for rack in racks))
 
 
-def _cell(view: MachineView, meaning: str, shade: str) -> RegionCell:
-    record = view.record
-    owner = record.entitlement or "free"
-    title = f"{record.machine}: {meaning}, {owner}, {len(view.tasks)} tasks"
-    return RegionCell(record.machine, f"machines/{record.machine}", shade, title)
+def _of_rack(counts: Mapping[str, int], rank: Mapping[str, int], by: str) -> str:
+    """Return what colours a rack: its worst state, its median step, or what most of it is."""
+    if by == "state":
+        return max(counts, key=lambda meaning: rank[meaning])
+    if by in ("load", "power"):
+        half, seen = sum(counts.values()) / 2, 0
+        for meaning in sorted(counts, key=lambda one: rank[one]):
+            seen += counts[meaning]
+            if seen >= half:
+                return meaning
+    return max(counts, key=lambda meaning: (counts[meaning], meaning))
 
 
-_WORST = {"down": 4, "unavailable": 3, "not ready": 2}
+def _cell(cell: MachineCell, shade: str) -> RegionCell:
+    tasks = f"{cell.tasks} task{'' if cell.tasks == 1 else 's'}"
+    title = f"{cell.machine}: {cell.meaning}, {cell.entitlement or 'free pool'}, {tasks}"
+    return RegionCell(cell.machine, f"machines/{quote(cell.machine)}", shade, title)
 
 
-def open_events(view: MachineView) -> list[UnavailabilityEvent]:
-    """Return what takes a machine away now or later; a record keeps what ended, too."""
-    return [event for event in view.record.unavailability if event.end is None]
+_STATES = dict(zip(STATES, ("good", "calm", "none", "warn2", "warn", "bad"), strict=True))
+_HUES, _STEPS = 12, 6
+_BLANK = ("free", "none", NO_TASKS, NOT_KNOWN)
 
 
-def state_of(view: MachineView) -> str:
-    """Return one word for what can be done with a machine now."""
-    if view.record.state is MachineState.DOWN:
-        return "down"
-    if open_events(view):
-        return "unavailable"
-    if not view.ready:
-        return "not ready"
-    return "in use" if view.tasks else "free" if not view.record.entitlement else "idle"
+def shades_of(found: RegionMap) -> dict[str, str]:
+    """Return the shade of each meaning: states have theirs, steps get darker, names get hues."""
+    if found.by == "state":
+        return {meaning: _STATES[meaning] for meaning in found.meanings}
+    named = [meaning for meaning in found.meanings if meaning not in _BLANK]
+    if found.by in ("load", "power"):
+        last = max(1, len(named) - 1)
+        shades = {m: f"step{round(n * (_STEPS - 1) / last)}" for n, m in enumerate(named)}
+    else:
+        shades = {name: f"hue{n % _HUES}" for n, name in enumerate(sorted(named))}
+    return shades | {m: "none" for m in found.meanings if m in _BLANK}
 
 
-def _meaning(view: MachineView, colour: str) -> str:
-    if colour == "entitlement":
-        return view.record.entitlement or "free"
-    if colour == "profile":
-        return view.record.profile or "none"
-    if colour == "load":
-        tasks = len(view.tasks)
-        return "0 tasks" if not tasks else "1–4 tasks" if tasks < 5 else "5 or more tasks"
-    return state_of(view)
+@dataclass(frozen=True, slots=True)
+class PowerBar:
+    """Power of one MSB or place with a budget; widths in percent of the largest."""
+
+    place: str
+    used: float
+    """Nominal draw of machines with tasks."""
+    all: float
+    """Nominal draw of every machine; 0 where that is not known."""
+    limit: float | None
+    """None: the place has no budget."""
+    words: str
 
 
-_STATES = {
-    "down": "bad",
-    "unavailable": "warn",
-    "not ready": "warn2",
-    "in use": "good",
-    "idle": "calm",
-    "free": "none",
-    "0 tasks": "none",
-    "1–4 tasks": "calm",
-    "5 or more tasks": "good",
-}
-_HUES = 12
+def power_bars(report: CapacityReport) -> list[PowerBar]:
+    """Return power by MSB, and of other places that have a budget."""
+    budgets = {budget.place: budget for budget in report.power}
+    rows = {
+        line.name: (line.used.power_w, line.all.power_w)
+        for line in report.msbs
+        if line.all.power_w or line.name in budgets
+    }
+    for place, budget in budgets.items():
+        rows[place] = (budget.used_w, rows.get(place, (0, 0))[1])
+    limits = {place: budget.limit_w for place, budget in budgets.items()}
+    top = max((max(*watts, limits.get(place, 0)) for place, watts in rows.items()), default=0)
+    scale = 100 / max(1, top)
+    return [
+        PowerBar(
+            place,
+            used * scale,
+            whole * scale,
+            limits[place] * scale if place in limits else None,
+            _power_words(used, whole, limits.get(place)),
+        )
+        for place, (used, whole) in sorted(rows.items())
+    ]
 
 
-def _shades(counts: Counter[str], colour: str) -> dict[str, str]:
-    if colour in ("state", "load"):
-        return {meaning: _STATES[meaning] for meaning in counts}
-    names = [name for name, _ in counts.most_common() if name not in ("free", "none")]
-    hues = {name: f"hue{n % _HUES}" for n, name in enumerate(sorted(names))}
-    return hues | {name: "none" for name in counts if name in ("free", "none")}
+def _power_words(used: int, whole: int, limit: int | None) -> str:
+    parts = [f"{used / 1000:.1f} kW in use"]
+    parts += [f"of {whole / 1000:.1f} kW installed"] if whole else []
+    parts += [f"limit {limit / 1000:.1f} kW"] if limit is not None else []
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPart:
+    """One class of machines in a bar of them all, in percent."""
+
+    name: str
+    shade: str
+    machines: int
+    left: float
+    width: float
+
+
+def split_bar(report: CapacityReport) -> list[SplitPart]:
+    """Return every machine in one class: used, lent, idle, promised, free or unusable."""
+    split = report.split
+    classes = (
+        ("in use", "good", split.guaranteed),
+        ("lent", "hue3", split.lent),
+        ("held and idle", "calm", split.idle),
+        ("free, promised to quotas", "warn2", split.unused_quota),
+        ("free, not promised", "none", split.buffer),
+        ("unusable", "bad", split.unusable),
+    )
+    whole, left, parts = max(1, split.all.machines), 0.0, []
+    for name, shade, amount in classes:
+        width = 100 * amount.machines / whole
+        parts.append(SplitPart(name, shade, amount.machines, left, width))
+        left += width
+    return parts

@@ -1,15 +1,38 @@
 // Progressive enhancement: times in the viewer's zone, and the page follows changes.
 "use strict";
 const zone = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const log = document.getElementById("log"), stale = document.getElementById("stale");
+const plain = (text) => text.replace(/\x1b\[[0-9;]*[A-Za-z]/g, "");
+const ago = (seconds) => {
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) if (seconds >= size) return `${Math.floor(seconds / size)} ${unit} ago`;
+  return `${Math.max(0, Math.floor(seconds))} s ago`;
+};
+let skew = 0; // seconds by which the clock of the control plane is ahead of this one
 const local = (root) => {
   for (const time of root.querySelectorAll("time[datetime]")) {
     const text = zone.format(new Date(time.dateTime));
     time.title = text + " (" + time.dateTime + ")";
     if (time.textContent === time.dateTime) time.textContent = text;
+    else if (time.textContent.endsWith(" ago")) time.dataset.ago = "";
   }
 };
-const log = document.getElementById("log");
-const busy = () => log || document.querySelector("details[open]") || document.activeElement?.matches("input, select");
+const age = () => {
+  for (const time of document.querySelectorAll("time[data-ago]")) time.textContent = ago(Date.now() / 1000 + skew - new Date(time.dateTime) / 1000);
+};
+const charts = () => {
+  for (const box of document.querySelectorAll("[data-gantt]")) {
+    if (box.gantt) continue;
+    box.gantt = new Gantt(box);
+    box.gantt.load(box.gantt.url);
+  }
+};
+const asOf = (date) => {
+  const time = document.querySelector(".asof time");
+  time.dateTime = date.toISOString().slice(0, 19) + "Z";
+  time.textContent = zone.format(date);
+};
+// What the viewer does is not taken away: a form, a choice of text, a field, a log.
+const busy = () => log || document.querySelector(".act[open]") || document.activeElement?.matches("input, select") || !getSelection().isCollapsed;
 let shown = Number(document.body.dataset.revision), loading = false, heard = Date.now();
 async function reload() {
   if (loading || busy()) return;
@@ -18,13 +41,38 @@ async function reload() {
     const answer = await fetch(location.href);
     if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    for (const part of ["main", ".asof"]) {
-      const fresh = page.querySelector(part);
-      local(fresh);
-      document.querySelector(part).replaceWith(fresh);
-    }
+    if (busy()) return;
+    keep(page);
     shown = Number(page.body.dataset.revision);
+    heard = Date.now();
   } finally { loading = false; }
+}
+function keep(page) { // of what is replaced: open details, scrolled tables, the focus, charts
+  const old = document.getElementById("main"), fresh = page.getElementById("main");
+  const names = (root, what) => [...root.querySelectorAll(what)];
+  const now = names(fresh, ".scroll"), focus = document.activeElement;
+  const moved = names(old, ".scroll").map((one) => [one.getAttribute("aria-label"), one.scrollLeft, one.scrollTop]);
+  const open = names(old, "details[open]:not(.act) > summary").map((one) => one.textContent.replace(/\d+/g, ""));
+  for (const one of names(fresh, "details:not(.act) > summary")) one.parentNode.open = open.includes(one.textContent.replace(/\d+/g, ""));
+  const path = focus && old.contains(focus) ? [focus.tagName, focus.getAttribute("href"), focus.getAttribute("aria-label"), focus.textContent].join() : "";
+  for (const box of names(old, "[data-gantt]")) {
+    const other = [...fresh.querySelectorAll("[data-gantt]")].find((one) => one.dataset.gantt.split("?")[0] === box.dataset.gantt.split("?")[0]);
+    if (other && box.gantt?.rows) {
+      other.replaceWith(box);
+      box.gantt.refresh();
+    }
+  }
+  local(fresh);
+  const inChart = focus?.closest("[data-gantt]");
+  old.replaceWith(fresh);
+  for (const [label, left, top] of moved) {
+    const one = now.find((other) => other.getAttribute("aria-label") === label);
+    if (one) { one.scrollLeft = left; one.scrollTop = top; }
+  }
+  if (inChart) focus.focus({ preventScroll: true });
+  else if (path) names(fresh, focus.tagName).find((one) => [one.tagName, one.getAttribute("href"), one.getAttribute("aria-label"), one.textContent].join() === path)?.focus({ preventScroll: true });
+  asOf(new Date(page.querySelector(".asof time").dateTime));
+  charts();
 }
 // A log is followed, not loaded again; what is beyond this many characters is dropped from its start.
 const KEPT = 4e6;
@@ -45,17 +93,28 @@ if (log?.dataset.stream) {
   lines.onerror = () => { state.hidden = false; state.textContent = "The log is not followed now; trying again."; };
   lines.onmessage = (event) => {
     const follow = atEnd();
-    log.append(JSON.parse(event.data));
+    log.append(plain(JSON.parse(event.data)));
     while (log.textContent.length > KEPT && log.childNodes.length > 1) log.firstChild.remove();
     if (follow) log.scrollTop = log.scrollHeight;
   };
 }
+skew = new Date(document.querySelector(".asof time").dateTime) / 1000 - Date.now() / 1000;
 local(document);
+charts();
 if (shown) {
   const changes = new EventSource("/ui/changes");
   changes.onmessage = (event) => {
     heard = Date.now();
     if (Number(event.data) !== shown) reload();
+    else if (!document.body.dataset.every) asOf(new Date(Date.now() + 1000 * skew));
   };
-  setInterval(() => { document.getElementById("stale").hidden = Date.now() - heard < 5000; }, 1000);
+  setInterval(() => {
+    const late = Date.now() - heard >= 5000;
+    stale.hidden = !late;
+    document.body.classList.toggle("late", late);
+    document.body.classList.toggle("live", !late);
+    age();
+  }, 1000);
+  const every = Number(document.body.dataset.every);
+  if (every) setInterval(reload, 1000 * every);
 }

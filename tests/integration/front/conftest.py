@@ -70,7 +70,7 @@ from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.marks import Marks
-from control_plane.broker.service import MachineService
+from control_plane.broker.service import MachineQuery, MachineService
 from control_plane.elastic.notice_sender import NoticeSender
 from control_plane.elastic.service import ElasticService
 from control_plane.front_end.access import Access
@@ -418,7 +418,7 @@ class CannedControlPlane(ControlPlane):
         return [job for job in known if at[job] != known[job]]
 
     async def list_machines(self) -> Machines:
-        return await self.inventory.page(MachineScope(), "", 1000)
+        return await self.inventory.page(MachineQuery(MachineScope()), "", 1000)
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
         return await self.brokers.join(request)

@@ -26,8 +26,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
+from control_plane.broker.core.region_map import MAP_FACTS
 from control_plane.cli import main as twinectl
-from control_plane.web.core.region import COLOURS
 from control_plane.web.pages import PAGES
 
 PATIENCE_S = 60
@@ -76,7 +76,10 @@ class Visitor:
     """A client with the cookie of a console that is open."""
 
     def __init__(self, link: str) -> None:
-        cookies = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        # Browsers send Secure cookies to a loopback address over HTTP, too.
+        policy = http.cookiejar.DefaultCookiePolicy(secure_protocols=("http", "https"))
+        jar = http.cookiejar.CookieJar(policy)
+        cookies = urllib.request.HTTPCookieProcessor(jar)
         self._opener, self.base = urllib.request.build_opener(cookies), link.split("/open/")[0]
         self.get_url(link)
 
@@ -178,7 +181,7 @@ def test_lists_are_sorted_and_coloured_by_choice(visitor: Visitor) -> None:
         status, text, _ = visitor.get(f"/ui/jobs?sort={sort}&search=we")
         assert status == 200, text
         assert "/ui/jobs/web" in text
-    for colour in COLOURS:
+    for colour in MAP_FACTS:
         assert visitor.get(f"/ui/?colour={colour}")[0] == 200
     for window in ("15m", "7d", "all"):
         assert visitor.get(f"/ui/jobs/web?window={window}&back=1")[0] == 200
@@ -211,7 +214,7 @@ def test_a_machine_is_drained_and_undrained_by_forms_with_a_reason(
     status, text, _ = visitor.post("/ui/do/drain_machines", **form, reason="new fans")
     assert (status, "new fans" in text) == (200, True)
     status, text, _ = visitor.post("/ui/do/undrain_machines", **form)
-    assert (status, re.findall(".{80}new fans.{80}", text)) == (200, [])
+    assert (status, "Undrain" in text, ">open<" in text) == (200, False, False)
     assert "drain_machines" in ctl(endpoint, "audit")
 
 
@@ -225,7 +228,7 @@ def test_what_is_wanted_of_a_job_is_shown_with_its_writer(visitor: Visitor, endp
 def test_a_log_is_shown_and_followed(browser: webdriver.Chrome, endpoint: str) -> None:
     """The page has the last lines; the browser follows the stream, which says only new ones."""
     browser.get(browser.current_url.split("/ui/")[0] + "/ui/jobs/web/tasks/0")
-    browser.find_element(By.LINK_TEXT, "What it writes").click()
+    browser.find_element(By.LINK_TEXT, "What it writes, live").click()
     assert "runs no program" in browser.find_element(By.ID, "log").text
     shown = ctl(endpoint, "job", "logs", "web", "0")
     WebDriverWait(browser, PATIENCE_S).until(

@@ -10,7 +10,7 @@ from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import EventKind, MachineState, MachineView
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.inventory import COLUMNS
-from control_plane.broker.service import MachineService
+from control_plane.broker.service import MachineQuery, MachineService
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import PART
 from control_plane.store import Store
@@ -30,6 +30,7 @@ class World:
             Runtime(lambda: self.now, boot=lambda: self.now),
             lambda record: MachineView(record=record, tasks=self.tasks.get(record.machine, [])),
             lambda name: PROFILES.get(name, ""),
+            glance=lambda machine: (len(self.tasks.get(machine, [])), True),
         )
 
 
@@ -52,13 +53,44 @@ async def test_machines_are_listed_page_by_page() -> None:  # MO2
         await world.brokers.add(a_region_of(datacenters=2, msbs=2, rows=1, racks=5, machines=10))
         seen, after = [], ""
         while True:
-            page = await world.service.page(MachineScope(msb="dc1-msb0"), after, 7)
+            page = await world.service.page(MachineQuery(MachineScope(msb="dc1-msb0")), after, 7)
             seen += [view.record.machine for view in page.machines]
             if not page.next:
                 break
             after = page.next
         assert seen == [r.machine for r in world.brokers.find_scope(MachineScope(msb="dc1-msb0"))]
         assert len(seen) == 50
+
+
+async def test_machines_are_searched_and_sorted_by_pages_of_numbers() -> None:  # FE1
+    async with MemoryStore() as store:
+        world = await a_world(store)
+        await world.brokers.add(a_region_of(datacenters=2, msbs=2, rows=1, racks=5, machines=10))
+        names = [record.machine for record in world.brokers.find_scope(MachineScope())]
+        world.tasks = {names[7]: ["a-0", "a-1"], names[30]: ["a-2"]}
+        query, found, after = MachineQuery(MachineScope(), sort="tasks"), [], ""
+        while not found or after:
+            page = await world.service.page(query, after, 60)
+            found += [view.record.machine for view in page.machines]
+            after = page.next
+        assert found == [names[7], names[30], *(n for n in names if n not in world.tasks)]
+        page = await world.service.page(MachineQuery(MachineScope(), names[3][3:]), "", 500)
+        assert names[3] in [view.record.machine for view in page.machines] != names
+        with pytest.raises(InvalidInput, match="after is a number"):
+            await world.service.page(query, "x", 5)
+        with pytest.raises(InvalidInput, match="sort is one of name"):
+            await world.service.page(MachineQuery(MachineScope(), sort="luck"), "", 5)
+
+
+async def test_the_map_counts_every_machine_of_the_region_once() -> None:  # FE1
+    async with MemoryStore() as store:
+        world = await a_world(store)
+        await world.brokers.add(a_region_of(datacenters=2, msbs=2, rows=1, racks=5, machines=10))
+        found = await world.service.region_map("state")
+        assert (found.machines, len(found.racks), found.meanings) == (200, 20, ["free"])
+        assert all(len(rack.cells) == rack.counts["free"] == 10 for rack in found.racks)
+        with pytest.raises(InvalidInput, match="by is one of state"):
+            await world.service.region_map("luck")
 
 
 async def test_a_subscriber_lists_a_broker_and_then_hears_its_changes() -> None:  # RB4 AL2

@@ -1,13 +1,11 @@
-"""FE1: operations of a job as bars, and machines as a grid."""
+"""FE1, FE7: operations of a job as bars, drawn by the server or packed for the script."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api import Location
 from control_plane.api.jobs import TaskRecord
-from control_plane.api.machines import MachineRecord, MachineState, MachineView
 from control_plane.api.operations import (
     Cause,
     JobEvent,
@@ -15,8 +13,7 @@ from control_plane.api.operations import (
     OperationKind,
     OperationState,
 )
-from control_plane.web.core.gantt import ROWS_MAX, chart
-from control_plane.web.core.region import CELLS_MAX, grid
+from control_plane.web.core.gantt import ROWS_MAX, chart, packed
 
 
 def event(task: int | None, start: float, end: float, **more: object) -> JobEvent:
@@ -79,34 +76,19 @@ def test_every_bar_lies_within_the_window(given_events, begin, span) -> None:
             assert bar.left + bar.width <= 100.2
 
 
-def machine(n: int, **more: object) -> MachineView:
-    place = Location(datacenter=f"dc{n % 2}", msb=f"msb{n % 4}", rack=f"r{n % 8}")
-    record = MachineRecord(machine=f"m{n}", location=place, machine_type="small", **more)
-    return MachineView(record=record, ready=True)
-
-
-def test_machines_stand_by_place_and_the_legend_counts_them() -> None:
-    found = grid([*(machine(n) for n in range(8)), machine(8, state=MachineState.DOWN)])
-    assert [name for name, _ in found.datacenters] == ["dc0", "dc1"]
-    assert found.legend == [("none", "free", 8), ("bad", "down", 1)]
-
-
-def test_entitlements_get_colours_of_their_own() -> None:
-    found = grid([machine(0, entitlement="a"), machine(1, entitlement="b")], "entitlement")
-    assert len({shade for shade, _, _ in found.legend}) == 2
-
-
-def test_a_large_region_has_one_cell_a_rack_that_shows_the_worst() -> None:
-    machines = [machine(n) for n in range(CELLS_MAX + 1)]
-    machines.append(machine(CELLS_MAX + 8, state=MachineState.DOWN))
-    found = grid(machines)
-    cells = [
-        cell
-        for _, msbs in found.datacenters
-        for msb in msbs
-        for _, row in msb.racks
-        for cell in row
+@given(st.lists(st.tuples(st.integers(0, 90), st.floats(0, 100), st.floats(0, 100)), max_size=99))
+def test_packed_rows_are_those_of_the_chart_with_all_that_it_says(given_events) -> None:
+    events = [
+        event(task, start, start + length, reason=f"r{task}", approved="zk 1")
+        for task, start, length in given_events
     ]
-    assert len(cells) == 8
-    assert [cell.shade for cell in cells].count("bad") == 1
-    assert sum("1 down" in cell.title for cell in cells) == 1
+    found, window = packed(events, [], (0, 200)), (0, 200)
+    drawn = [row for first in (0, ROWS_MAX) for row in chart(events, [], window, first).rows]
+    assert [task for task, _ in found["rows"]] == [row.task for row in drawn]
+    for (task, bars), row in zip(found["rows"], drawn, strict=True):
+        assert len(bars) == len(row.bars)
+        for bar, known in zip(bars, row.bars, strict=True):
+            assert abs(bar[0] - known.start) <= 0.051
+            kind, cause, state, _, reason, approved = (found["words"][n] for n in bar[2:])
+            assert (kind, cause, state) == (known.kind, known.cause, known.outcome)
+            assert (reason, approved) == (f"r{task}", "zk 1")

@@ -13,7 +13,8 @@ from control_plane.api.people import Needs
 from control_plane.api.rebalancing import RebalanceHistory, RebalanceStatus
 from control_plane.api.routes import ROUTES
 from control_plane.api.settings import RebalanceMode
-from control_plane.web.serving import Console
+from control_plane.identity.sessions import BrowserSessions
+from control_plane.web.serving import SESSION_COOKIE, Console
 from wire.errors import Forbidden
 from wire.fairness import Peer
 from wire.routes import Route
@@ -24,7 +25,7 @@ class FrontEndStub:
     """A front end whose caller is a viewer, or an operator."""
 
     def __init__(self, *, operator: bool) -> None:
-        self.operator, self.paused = operator, 0
+        self.operator, self.paused, self.sessions = operator, 0, BrowserSessions()
         self.handlers: dict[str, Handler] = {
             "rebalance_status": self._status,
             "rebalance_history": self._history,
@@ -50,7 +51,7 @@ class FrontEndStub:
 async def opened(front_end: FrontEndStub, *, writes: bool = True) -> AsyncIterator[TestClient]:
     app = web.Application()
     Console(front_end, ROUTES, lambda: 1, writes=writes).add_to(app)
-    async with TestClient(TestServer(app)) as client:
+    async with TestClient(TestServer(app), cookies={SESSION_COOKIE: "a" * 12}) as client:
         yield client
 
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from control_plane.web.serving import FRESH_S, SHARED_MAX, STALE_S, SharedAnswers
+from control_plane.web import calls
+from control_plane.web.calls import COST_SHARE, FRESH_S, SHARED_MAX, STALE_S, SharedAnswers
 
 
 class Source:
@@ -96,5 +97,41 @@ def test_the_number_of_answers_is_bounded() -> None:  # FE1
         for number in range(2 * SHARED_MAX):
             await source.get(str(number))
         assert len(source.answers._answers) == SHARED_MAX
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_takes_long_is_fresh_for_longer() -> None:  # FE1
+    async def run() -> None:
+        source = Source()
+
+        async def slow() -> int:
+            source.now += 0.5
+            source.loads += 1
+            return source.loads
+
+        assert await source.answers.get("capacity", slow) == 1
+        source.now += 0.5 / COST_SHARE - 0.6
+        assert await source.answers.get("capacity", slow) == 1
+        assert source.loads == 1
+        source.now += 0.2
+        assert await source.answers.get("capacity", slow) == 1, "stale while the next comes"
+        await asyncio.sleep(0)
+        assert source.loads == 2
+
+    asyncio.run(run())
+
+
+def test_a_part_that_takes_long_is_left_out_and_there_the_next_time(monkeypatch) -> None:  # FE1
+    monkeypatch.setattr(calls, "SOON_S", 0.001)
+
+    async def run() -> None:
+        source = Source()
+        source.may_end.clear()
+        assert await source.answers.soon("region", source.load) is None
+        source.may_end.set()
+        assert await source.get() == 1
+        assert await source.answers.soon("region", source.load) == {"number": 1}
+        assert source.loads == 1
 
     asyncio.run(run())

@@ -10,12 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api import Location
-from control_plane.api.machines import EventKind, MachineRecord, MachineView, UnavailabilityEvent
+from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
 from control_plane.api.maintenance import WaveState, WaveView
 from control_plane.api.profiles import SettingTimes
+from control_plane.broker.core.region_map import state_of
+from control_plane.identity.sessions import BrowserSessions, SessionEnded
 from control_plane.web import streams
-from control_plane.web.core.region import state_of
-from control_plane.web.core.spans import setting_bars, wave_bars
+from control_plane.web.core.spans import setting_chart, wave_chart
 
 
 def wave(number: int, start: float | None, deadline: float | None, done: int = 0) -> WaveView:
@@ -30,24 +31,30 @@ def wave(number: int, start: float | None, deadline: float | None, done: int = 0
 
 
 def test_waves_are_placed_in_the_time_of_their_plan() -> None:
-    first, second = wave_bars([wave(1, 100, 200, 4), wave(2, 200, 300, 1)], 150)
+    found = wave_chart([wave(1, 100, 200, 4), wave(2, 200, 300, 1)], 150)
+    first, second = found.bars
     assert (first.left, first.width, first.done) == (0, 50, 1)
     assert (second.left, second.width, second.done) == (50, 50, 0.25)
+    assert found.now == 25
 
 
-def test_a_wave_without_a_deadline_lasts_until_now_and_one_without_a_start_is_left_out() -> None:
-    (bar,) = wave_bars([wave(1, 100, None), wave(2, None, None)], 150)
-    assert (bar.number, bar.left, bar.width) == (1, 0, 100)
-    assert wave_bars([wave(1, None, None)], 150) == []
+def test_a_wave_without_a_deadline_lasts_until_now_and_one_without_a_start_waits() -> None:
+    found = wave_chart([wave(1, 100, None), wave(2, None, None)], 150)
+    (bar,) = found.bars
+    assert (bar.number, bar.left, bar.width, found.waiting) == (1, 0, 100, 1)
+    assert wave_chart([wave(1, None, None)], 150) is None
 
 
-def test_settings_are_bars_of_the_slowest() -> None:
-    fast = SettingTimes(setting="sysctl", switches=3, p50_ms=10, p90_ms=50)
-    slow = SettingTimes(setting="hugepages", switches=3, p50_ms=250, p90_ms=500)
-    first, second = setting_bars([fast, slow])
-    assert (first.times, first.p50, first.p90) == (slow, 50, 100)
-    assert (second.p50, second.p90) == (2, 10)
-    assert setting_bars([]) == []
+def test_settings_are_on_a_logarithmic_axis_the_slowest_first() -> None:
+    """HP4: switch times of a fast and a slow setting are both readable (Figure 17)."""
+    fast = SettingTimes(setting="sysctl", switches=3, p50_ms=10, p90_ms=100)
+    slow = SettingTimes(setting="hugepages", switches=3, p50_ms=1000, p90_ms=10_000)
+    found = setting_chart([fast, slow])
+    first, second = found.bars
+    assert (first.times, round(first.p50), round(first.p90)) == (slow, 67, 100)
+    assert (second.p50, round(second.p90)) == (0.5, 33)
+    assert [word for _, word in found.ticks] == ["10 ms", "100 ms", "1 s", "10 s"]
+    assert setting_chart([]).bars == []
 
 
 class Browser:
@@ -68,7 +75,7 @@ async def test_a_log_is_sent_as_text_also_where_a_character_is_cut() -> None:
         yield "ü\n".encode()[1:] + b"data: x\n\n"
 
     browser = Browser(9)
-    await streams.send_log(browser, chunks())
+    await streams.send_log(browser, chunks(), lambda: None)
     texts = [msgspec.json.decode(d.removeprefix(b"data: ")) for d in browser.got]
     assert "".join(texts) == "ü\ndata: x\n\n"
     assert all(d.count(b"\n\n") == 1 for d in browser.got), "an event ends with an empty line"
@@ -87,9 +94,24 @@ async def test_a_browser_that_left_ends_the_stream_of_a_silent_task(monkeypatch)
 
     browser = Browser(3)
     with pytest.raises(ConnectionResetError):
-        await streams.send_log(browser, silent())
+        await streams.send_log(browser, silent(), lambda: None)
     assert browser.got == [b": \n\n"] * 3
     await closed.wait()
+
+
+async def test_streams_end_once_their_session_is_ended(monkeypatch) -> None:
+    monkeypatch.setattr(streams, "TICK_S", 0.001)
+    browser, sessions = Browser(99), BrowserSessions(lambda: 100.0)
+    sessions.see("a" * 12, "user:ann")
+
+    def revision() -> int:
+        if len(browser.got) == 2:
+            sessions.end("a" * 12, "user:ann", anyones=False)
+        return 7
+
+    with pytest.raises(SessionEnded, match="ended by user:ann"):
+        await streams.send_changes(browser, revision, lambda: sessions.check("a" * 12, "user:ann"))
+    assert browser.got == [b"data: 7\n\n"] * 3
 
 
 def test_a_machine_is_unavailable_only_while_an_event_is_open() -> None:
@@ -100,6 +122,6 @@ def test_a_machine_is_unavailable_only_while_an_event_is_open() -> None:
         machine_type="t",
         unavailability=(event,),
     )
-    assert state_of(MachineView(record=record, ready=True)) == "unavailable"
+    assert state_of(record, 0, True) == "unavailable"
     over = replace(record, unavailability=(replace(event, end=2.0),))
-    assert state_of(MachineView(record=over, ready=True)) == "free"
+    assert state_of(over, 0, True) == "free"

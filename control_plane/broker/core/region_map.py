@@ -1,0 +1,153 @@
+"""Counts the machines of a region by rack and by one fact: state, owner, profile, load, power."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from control_plane.api.machines import (
+    MachineCell,
+    MachineEvent,
+    MachineRecord,
+    MachineState,
+    RackMap,
+    RegionMap,
+    UnavailabilityEvent,
+)
+
+MAP_FACTS = ("state", "entitlement", "profile", "load", "power")
+CELLS_MAX = 4000
+"""With more machines a rack has counts alone, so that the answer stays below 1 MB."""
+EVENTS_MAX = 50
+STATES = ("in use", "idle", "free", "not ready", "unavailable", "down")
+"""From the best to the worst; idle: held by an entitlement, without tasks."""
+NOT_KNOWN, NO_TASKS = "not known", "no tasks"
+_SHARES = ((0.25, "up to 25 %"), (0.5, "up to 50 %"), (0.75, "up to 75 %"), (9e9, "above 75 %"))
+_WATTS = 100
+"""Watts of one step of the map by power."""
+
+Draw = Callable[[MachineRecord], tuple[float, float]]
+"""Returns the share of its CPU that is promised to tasks (0 to 1), and about how many watts it
+draws; 0 W: that is not known."""
+
+
+def open_events(record: MachineRecord) -> list[UnavailabilityEvent]:
+    """Return what takes a machine away now or later; a record keeps what ended, too."""
+    return [event for event in record.unavailability if event.end is None]
+
+
+def state_of(record: MachineRecord, tasks: int, ready: bool) -> str:
+    """Return one of `STATES`: what can be done with a machine now."""
+    if record.state is MachineState.DOWN:
+        return "down"
+    if record.unavailability and open_events(record):
+        return "unavailable"
+    if not ready:
+        return "not ready"
+    return "in use" if tasks else "idle" if record.entitlement else "free"
+
+
+class RegionCount:
+    """Takes machine after machine, in any number of steps."""
+
+    def __init__(self, by: str, machines: int, draw: Draw) -> None:
+        """`by` is one of `MAP_FACTS`; `machines` says about how many will come."""
+        self.by = by
+        self._draw, self._with_cells = draw, machines <= CELLS_MAX
+        self._racks: dict[tuple[str, str, str], tuple[Counter[str], list[MachineCell]]] = {}
+        self._events: list[MachineEvent] = []
+        self._machines = self._open = 0
+
+    def add(self, record: MachineRecord, tasks: int, ready: bool) -> None:
+        """Count one machine."""
+        place = record.location
+        key = (place.datacenter, place.msb, place.rack)
+        rack = self._racks.get(key)
+        if rack is None:
+            rack = self._racks[key] = Counter(), []
+        meaning = self._meaning(record, tasks, ready)
+        rack[0][meaning] += 1
+        self._machines += 1
+        if self._with_cells:
+            cell = MachineCell(
+                machine=record.machine,
+                meaning=meaning,
+                entitlement=record.entitlement,
+                tasks=tasks,
+            )
+            rack[1].append(cell)
+        if record.unavailability:
+            for event in open_events(record):
+                self._open += 1
+                if len(self._events) < EVENTS_MAX:
+                    self._events.append(MachineEvent(machine=record.machine, event=event))
+
+    def _meaning(self, record: MachineRecord, tasks: int, ready: bool) -> str:
+        if self.by == "state":
+            return state_of(record, tasks, ready)
+        if self.by == "entitlement":
+            return record.entitlement or "free"
+        if self.by == "profile":
+            return record.profile or "none"
+        share, watts = self._draw(record)
+        if self.by == "load":
+            return next(word for most, word in _SHARES if share <= most) if tasks else NO_TASKS
+        step = int(watts // _WATTS) * _WATTS
+        return f"{step}–{step + _WATTS} W" if watts else NOT_KNOWN
+
+    def answer(self) -> RegionMap:
+        """Return the map of all that was counted."""
+        racks = [
+            RackMap(datacenter=dc, msb=msb, rack=rack, counts=dict(counts), cells=cells)
+            for (dc, msb, rack), (counts, cells) in sorted(self._racks.items())
+        ]
+        return RegionMap(
+            by=self.by,
+            machines=self._machines,
+            racks=racks,
+            meanings=legend_order(self.by, counts_of(racks)),
+            events=self._events,
+            open_events=self._open,
+        )
+
+
+def counts_of(racks: list[RackMap]) -> Counter[str]:
+    """Return how many machines there are of each meaning."""
+    found: Counter[str] = Counter()
+    for rack in racks:
+        found.update(rack.counts)
+    return found
+
+
+def legend_order(by: str, counts: Mapping[str, int]) -> list[str]:
+    """Return the meanings as a legend has them: by rank, or the most frequent first."""
+    if by == "state":
+        return [state for state in STATES if state in counts]
+    if by == "load":
+        return [word for word in (NO_TASKS, *(word for _, word in _SHARES)) if word in counts]
+    if by == "power":
+        return sorted(counts, key=lambda w: int(w.partition("–")[0]) if w != NOT_KNOWN else -1)
+    last = ("free", "none")
+    return sorted(counts, key=lambda name: (name in last, -counts[name], name))
+
+
+def merged(own: RegionMap, others: list[RegionMap]) -> RegionMap:
+    """Return one map of several that have no machine in common."""
+    racks: dict[tuple[str, str, str], RackMap] = {}
+    for rack in (rack for one in (own, *others) for rack in one.racks):
+        key = (rack.datacenter, rack.msb, rack.rack)
+        known = racks.get(key)
+        if known is not None:
+            counts = dict(Counter(known.counts) + Counter(rack.counts))
+            cells = sorted([*known.cells, *rack.cells], key=lambda cell: cell.machine)
+            rack = RackMap(datacenter=key[0], msb=key[1], rack=key[2], counts=counts, cells=cells)
+        racks[key] = rack
+    found = [rack for _, rack in sorted(racks.items())]
+    return RegionMap(
+        by=own.by,
+        machines=sum(one.machines for one in (own, *others)),
+        racks=found,
+        meanings=legend_order(own.by, counts_of(found)),
+        events=[event for one in (own, *others) for event in one.events][:EVENTS_MAX],
+        open_events=sum(one.open_events for one in (own, *others)),
+    )

@@ -1,0 +1,95 @@
+"""Which browsers have the web console open, so that a session can be seen and ended.
+
+In memory of this process. A session is no credential: the certificate or the socket behind it is,
+and a session counts only for the caller who opened it. After a restart browsers are seen anew.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from control_plane.api.people import ConsoleSession, ConsoleSessions
+from wire.errors import Forbidden, NotFound
+
+MAX_SESSIONS, MAX_ENDED = 1_000, 10_000
+"""Kept in memory; of more, those that were seen or ended first are forgotten."""
+IDLE_S = 3600.0
+"""A session that was not seen for so long is listed no more."""
+_FORM = re.compile("[0-9a-f]{12}")
+_TEXT_MAX = 200
+
+
+class SessionEnded(Forbidden):
+    """The session of a browser was ended: it has to be opened again."""
+
+
+class BrowserSessions:
+    """The only writer of what is known of sessions."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """`clock` returns seconds since 1970."""
+        self._clock = clock
+        self._open: dict[str, ConsoleSession] = {}
+        """By number, the one that was seen longest ago first."""
+        self._ended: dict[str, str] = {}
+        """Number → who ended it."""
+
+    def see(
+        self, session: str, who: str, page: str = "", address: str = "", browser: str = ""
+    ) -> None:
+        """Note that a caller's browser asked for something; `SessionEnded` if it was ended."""
+        self.check(session, who)
+        now, known = self._clock(), self._open.pop(session, None)
+        if known is None:
+            known = ConsoleSession(
+                session=session,
+                who=who,
+                address=address,
+                browser=browser[:_TEXT_MAX],
+                opened_at=now,
+                seen_at=now,
+            )
+        page = page[:_TEXT_MAX] or known.page
+        self._open[session] = replace(known, seen_at=now, page=page)
+        while len(self._open) > MAX_SESSIONS:
+            del self._open[next(iter(self._open))]
+
+    def check(self, session: str, who: str) -> None:
+        """Raise `Forbidden` unless a session may be used by a caller."""
+        if not _FORM.fullmatch(session):
+            raise Forbidden("the session of this browser is malformed", hint="load the page again")
+        if session in self._ended:
+            raise SessionEnded(
+                f"this session was ended by {self._ended[session]}",
+                hint="`twinectl ui` opens another; with a certificate, load the page again",
+            )
+        known = self._open.get(session)
+        if known is not None and known.who != who:
+            raise Forbidden(f"session {session} was opened by {known.who}, not by {who}")
+
+    def listed(self, who: str, *, everyone: bool) -> ConsoleSessions:
+        """Return the sessions of a caller, or all; the one that was seen last first."""
+        since = self._clock() - IDLE_S
+        found = [
+            one
+            for one in reversed(self._open.values())
+            if one.seen_at >= since and (everyone or one.who == who)
+        ]
+        return ConsoleSessions(sessions=found)
+
+    def end(self, session: str, by: str, *, anyones: bool) -> None:
+        """End a session; `NotFound` where there is none that the caller may end."""
+        known = self._open.get(session)
+        if known is None or (known.who != by and not anyones):
+            raise NotFound(
+                f"there is no session {session!r} of the web console that you may end",
+                hint="twinectl ui --sessions",
+            )
+        del self._open[session]
+        self._ended[session] = by
+        while len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]

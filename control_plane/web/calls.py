@@ -1,0 +1,117 @@
+"""Calls of the front end's handlers for the viewer of a page, and answers that viewers share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from control_plane.identity.sessions import BrowserSessions
+from wire.fairness import Peer
+from wire.routes import Route
+from wire.server import Call, Handler, request_id
+
+FRESH_S, STALE_S, SHARED_MAX = 2.0, 10.0, 64
+"""Of answers that viewers share: given as they are; given while the next one is computed; kept."""
+COST_SHARE, FRESH_MAX_S = 0.05, 30.0
+"""An answer that takes long is fresh for longer: computing it takes 5 % of a core at most."""
+SOON_S = 0.1
+"""How long a page waits for a part that it can be shown without."""
+
+
+class Handlers(Protocol):
+    """What the console needs of the front end."""
+
+    handlers: dict[str, Handler]
+    """By route, behind the guard and the audit log."""
+    sessions: BrowserSessions
+    """Browsers that have the console open."""
+
+    def authorize(self, request: web.Request, route: Route) -> Peer:
+        """Return the caller, or raise if the route's rule refuses them."""
+        ...
+
+
+class RouteCalls:
+    """Calls the front end's handlers as the caller of a request."""
+
+    def __init__(
+        self,
+        front_end: Handlers,
+        routes: Mapping[str, Route],
+        request: web.Request,
+    ) -> None:
+        self._front_end, self._routes, self._request = front_end, routes, request
+
+    async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
+        """Return the answer of a route; raises what the route raises."""
+        row = self._routes[route]
+        peer = self._front_end.authorize(self._request, row)
+        given = {name: value for name, value in query.items() if value}
+        return await self._front_end.handlers[route](
+            Call(row, peer, None, path, given, None, request_id())
+        )
+
+    async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
+        """Return the last `most` bytes of a route that streams; raises what the route raises."""
+        kept = b""
+        async with contextlib.aclosing(await self.get(route, path, **query)) as chunks:
+            async for chunk in chunks:
+                kept = (kept + chunk)[-most:]
+        return kept
+
+
+class SharedAnswers:
+    """Answers that viewers share: what is about a whole region is computed once, not per browser.
+
+    An answer that is not fresh any more is still given while the next one is computed, for some
+    seconds: the page says its age ("as of"), and a viewer never waits for 50,000 machines.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds."""
+        self._clock = clock
+        self._answers: dict[str, tuple[float, float, Any]] = {}
+        """Key → since when it is computed, for how long it is fresh, and what it is."""
+        self._loading: dict[str, asyncio.Task[Any]] = {}
+
+    async def get(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
+        """Return an answer that is not stale; raises what `load` raises."""
+        at, fresh_s, answer = self._answers.get(key, (0.0, 0.0, None))
+        age = self._clock() - at
+        if answer is not None and age < fresh_s:
+            return answer
+        if key not in self._loading:
+            self._loading[key] = asyncio.create_task(self._load(key, load))
+            self._loading[key].add_done_callback(lambda task: self._loaded(key, task))
+        if answer is not None and age < fresh_s + STALE_S - FRESH_S:
+            return answer
+        return await asyncio.shield(self._loading[key])
+
+    async def soon(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
+        """Return an answer like `get`; None where it takes longer than `SOON_S`."""
+        try:
+            async with asyncio.timeout(SOON_S):
+                return await self.get(key, load)
+        except TimeoutError:
+            return None
+
+    async def _load(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
+        began = self._clock()
+        answer = await load()
+        self._answers.pop(key, None)
+        took_s = self._clock() - began
+        fresh_s = min(FRESH_MAX_S, max(FRESH_S, took_s / COST_SHARE))
+        self._answers[key] = began, fresh_s, answer
+        while len(self._answers) > SHARED_MAX:
+            del self._answers[next(iter(self._answers))]  # the one that was computed first
+        return answer
+
+    def _loaded(self, key: str, task: asyncio.Task[Any]) -> None:
+        self._loading.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # its waiters raise it; without any it is not an error of the loop

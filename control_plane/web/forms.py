@@ -1,0 +1,89 @@
+"""The forms of the console: which route each calls, and how its fields become the body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from control_plane.api.capacity import DecisionNote
+from control_plane.api.health import ConfirmDown
+from control_plane.api.intent_wishes import HoldWish
+from control_plane.api.inventory import Drain, Undrain
+from control_plane.api.operations import RestartWish
+from control_plane.api.rebalancing import PauseWish
+from wire.errors import InvalidInput
+
+FORM_MAX = 64 << 10
+Fields = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FormAction:
+    """A form: the route that it calls, and how its fields become the body."""
+
+    route: str
+    body: Callable[[Fields], Any] | None = None
+
+
+def _reason(form: Fields) -> str:
+    if not form.get("reason"):
+        raise InvalidInput("a reason is missing", hint="say in the form why")
+    return form["reason"]
+
+
+def _checked(kind: Any, **fields: Any) -> Any:
+    """Return a body with the bounds that the route's own decoder would check."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as e:
+        raise InvalidInput(f"the form cannot be used: {e}") from e
+
+
+def _note(form: Fields) -> DecisionNote:
+    note: DecisionNote = _checked(DecisionNote, note=_reason(form))
+    return note
+
+
+def _of_machine(kind: Any, form: Fields) -> Any:
+    return _checked(kind, machines=[form.get("machine", "")], reason=_reason(form))
+
+
+def _hold(form: Fields) -> Any:
+    minutes = form.get("minutes", "")
+    if not (minutes.isascii() and minutes.isdecimal() and len(minutes) < 6):
+        raise InvalidInput(f"minutes is a whole number, not {minutes[:20]!r}")
+    return _checked(HoldWish, lasts_s=60.0 * int(minutes), reason=_reason(form))
+
+
+ACTIONS: tuple[FormAction, ...] = (
+    FormAction("pause_job"),
+    FormAction("resume_job"),
+    FormAction("rollback_job"),
+    FormAction("put_hold", _hold),
+    FormAction("restart_task", lambda form: _checked(RestartWish, reason=_reason(form))),
+    FormAction("approve_request", _note),
+    FormAction("deny_request", _note),
+    FormAction("drain_machines", partial(_of_machine, Drain)),
+    FormAction(
+        "undrain_machines", lambda form: _checked(Undrain, machines=[form.get("machine", "")])
+    ),
+    FormAction("confirm_down", partial(_of_machine, ConfirmDown)),
+    FormAction("pause_rebalance", lambda form: _checked(PauseWish, reason=_reason(form))),
+    FormAction("resume_rebalance"),
+    FormAction("end_session"),
+)
+
+
+async def fields_of(request: web.Request) -> dict[str, str]:
+    """Return the fields of a form, or refuse what is none."""
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise InvalidInput("a form is application/x-www-form-urlencoded")
+    if (request.content_length or 0) > FORM_MAX:
+        raise InvalidInput(f"a form has at most {FORM_MAX} bytes")
+    fields = await request.post()
+    return {name: value for name, value in fields.items() if isinstance(value, str)}

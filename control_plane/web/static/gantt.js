@@ -1,0 +1,185 @@
+// Operations of a job by task and time: rows are drawn as they come into view, so that 10,000 tasks
+// scroll; zoom and pan by buttons, keys, wheel and drag. Without this script the page has an SVG.
+"use strict";
+const ROW = 18, LEFT = 96, EDGE = 8, SPARE = 4, STEPS = [1, 5, 15, 60, 300, 900, 3600, 10800, 21600, 86400, 604800];
+const WAITING = ["proposed", "offered", "acknowledged"];
+const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
+const precise = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+const shape = (name, attributes, text) => {
+  const found = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const key in attributes) found.setAttribute(key, attributes[key]);
+  if (text !== undefined) found.textContent = text;
+  return found;
+};
+const make = (name, kind, ...inside) => {
+  const found = document.createElement(name);
+  found.className = kind;
+  found.append(...inside);
+  return found;
+};
+class Gantt {
+  constructor(box) {
+    this.box = box;
+    this.url = box.dataset.gantt;
+    this.job = box.dataset.job;
+    this.view = null; // [begin, end] in seconds; null: all of the window
+    this.loaded = 0;
+  }
+  async load(url) {
+    const answer = await fetch(url);
+    if (!answer.ok) return;
+    this.data = (await answer.json()).packed;
+    this.loaded = Date.now();
+    if (!this.rows) {
+      if (!this.data.rows.length) return;
+      this.build();
+    }
+    this.all.style.height = this.data.rows.length * ROW + "px";
+    this.rows.style.height = this.data.rows.length * ROW + 2 + "px";
+    this.draw();
+  }
+  async refresh() { // after a change; a large chart is not loaded again at every one
+    const wait = (this.data?.rows.length || 0) > 1000 ? 10000 : 0;
+    if (Date.now() - this.loaded < wait) return;
+    const beyond = this.view && (this.view[0] < this.data.begin || this.view[1] > this.data.end);
+    await this.load(beyond ? this.beyond() : this.url);
+  }
+  beyond() {
+    const [begin, end] = this.range();
+    return this.url.split("?")[0] + `?begin=${Math.floor(begin)}&end=${Math.ceil(end)}&format=json`;
+  }
+  range() { return this.view || [this.data.begin, this.data.end]; }
+  build() {
+    const button = (text, label, act) => {
+      const found = make("button", "", text);
+      found.type = "button";
+      found.title = label;
+      found.setAttribute("aria-label", label);
+      found.onclick = act;
+      return found;
+    };
+    this.label = make("span", "");
+    const tools = make("div", "gantt-tools", button("←", "Earlier", () => this.pan(-0.25)), button("→", "Later", () => this.pan(0.25)),
+      button("+", "Zoom in", () => this.zoom(0.5)), button("−", "Zoom out", () => this.zoom(2)), button("reset", "Show the whole window", () => this.set(null)), this.label);
+    this.axis = shape("svg", { class: "gantt-axis", "aria-hidden": "true" });
+    this.picture = shape("svg", { role: "img" });
+    this.all = make("div", "", this.picture);
+    this.rows = make("div", "gantt-rows", this.all);
+    this.rows.tabIndex = 0;
+    this.rows.setAttribute("role", "region");
+    this.rows.setAttribute("aria-label", "Operations by task and time; plus and minus zoom, left and right move");
+    this.tip = make("div", "gantt-tip");
+    this.tip.hidden = true;
+    this.box.replaceChildren(tools, this.axis, this.rows, this.tip);
+    let waits = false;
+    this.rows.onscroll = () => { if (!waits) { waits = true; requestAnimationFrame(() => { waits = false; this.draw(); }); } };
+    this.rows.onkeydown = (event) => {
+      const act = { "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.set(null), ArrowLeft: () => this.pan(-0.1), ArrowRight: () => this.pan(0.1) }[event.key];
+      if (act && !event.ctrlKey && !event.metaKey) { event.preventDefault(); act(); }
+    };
+    this.rows.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) return;
+      event.preventDefault();
+      this.zoom(event.deltaY > 0 ? 1.25 : 0.8, this.part(event.clientX));
+    }, { passive: false });
+    this.rows.onpointerdown = (event) => { if (event.button === 0 && event.pointerType === "mouse") this.held = { x: event.clientX, view: this.range() }; };
+    this.rows.onpointermove = (event) => this.moved(event);
+    this.rows.onpointerleave = () => { this.tip.hidden = true; };
+    window.addEventListener("pointerup", () => { this.held = null; this.rows.classList.remove("drag"); });
+    new ResizeObserver(() => this.draw()).observe(this.rows);
+  }
+  width() { return Math.max(50, this.rows.clientWidth - LEFT - EDGE); }
+  part(x) { return Math.min(1, Math.max(0, (x - this.rows.getBoundingClientRect().left - LEFT) / this.width())); }
+  zoom(factor, part = 0.5) {
+    const [begin, end] = this.range(), at = begin + part * (end - begin), span = Math.max(2, (end - begin) * factor);
+    this.set([at - part * span, at + (1 - part) * span]);
+  }
+  pan(part) {
+    const [begin, end] = this.range(), by = part * (end - begin);
+    this.set([begin + by, end + by]);
+  }
+  set(view) {
+    if (view) { // never beyond now: nothing is known of it
+      const over = Math.max(0, view[1] - Date.now() / 1000 - 1);
+      view = [Math.max(1, view[0] - over), view[1] - over];
+    }
+    this.view = view;
+    this.draw();
+    clearTimeout(this.later);
+    this.later = setTimeout(() => this.settle(), 300);
+  }
+  settle() { // the link of what is shown, and what was not loaded yet
+    const link = new URL(location.href);
+    for (const name of ["begin", "end"]) link.searchParams.delete(name);
+    if (this.view) {
+      link.searchParams.set("begin", Math.floor(this.view[0]));
+      link.searchParams.set("end", Math.ceil(this.view[1]));
+    }
+    history.replaceState(null, "", link);
+    const [begin, end] = this.range();
+    if (begin < this.data.begin - 1 || end > this.data.end + 1) this.load(this.beyond());
+  }
+  moved(event) {
+    if (this.held) {
+      const dx = event.clientX - this.held.x;
+      if (Math.abs(dx) > 3 || this.view) {
+        this.rows.classList.add("drag");
+        const [begin, end] = this.held.view, by = -dx / this.width() * (end - begin);
+        this.set([begin + by, end + by]);
+      }
+      return;
+    }
+    const box = this.rows.getBoundingClientRect();
+    const row = this.data.rows[Math.floor((event.clientY - box.top + this.rows.scrollTop) / ROW)];
+    const [begin, end] = this.range(), scale = this.width() / (end - begin), x = event.clientX - box.left - LEFT;
+    const bar = row?.[1].findLast((one) => {
+      const left = (this.data.begin + one[0] - begin) * scale, right = ((one[1] < 0 ? end : this.data.begin + one[1]) - begin) * scale;
+      return x >= left - 2 && x <= Math.max(right, left + 3) + 2;
+    });
+    this.tip.hidden = !bar;
+    if (!bar) return;
+    this.tip.textContent = this.words(row[0], bar);
+    this.tip.style.left = Math.min(event.clientX + 12, innerWidth - this.tip.offsetWidth - 8) + "px";
+    this.tip.style.top = (event.clientY + 18 + this.tip.offsetHeight > innerHeight ? event.clientY - this.tip.offsetHeight - 8 : event.clientY + 18) + "px";
+  }
+  words(task, [start, end, ...rest]) {
+    const [kind, cause, state, where, reason, approved] = rest.map((n) => this.data.words[n]);
+    const at = (s) => precise.format(new Date((this.data.begin + s) * 1000));
+    const waits = WAITING.includes(state) ? `waits (${state})` : state;
+    const times = end < 0 ? `since ${at(start)}` : `${at(start)} – ${at(end)} (${Math.round(10 * (end - start)) / 10} s)`;
+    return [`${task < 0 ? this.job : this.job + "-" + task}: ${kind} because of ${cause}: ${waits}`, where, reason, approved && `approved by ${approved}`, times].filter(Boolean).join(", ");
+  }
+  ticks() {
+    const [begin, end] = this.range(), most = Math.max(2, this.width() / 110);
+    const step = STEPS.find((s) => (end - begin) / s <= most) || STEPS.at(-1);
+    const format = step >= 21600 ? day : end - begin < 900 ? precise : clock, found = [];
+    for (let at = Math.ceil(begin / step) * step; at <= end; at += step) found.push([LEFT + (at - begin) / (end - begin) * this.width(), format.format(new Date(at * 1000))]);
+    return found;
+  }
+  draw() {
+    const [begin, end] = this.range(), width = this.width(), scale = width / (end - begin), ticks = this.ticks();
+    const first = Math.max(0, Math.floor(this.rows.scrollTop / ROW) - SPARE), last = Math.min(this.data.rows.length, first + Math.ceil(this.rows.clientHeight / ROW) + 2 * SPARE);
+    this.axis.replaceChildren(...ticks.map(([x, text]) => shape("text", { x, y: 14, class: "tick" }, text)));
+    this.label.textContent = `${day.format(new Date(begin * 1000))} – ${day.format(new Date(end * 1000))}, ${this.data.rows.length} rows`;
+    const parts = ticks.map(([x]) => shape("line", { x1: x, x2: x, y1: 0, y2: (last - first) * ROW }));
+    for (let n = first; n < last; n++) {
+      const [task, bars] = this.data.rows[n], y = (n - first) * ROW + 2;
+      parts.push(shape("text", { x: 0, y: y + 11 }, task < 0 ? "job" : `${this.job.slice(0, 9)}-${task}`));
+      let free = -1; // bars of one pixel and less are drawn once
+      for (const bar of bars) {
+        const from = this.data.begin + bar[0], until = bar[1] < 0 ? end : this.data.begin + bar[1];
+        if (until < begin || from > end) continue;
+        const x = LEFT + Math.max(0, from - begin) * scale, right = LEFT + (Math.min(end, until) - begin) * scale;
+        if (right < free) continue;
+        free = Math.max(x + 1.5, right);
+        const state = this.data.words[bar[4]], waits = WAITING.includes(state) ? " waits" : "";
+        parts.push(shape("rect", { x, y, width: Math.max(1.5, right - x), height: 14, rx: 2, class: `bar ${this.data.words[bar[2]]} ${state}${waits}` }));
+      }
+    }
+    this.picture.setAttribute("height", (last - first) * ROW);
+    this.picture.setAttribute("aria-label", `${this.data.rows.length} tasks with operations`);
+    this.picture.style.transform = `translateY(${first * ROW}px)`;
+    this.picture.replaceChildren(...parts);
+  }
+}
