@@ -100,7 +100,7 @@ class Trial:
     async def serve(self) -> None:
         """Return once the task serves; raises where it does not in time."""
         recipe, heard, before = self._recipe, "", None
-        late, wait_s = time.monotonic() + READY_S, 1.0
+        late, wait_s = time.monotonic() + READY_S, 2.0
         while time.monotonic() < late:
             task = await self._client.get_task(self._name)
             before = task.restarts if before is None else before
@@ -119,7 +119,7 @@ class Trial:
                 if recipe["expect"] in heard:
                     return
             await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 1.5, 5.0)  # each question is work for the guest
+            wait_s = min(wait_s * 1.5, 6.0)  # each question is work for the guest
         raise Unfit(f"it does not serve: {heard.strip()[-300:]!r}")
 
     async def said(self) -> None:
@@ -128,6 +128,19 @@ class Trial:
             if time.monotonic() > late:
                 raise Unfit(f"its log has no {self._recipe['logs']!r}")
             await asyncio.sleep(1.0)
+
+    async def has_kept(self) -> None:
+        """Return once a command in it finds what was written; raises where it does not in time."""
+        heard, late = "", time.monotonic() + READY_S
+        while self._recipe["kept"] not in heard:
+            if time.monotonic() > late:
+                raise Unfit(f"it lost its data: {heard.strip()[-200:]!r}")
+            await asyncio.sleep(2.0)
+            try:
+                async with asyncio.timeout(300):
+                    heard = await self.inside(self._recipe["read"])
+            except (TimeoutError, TwineError) as e:  # it does not run yet
+                heard = f"{type(e).__name__}: {e}"
 
     async def again(self) -> None:
         """Stop and start it; return once it was started again."""
@@ -143,7 +156,7 @@ class Trial:
         task = await self._client.get_task(self._name)
         await self._client.delete_task(self._name, generation=task.generation + 1)
         while any(t.task_id == self._name for t in (await self._client.list_tasks()).tasks):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
 
 
 def was_killed(name: str, since: float) -> bool:
@@ -179,10 +192,7 @@ async def attempt(
     if recipe["write"]:
         await trial.inside(recipe["write"], must=True)
         await trial.again()
-        await trial.serve()
-        heard = await trial.inside(recipe["read"])
-        if recipe["kept"] not in heard:
-            raise Unfit(f"it lost its data: {heard.strip()[-200:]!r}")
+        await trial.has_kept()
         found["keeps"] = True
     await timed("stop", trial.gone)
     if was_killed(recipe["name"], began):
