@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from tests.compat.recipes import Recipe
-from vm_lab.cache import Say, cache_root, recipe_key
+from vm_lab.cache import Say, cache_root, lock, recipe_key
 
 HERE = Path(__file__).parent
 SUITE = "trixie"
@@ -162,13 +162,20 @@ class Builder:
     def _kept(self, name: str, make: Any, *, upper: bool = False) -> dict[str, Any]:
         """Return a layer's diff id and descriptor, from the cache where it is there."""
         note = self._top / "layers" / f"{name}.json"
-        if note.exists():
-            found: dict[str, Any] = json.loads(note.read_text())
-            if (self.blobs / found["blob"]["digest"][7:]).exists():
-                return found
-        if not upper:
-            self._ensure_base()
-        top: Path = make()
+        with lock(self._top, self._say):  # apt's archives are for one at a time, too
+            if note.exists():
+                found: dict[str, Any] = json.loads(note.read_text())
+                if (self.blobs / found["blob"]["digest"][7:]).exists():
+                    return found
+            if not upper:
+                self._ensure_base()
+            found = self._packed(name, make())
+            if upper:
+                shutil.rmtree(self._top / f"upper-{name.rpartition('-')[0]}")
+            note.write_text(json.dumps(found))
+            return found
+
+    def _packed(self, name: str, top: Path) -> dict[str, Any]:
         diff = hashlib.sha256()
         packed = self._top / f"{name}.partial"
         with (
@@ -182,12 +189,8 @@ class Builder:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = packed.stat().st_size
         packed.rename(self.blobs / digest)
-        if upper:
-            shutil.rmtree(self._top / f"upper-{name.rpartition('-')[0]}")
         blob = {"mediaType": _LAYER, "digest": f"sha256:{digest}", "size": size}
-        found = {"diff_id": f"sha256:{diff.hexdigest()}", "blob": blob}
-        note.write_text(json.dumps(found))
-        return found
+        return {"diff_id": f"sha256:{diff.hexdigest()}", "blob": blob}
 
 
 class _Tee(io.RawIOBase):
