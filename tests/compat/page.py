@@ -81,7 +81,7 @@ def _row(recipe: Recipe, found: Mapping[str, Any] | None) -> str:
     if "problem" in found:
         remark += f". **{_plain(found['problem'])}**"
     cells = [
-        _seconds(found, "start_s", "start_s"),
+        _seconds({"serves": "start_s" in found, **found}, "serves", "start_s"),
         _seconds(found, "serves", "ready_s"),
         "yes" if found.get("logs") else "**no**",
         _seconds(found, "stops", "stop_s"),
@@ -91,7 +91,9 @@ def _row(recipe: Recipe, found: Mapping[str, Any] | None) -> str:
 
 
 def _seconds(found: Mapping[str, Any], fact: str, time: str) -> str:
-    return f"{found[time]:.0f} s" if found.get(fact) else "**no**"
+    if not found.get(fact):
+        return "**no**"
+    return f"{found[time]:.0f} s" if time in found else "yes"
 
 
 def _plain(text: str) -> str:
