@@ -22,11 +22,15 @@ NAME = "twine-agent"
 ARCHITECTURE = "amd64"
 RECIPE = Path(__file__).resolve().parent / "debian"
 SCRIPTS = ("postinst", "prerm", "postrm")
-WANTED = ("./opt/twine", "./etc/systemd", "./etc/sysusers.d", "./etc/twine", "./usr/local/bin")
+WANTED = (
+    *("./opt/twine", "./etc/systemd", "./etc/sysusers.d", "./etc/twine", "./etc/udev/rules.d"),
+    "./usr/local/bin",
+)
 """What of the layers belongs into the package; the rest is a guest's own (its users, say)."""
 MOVED = {
     "etc/systemd": "usr/lib/systemd",
     "etc/sysusers.d": "usr/lib/sysusers.d",
+    "etc/udev/rules.d": "usr/lib/udev/rules.d",
     "usr/local/bin": "usr/bin",
 }
 """Where a package may put what an installation by hand has in the places of the operator."""
@@ -80,7 +84,7 @@ def arrange(root: Path) -> list[str]:
     for old, new in MOVED.items():
         (root / new).parent.mkdir(parents=True, exist_ok=True)
         shutil.move(root / old, root / new)
-    for emptied in ("usr/local", "etc/systemd"):
+    for emptied in ("usr/local", "etc/systemd", "etc/udev"):
         if (root / emptied).is_dir():
             (root / emptied).rmdir()
     for folder in sorted((root / "usr/lib/systemd").rglob("*"), reverse=True):

@@ -25,7 +25,7 @@ def root(host: FakeHost) -> Path:
     for name in ("systemctl", "nft", "groupdel", SIDEKICK):
         host.fake.processes.answers[(name,)] = Completed(0, "", "")
     found = host.folder / "root"
-    for folder in ("etc/systemd/system", "etc/sysusers.d", "run", "sys/fs/bpf"):
+    for folder in ("etc/systemd/system", "etc/sysusers.d", "etc/udev/rules.d", "run", "sys/fs/bpf"):
         (found / folder).mkdir(parents=True)
     (found / "etc/systemd/system/other.service").write_text("stays")
     return found
