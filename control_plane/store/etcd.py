@@ -38,6 +38,7 @@ from control_plane.store.protocol import (
     Put,
     check_transaction,
 )
+from control_plane.store.standby_copy import StandbyCopy
 from control_plane.store.write_times import WriteTimes
 from wire.errors import Busy, Conflict, TwineError
 
@@ -94,8 +95,11 @@ class EtcdStore:
             name = f"{socket.gethostname()}:{os.getpid()}"
             leadership = Leadership(self._client, self._meta, self._settings.ttl_s, name)
             leadership.of_role(self._role, lambda epoch: map(self._put, self._announce(epoch)))
-            revision = await leadership.take(self._standing_by if self._settings.standby else None)
+            self._copy = StandbyCopy(self._client, self._data, self._bytes(LAST))
+            stack.push_async_callback(self._copy.end)
+            revision = await leadership.take(self._stand_by if self._settings.standby else None)
             stack.push_async_callback(leadership.give_up)
+            self._copy.used_from_now()
             revision += await self._read_meta(leadership)
             self._feed, self._newest = Feed(revision, revision, self._history), revision
             self._moved = asyncio.Event()
@@ -104,6 +108,10 @@ class EtcdStore:
                 stack.push_async_callback(_end, task)
             self._leadership, self._stack = leadership, stack.pop_all()
         return self
+
+    def _stand_by(self, leader: str) -> None:
+        self._copy.begin()
+        self._standing_by(leader)
 
     async def __aexit__(
         self,
@@ -134,6 +142,10 @@ class EtcdStore:
         self._leading()
         begin = self._bytes(max(prefix, after and after + "\0"))
         end, revision = self._bytes(prefix + LAST), 0
+        copy = self._copy
+        if copy.is_used and await copy.has(self._newest - self._shift):
+            found = tuple(map(self._entry, copy.between(begin, end, limit)))
+            return Listing(copy.at + self._shift, found)
         entries: list[Entry] = []
         while limit is None or len(entries) < limit or not revision:
             count = _PAGE if limit is None else max(1, min(_PAGE, limit - len(entries)))

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,9 +17,10 @@ from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
 from control_plane.config import EtcdSettings
 from control_plane.errors import UnknownOutcome
-from control_plane.store import Compacted, Entry, Put
+from control_plane.store import Compacted, Delete, Entry, Put
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.etcd import EtcdStore
+from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.feed import Feed
 from control_plane.store.outcomes import Slots, WriteAttempt
 from tests.etcd import Cluster, Replica, etcd_cluster
@@ -206,3 +208,53 @@ def test_a_standby_takes_over_with_everything_that_was_acknowledged(
         assert asyncio.run(names(second)) == {"one"}
         asyncio.run(put(second, "two"))
         assert second.end(signal.SIGTERM) == 0
+
+
+async def test_a_standby_follows_the_store_and_reads_nothing_when_it_takes_over(
+    settings: EtcdSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AV1: what was changed and deleted while it stood by; compacted meanwhile, too."""
+    ranges = list[bytes]()
+    read = EtcdClient.read
+
+    async def counted(self: EtcdClient, call: str, request: Any) -> Any:
+        if call == "KV/Range":
+            ranges.append(request.key)
+        return await read(self, call, request)
+
+    waiting, announced = asyncio.Event(), [Put("processes/x", b"1")]
+    second = EtcdStore(
+        standby(settings),
+        standing_by=lambda _: waiting.set(),
+        role="r",
+        announce=lambda _: announced,
+    )
+    async with EtcdStore(settings, role="r") as first:
+        for number in range(1500):
+            await first.txn({}, [Put(f"a/{number:04}", b"0")])
+            if number == 700:
+                taking = asyncio.create_task(second.__aenter__())
+                await waiting.wait()
+        await first.compact(first.revision() - 5)
+        await first.txn({}, [Put("a/0007", b"7"), Delete("a/0008"), Put("b", b"1")])
+        last = await first.list_prefix("")
+        copy = second._copy
+        assert await copy.reached(first.revision() - first._shift, PATIENCE_S)
+    await taking
+    try:
+        monkeypatch.setattr(EtcdClient, "read", counted)
+        listed = await second.list_prefix("")
+        found = {entry.key: (entry.value, entry.revision) for entry in listed.entries}
+        wanted = {entry.key: (entry.value, entry.revision) for entry in last.entries}
+        assert found.pop("processes/x")[0] == b"1"
+        assert found == wanted
+        await second.txn({}, [Put("a/0001x", b"new"), Delete("a/0002")])
+        page = await second.list_prefix("a/", "a/0000", 3)
+        assert [entry.key for entry in page.entries] == ["a/0001", "a/0001x", "a/0003"]
+        assert (await second.list_prefix("c/")).entries == ()
+        assert ranges == [], "all of it came from the copy"
+        await second._copy.end()
+        assert [e.key for e in (await second.list_prefix("b")).entries] == ["b"]
+        assert ranges != []
+    finally:
+        await second.__aexit__(None, None, None)

@@ -1,0 +1,141 @@
+"""What a standby has of the store before it leads: so a take-over reads it from memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left, insort
+
+from control_plane.store import etcd_pb2 as pb
+from control_plane.store.etcd_client import EtcdClient
+from wire.errors import TwineError
+
+log = logging.getLogger(__name__)
+_PAGE = 1000
+_AGAIN_S = 1.0
+_LOADED_S, _PATIENCE_S = 30.0, 1.0
+"""After the election: how long lists are answered from the copy, and how long one waits until it
+has what was written before."""
+
+
+class StandbyCopy:
+    """All keys of a range of etcd, by one list and a watch; revisions are etcd's own.
+
+    It is always what etcd had at one revision. It is read while the process that has just become
+    the leader loads its tables, and given up then.
+    """
+
+    def __init__(self, client: EtcdClient, begin: bytes, end: bytes) -> None:
+        """Read nothing yet."""
+        self._client, self._begin, self._end = client, begin, end
+        self.at = 0
+        """The revision that it has; 0: none yet, or not any more."""
+        self._values: dict[bytes, pb.KeyValue] = {}
+        self._order: list[bytes] | None = None
+        """All keys, sorted at the first question."""
+        self._more = asyncio.Event()
+        self.is_used = False
+        """Whether lists are answered from it: this process leads, and loads."""
+        self._running: asyncio.Task[None] | None = None
+        self._dropping: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Begin to copy, unless that was done: another process leads."""
+        if self._running is None:
+            self._running = asyncio.create_task(self.run())
+
+    def used_from_now(self) -> None:
+        """Answer lists for as long as a start takes, if there is a copy."""
+        if self._running is not None:
+            self.is_used = True
+            self._dropping = asyncio.get_running_loop().call_later(_LOADED_S, self._drop)
+
+    async def has(self, revision: int) -> bool:
+        """Return whether everything up to a revision is here; else nothing is asked any more."""
+        if not await self.reached(revision, _PATIENCE_S):
+            log.warning("the copy is too old, the store is read", extra={"revision": self.at})
+            self._drop()
+        return self.is_used
+
+    async def end(self) -> None:
+        """End copying."""
+        if self._dropping is not None:
+            self._dropping.cancel()
+        running = self._running
+        self._drop()
+        if running is not None:
+            await asyncio.gather(running, return_exceptions=True)
+
+    def _drop(self) -> None:
+        self.is_used = False
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+        self._values.clear()
+        self._order = None
+
+    async def run(self) -> None:
+        """Follow until cancelled; after a compaction everything is listed again."""
+        while True:
+            try:
+                self._reach(await self._list())
+                async for response in self._client.watch(self._begin, self._end, self.at):
+                    for event in response.events:
+                        self._take(event)
+                    self._reach(int(response.events[-1].kv.mod_revision))
+            except TwineError as e:
+                log.info("the copy is read again", extra={"reason": str(e)})
+                self.at = 0
+                await asyncio.sleep(_AGAIN_S)
+
+    async def reached(self, revision: int, patience_s: float) -> bool:
+        """Return whether it has everything up to a revision within a time."""
+        try:
+            async with asyncio.timeout(patience_s):
+                while self.at < revision:
+                    await self._more.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def between(self, begin: bytes, end: bytes, limit: int | None) -> list[pb.KeyValue]:
+        """Return the entries of a range in order, at most `limit`."""
+        if self._order is None:
+            self._order = sorted(self._values)
+        first = bisect_left(self._order, begin)
+        last = bisect_left(self._order, end)
+        if limit is not None:
+            last = min(last, first + limit)
+        return [self._values[key] for key in self._order[first:last]]
+
+    async def _list(self) -> int:
+        """Read all keys at one revision, and return it."""
+        self._values.clear()
+        self._order = None
+        begin, revision = self._begin, 0
+        while True:
+            request = pb.RangeRequest(
+                key=begin, range_end=self._end, limit=_PAGE, revision=revision
+            )
+            answer = await self._client.read("KV/Range", request)
+            revision = revision or int(answer.header.revision)
+            self._values.update((kv.key, kv) for kv in answer.kvs)
+            if not answer.more:
+                return revision
+            begin = answer.kvs[-1].key + b"\0"
+
+    def _take(self, event: pb.Event) -> None:
+        key, order = event.kv.key, self._order
+        if event.type == pb.Event.DELETE:
+            if self._values.pop(key, None) is not None and order is not None:
+                del order[bisect_left(order, key)]
+            return
+        if order is not None and key not in self._values:
+            insort(order, key)
+        self._values[key] = event.kv
+
+    def _reach(self, revision: int) -> None:
+        if revision > self.at:
+            self.at = revision
+            self._more.set()
+            self._more = asyncio.Event()
