@@ -24,14 +24,6 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
-from control_plane.api.intent_wishes import (
-    IntentWish,
-    JobIntents,
-    SizesWritten,
-    SizeWish,
-    SizeWishes,
-)
-from control_plane.api.intents import Dimension
 from control_plane.api.inventory import (
     BrokerMachines,
     BrokerViews,
@@ -44,7 +36,7 @@ from control_plane.api.inventory import (
     Revoke,
     Undrain,
 )
-from control_plane.api.jobs import Endpoints, JobBriefs, Jobs, JobSpec, JobStatus
+from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.limits import Lift, LimitView, LimitViews
 from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
 from control_plane.api.maintenance import (
@@ -62,6 +54,7 @@ from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.tasks import TaskDescription
 from control_plane.api.watch import EndpointsNews, WatchedJobs
+from control_plane.intent_client import IntentClient
 from control_plane.people_client import PeopleClient
 from control_plane.rebalance_client import RebalanceClient
 from wire.duplex import Duplex
@@ -73,7 +66,7 @@ PUSH_TIMEOUT_S = 3600.0
 _CHUNK = 1 << 18
 
 
-class ControlPlaneClient(PeopleClient, RebalanceClient):
+class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
     """Client of a region's front end, over TLS or its unix socket.
 
     Every method raises what the front end raised, or `Unreachable`.
@@ -85,10 +78,6 @@ class ControlPlaneClient(PeopleClient, RebalanceClient):
     async def list_jobs(self) -> Jobs:
         """Return all jobs."""
         return _as(Jobs, await self.call(_ROUTE["list_jobs"]))
-
-    async def list_job_briefs(self) -> JobBriefs:
-        """Return all jobs in brief."""
-        return _as(JobBriefs, await self.call(_ROUTE["list_job_briefs"]))
 
     async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
         """Create a job or change what is wanted of it; returns before it is done."""
@@ -121,30 +110,6 @@ class ControlPlaneClient(PeopleClient, RebalanceClient):
         """Have a job run in another entitlement, by a rolling update."""
         wish = JobMove(entitlement=entitlement)
         return _as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
-
-    async def get_intents(self, job: str) -> JobIntents:
-        """Return what each writer wants of a job, and what it comes to."""
-        return _as(JobIntents, await self.call(_ROUTE["get_intents"], job=job))
-
-    async def put_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
-        """Write one dimension of what is wanted of a job; the wish is that of the dimension."""
-        return _as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
-
-    async def put_sizes(self, sizes: dict[str, SizeWish]) -> SizesWritten:
-        """Write the sizes of many jobs; each is written or refused by itself."""
-        return _as(SizesWritten, await self.call(_ROUTE["put_sizes"], SizeWishes(sizes=sizes)))
-
-    async def withdraw_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
-        """End a job's canary or hold before its time."""
-        answer = await self.call(
-            _ROUTE["withdraw_intent"],
-            job=job,
-            dimension=dimension.value,
-            reason=wish.reason or None,
-            expect=wish.expect,
-            take_over="true" if wish.take_over else None,
-        )
-        return _as(JobIntents, answer)
 
     async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return what was done to a job's tasks after an event, oldest first."""

@@ -15,6 +15,7 @@ from vm_lab.errors import LabError
 from vm_lab.image.app import VERSIONS as APP_VERSIONS
 from vm_lab.image.app import build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
+from vm_lab.image.conveyor import build_conveyor
 from vm_lab.image.programs import PROGRAMS, build_program
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.package import build_package
@@ -312,6 +313,13 @@ def image_program(names: Sequence[str]) -> None:
     progress = Progress()
     for name in names or sorted(PROGRAMS):
         click.echo(build_program(name, progress.say))
+
+
+@image.command("conveyor")
+@timed
+def image_conveyor() -> None:
+    """Build the image of `vm_lab/jobs/conveyor.toml` and print its tar."""
+    click.echo(build_conveyor(Progress().say))
 
 
 @image.command("app")

@@ -16,7 +16,12 @@ from vm_lab.image.recipe import RECIPE, run_recipe
 from vm_lab.wheel import FOR_GUEST, PACKAGES, build_wheel, fetch_wheels, requirements_of
 
 DEBIAN = ("python3", "tzdata")
-PATHS = ("/usr/bin/python3.13", "/usr/lib/python3.13", "/usr/share/zoneinfo")
+LIBRARIES = ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6", "libgcc_s.so.1")
+"""What wheels of the manylinux platforms link to."""
+PATHS = (
+    *("/usr/bin/python3.13", "/usr/lib/python3.13", "/usr/share/zoneinfo"),
+    *(f"/usr/lib/x86_64-linux-gnu/{name}" for name in LIBRARIES),
+)
 SITE = "opt/twine"
 START = f"""#!/bin/sh
 # Starts the conveyor with the configuration and the credentials of its job, at $PORT.

@@ -1,0 +1,61 @@
+"""The part of the front end's client about what writers want of running jobs."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from control_plane.api.intent_routes import INTENT_ROUTES
+from control_plane.api.intent_wishes import (
+    IntentWish,
+    JobIntents,
+    SizesWritten,
+    SizeWish,
+    SizeWishes,
+)
+from control_plane.api.intents import Dimension
+from control_plane.api.jobs import JobBriefs
+from wire.client import WireClient
+from wire.routes import Route
+
+_T = TypeVar("_T")
+_ROUTE: dict[str, Route] = {route.name: route for route in INTENT_ROUTES}
+
+
+class IntentClient(WireClient):
+    """Reads and writes intents; the caller is the writer of what it sends.
+
+    Every method raises what the front end raised, or `Unreachable`.
+    """
+
+    async def list_job_briefs(self) -> JobBriefs:
+        """Return all jobs in brief."""
+        return _as(JobBriefs, await self.call(_ROUTE["list_job_briefs"]))
+
+    async def get_intents(self, job: str) -> JobIntents:
+        """Return what each writer wants of a job, and what it comes to."""
+        return _as(JobIntents, await self.call(_ROUTE["get_intents"], job=job))
+
+    async def put_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
+        """Write one dimension of what is wanted of a job; the wish is that of the dimension."""
+        return _as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
+
+    async def put_sizes(self, sizes: dict[str, SizeWish]) -> SizesWritten:
+        """Write the sizes of many jobs; each is written or refused by itself."""
+        return _as(SizesWritten, await self.call(_ROUTE["put_sizes"], SizeWishes(sizes=sizes)))
+
+    async def withdraw_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
+        """End a job's canary or hold before its time."""
+        answer = await self.call(
+            _ROUTE["withdraw_intent"],
+            job=job,
+            dimension=dimension.value,
+            reason=wish.reason or None,
+            expect=wish.expect,
+            take_over="true" if wish.take_over else None,
+        )
+        return _as(JobIntents, answer)
+
+
+def _as(kind: type[_T], value: object) -> _T:
+    assert isinstance(value, kind)
+    return value
