@@ -1,7 +1,4 @@
-"""How everyone else talks to the control plane: one typed method per row of the route table.
-
-Used by `twinectl`, by application-level schedulers and by tests.
-"""
+"""The client of the control plane: one typed method per row of the route table."""
 
 from __future__ import annotations
 
@@ -54,6 +51,7 @@ from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.tasks import TaskDescription
 from control_plane.api.watch import EndpointsNews, WatchedJobs
+from control_plane.api.weights import EndpointWeights
 from control_plane.intent_client import IntentClient
 from control_plane.people_client import PeopleClient
 from control_plane.rebalance_client import RebalanceClient
@@ -189,6 +187,10 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
     async def get_shards(self, job: str) -> ShardMapView:
         """Return which tasks serve which shards of a job."""
         return _as(ShardMapView, await self.call(_ROUTE["get_shards"], job=job))
+
+    async def put_weights(self, job: str, weights: EndpointWeights) -> Endpoints:
+        """Say for a while which share of the requests tasks of a job get."""
+        return _as(Endpoints, await self.call(_ROUTE["put_weights"], weights, job=job))
 
     async def put_shards(self, job: str, shards: ShardMap) -> ShardMapView:
         """Say which tasks serve which shards of a job."""

@@ -17,6 +17,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.weights import USUAL_WEIGHT
 from wire.errors import InvalidInput
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -64,7 +65,8 @@ def template(text: str, name: str) -> Render:
     """Return what renders a jinja2 template; `name` is for errors.
 
     It has `head` (a comment), and `services`: each with `job`, `port`, `name`, `listen` and
-    `servers`, which have `task`, `host`, `port` and `at` (`host:port`). Raises `InvalidInput` where
+    `servers`, which have `task`, `host`, `port`, `weight` and `at` (`host:port`); `weighted` says
+    whether their weights differ. Raises `InvalidInput` where
     it is no template.
     """
     environment = ImmutableSandboxedEnvironment(
@@ -83,6 +85,7 @@ def template(text: str, name: str) -> Render:
             {
                 **{"job": s.job, "port": s.port, "name": s.name, "listen": s.listen},
                 "servers": [_server(e, s.port) for e in _serving(s, known)],
+                "weighted": any(e.weight != USUAL_WEIGHT for e in _serving(s, known)),
             }
             for s in services
         ]
@@ -106,7 +109,10 @@ HAProxy answers 503 for it, and nginx 502."""
 
 def _server(endpoint: Endpoint, port: str) -> dict[str, object]:
     at = _at(endpoint, port)
-    return {"task": endpoint.task, "host": endpoint.host, "port": endpoint.ports[port], "at": at}
+    return {
+        **{"task": endpoint.task, "host": endpoint.host, "port": endpoint.ports[port], "at": at},
+        "weight": endpoint.weight,
+    }
 
 
 def _serving(s: ProxiedService, known: Known) -> list[Endpoint]:

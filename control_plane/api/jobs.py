@@ -51,6 +51,7 @@ from control_plane.api.policy import (
 from control_plane.api.policy import JobName as JobName
 from control_plane.api.updates import Rollout
 from control_plane.api.updates import UpdatePolicy as UpdatePolicy
+from control_plane.api.weights import USUAL_WEIGHT
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -353,6 +354,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """An address: the task's own if its network is private, else its machine's; or a name."""
     ports: dict[str, int]
     version: int
+    weight: int = USUAL_WEIGHT
+    """Its share of the requests, beside that of the others (docs/autoscaling.md)."""
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.task_routes import TASK_ROUTES
 from control_plane.api.validate import job_relations
 from control_plane.api.watch import EndpointsNews, WatchedJobs
+from control_plane.api.weights import EndpointWeights
 from wire.fairness import MAX_BODY_BYTES
 from wire.routes import Route
 
@@ -143,6 +144,15 @@ ROUTES: tuple[Route, ...] = (
         changes=False,
         waits=True,
         summary="Healthy tasks of those of many jobs whose revision is not the known one",
+    ),
+    Route(
+        "put_weights",
+        "PUT",
+        f"{_JOB}/weights",
+        request=EndpointWeights,
+        response=Endpoints,
+        needs=Needs.OWNER,
+        summary="Say for a while which share of the requests tasks of a job get; not stored",
     ),
     Route(
         "put_shards",

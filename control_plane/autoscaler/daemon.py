@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from control_plane.api.autoscale import LoadSignal
+from control_plane.autoscaler.load_tester import LoadTester
 from control_plane.autoscaler.prometheus import PrometheusSource
 from control_plane.autoscaler.service import EVERY_S, Autoscaler
 from control_plane.autoscaler.serving import serving
@@ -26,6 +27,7 @@ from control_plane.store.sqlite import SqliteStore
 from wire import log as logs
 from wire import tls
 from wire.errors import Busy, ConfigError, TwineError
+from wire.prometheus import Prometheus
 from wire.violations import violations
 
 STANDBY_S = 2.0
@@ -91,7 +93,13 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
             sources[LoadSignal.QUERY] = source
         writer = SizeIntents(client)
         autoscaler = Autoscaler(runtime, client, store, sources, writer, config.every_s)
-        await stack.enter_async_context(serving(autoscaler, Path(config.socket), config.metrics))
+        server = Prometheus(config.prometheus) if config.prometheus else None
+        if server is not None:
+            stack.push_async_callback(server.close)
+        tester = LoadTester(runtime, client, server)
+        stack.push_async_callback(tester.close)
+        doors = serving(autoscaler, tester, Path(config.socket), config.metrics)
+        await stack.enter_async_context(doors)
         click.echo(f"autoscaler serves at {config.socket}", err=True)
         working = [
             asyncio.create_task(work)

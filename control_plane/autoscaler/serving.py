@@ -13,7 +13,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from agent.api import Ack
+from control_plane.api.load_tests import LOAD_TEST_ROUTES, LoadTest
 from control_plane.api.sizings import AUTOSCALER_ROUTES, Simulation, SizingView, SizingViews
+from control_plane.autoscaler.load_tester import LoadTester
 from control_plane.autoscaler.service import Autoscaler
 from wire.errors import ConfigError, Forbidden
 from wire.fairness import Peer
@@ -60,7 +63,7 @@ class AutoscalerMetrics(Collector):
         ]
 
 
-def application(autoscaler: Autoscaler) -> web.Application:
+def application(autoscaler: Autoscaler, tester: LoadTester) -> web.Application:
     """Return the application of the unix socket."""
 
     async def list_sizings(_: Call) -> SizingViews:
@@ -69,13 +72,29 @@ def application(autoscaler: Autoscaler) -> web.Application:
     async def get_sizing(call: Call) -> SizingView:
         return autoscaler.view(call.path["job"])
 
+    async def begin_load_test(call: Call) -> LoadTest:
+        return await tester.begin(call.path["job"], call.body)
+
+    async def get_load_test(call: Call) -> LoadTest:
+        return tester.find(call.path["job"])
+
+    async def end_load_test(call: Call) -> Ack:
+        await tester.end(call.path["job"])
+        return Ack()
+
     async def simulate_sizing(call: Call) -> Simulation:
         return await autoscaler.simulation(call.path["job"], call.body)
 
     return make_app(
         "Twine autoscaler",
-        AUTOSCALER_ROUTES,
-        {f.__name__: f for f in (list_sizings, get_sizing, simulate_sizing)},
+        (*AUTOSCALER_ROUTES, *LOAD_TEST_ROUTES),
+        {
+            f.__name__: f
+            for f in (
+                *(list_sizings, get_sizing, simulate_sizing),
+                *(begin_load_test, get_load_test, end_load_test),
+            )
+        },
         _authorize,
         version=metadata.version("twine-cluster"),
         metrics=metrics_of(autoscaler),
@@ -98,9 +117,11 @@ def _authorize(request: web.Request, _: Route) -> Peer:
 
 
 @asynccontextmanager
-async def serving(autoscaler: Autoscaler, path: Path, metrics: str) -> AsyncIterator[None]:
+async def serving(
+    autoscaler: Autoscaler, tester: LoadTester, path: Path, metrics: str
+) -> AsyncIterator[None]:
     """Serve until left: routes on a unix socket, metrics on HOST:PORT (empty: nowhere else)."""
-    runner = web.AppRunner(application(autoscaler), handle_signals=False, logger=_http_log)
+    runner = web.AppRunner(application(autoscaler, tester), handle_signals=False, logger=_http_log)
     plain = web.Application()
     text = metrics_of(autoscaler)
 

@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from control_plane.api.load_tests import LOAD_TEST_ROUTES, LoadTest, LoadTestState, LoadTestWish
 from control_plane.api.sizings import AUTOSCALER_ROUTES, Simulation, SizingView, SizingViews
 from control_plane.cli import show
 from control_plane.cli.show import output_option
+from wire import options
 from wire.errors import InvalidInput
+from wire.routes import invalid
+from wire.violations import violations
 
 if TYPE_CHECKING:
     from wire.client import WireClient
 
 
 DEFAULT_SOCKET = "/run/twine/autoscaler.sock"
+_TEST = {route.name: route for route in LOAD_TEST_ROUTES}
 _ROUTE = {route.name: route for route in AUTOSCALER_ROUTES}
 _SOCKET = click.option(
     "--socket",
@@ -44,6 +50,61 @@ def _ask(socket: str, work: Callable[[WireClient], Awaitable[Any]]) -> Any:
             return await work(client)
 
     return asyncio.run(call())
+
+
+@autoscale.command("load-test")
+@click.argument("job")
+@click.option("--task", type=click.IntRange(0), default=0, show_default=True, help="Its index.")
+@click.option(
+    "--load", required=True, metavar="PROMQL", help="Load of the task; $task is its name."
+)
+@click.option("--latency", required=True, metavar="PROMQL", help="Time of its answers, in seconds.")
+@click.option("--latency-max", type=options.seconds(), required=True, help="Beyond it, it ends.")
+@click.option(
+    "--errors", default="", metavar="PROMQL", help="Share of its answers that are errors."
+)
+@click.option("--errors-max", type=click.FloatRange(0, 1), default=0.01, show_default=True)
+@click.option("--most", type=float, default=8.0, show_default=True, help="Times the usual load.")
+@click.option("--step", type=options.seconds(), default="60s", show_default=True)
+@_SOCKET
+@output_option
+def load_test(job: str, socket: str, output: str, **given: Any) -> None:
+    """Find how much load a task of JOB carries, with the job's own requests.
+
+    A proxy that follows discovery sends one task more and more of them, until latency or errors
+    reach their limit; then all have their usual share again. Ctrl-C ends it, and restores them.
+    """
+    document = {
+        **{key: given[key] for key in ("task", "load", "latency", "errors", "errors_max", "most")},
+        **{"latency_max_s": given["latency_max"], "step_s": given["step"]},
+    }
+    if found := violations(document, LoadTestWish):
+        raise invalid(found, "load-test")
+    wish = msgspec.convert(document, LoadTestWish)
+
+    async def work(client: WireClient) -> LoadTest:
+        test: LoadTest = await client.call(_TEST["begin_load_test"], wish, job=job)
+        try:
+            while test.state is LoadTestState.RUNNING:
+                await asyncio.sleep(1.0)
+                test = await client.call(_TEST["get_load_test"], job=job)
+        except asyncio.CancelledError:
+            await client.call(_TEST["end_load_test"], job=job)
+            raise
+        return test
+
+    shown: LoadTest = _ask(socket, work)
+
+    def lines() -> None:
+        rows = [
+            (f"{s.multiple:g}", f"{s.load:.4g}", f"{s.latency_s:.3g}", f"{s.errors:.2%}")
+            for s in shown.steps
+        ]
+        show.table(("times usual", "load", "latency s", "errors"), rows)
+        carries = "nothing that is known" if shown.capacity is None else f"{shown.capacity:.4g}"
+        click.echo(f"{shown.state}: {show.printable(shown.reason)}; {shown.task} carries {carries}")
+
+    show.emit(output, shown, lines)
 
 
 @autoscale.command()

@@ -15,12 +15,14 @@ from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, TaskRecord, t
 from control_plane.api.machines import MachineRecord
 from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointsNews
+from control_plane.api.weights import USUAL_WEIGHT, EndpointWeights
 from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.runtime.readable import Heard, Loaded, Readable
 from control_plane.runtime.table import ignore
 from wire.errors import NotFound
 
 _WAIT_MAX_S = 60.0
+_USUAL: Mapping[int, int] = {}
 
 
 class DiscoveryRecords(Protocol):
@@ -62,6 +64,8 @@ class Discovery:
         """Rises with each change of what is listed of a job."""
         self._endpoints: dict[str, Endpoints] = {}
         """What was asked for since it changed last."""
+        self._weights: dict[str, tuple[Mapping[int, int], asyncio.TimerHandle]] = {}
+        """Job → weights of its tasks by index, and what ends them."""
         self._bells: dict[str, set[asyncio.Event]] = {}
         """For each job the events of those who wait for it to change."""
         jobs.listen(self._job_changed)
@@ -94,6 +98,24 @@ class Discovery:
         if after != before and job in self._revisions:
             self._rises(job)
         return after
+
+    def put_weights(self, job: str, told: EndpointWeights) -> Endpoints:
+        """List tasks with these weights for a while, then with the usual ones; `NotFound`."""
+        self._revision(job)
+        known = self._weights.pop(job, None)
+        if known is not None:
+            known[1].cancel()
+        if told.weights:
+            loop = asyncio.get_running_loop()
+            ends = loop.call_later(told.for_s, self.put_weights_back, job)
+            self._weights[job] = dict(told.weights), ends
+        self._rises(job)
+        return self._now(job)
+
+    def put_weights_back(self, job: str) -> None:
+        """List the tasks of a job with the usual weights, if the job is still there."""
+        if self._weights.pop(job, None) is not None and job in self._revisions:
+            self._rises(job)
 
     def shards(self, job: str) -> ShardMapView:
         """Return what was said of a job's shards."""
@@ -179,7 +201,7 @@ class Discovery:
             bell.set()
 
     def _listed(self, record: JobRecord) -> list[Endpoint]:
-        found = []
+        found, (weights, _) = [], self._weights.get(record.name, (_USUAL, None))
         for task in record.tasks:
             if not task.listed or task.placement is None:
                 continue
@@ -191,6 +213,7 @@ class Discovery:
                     host=task.address or machine.address.rpartition(":")[0].strip("[]"),
                     ports=task.placement.ports,
                     version=task.version,
+                    weight=weights.get(task.index, USUAL_WEIGHT),
                 )
                 found.append(endpoint)
         return found

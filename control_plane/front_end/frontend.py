@@ -251,6 +251,10 @@ class FrontEnd(
         wanted: WatchedJobs = call.body
         return await self._control_plane.watch_endpoints(wanted.known, wanted.wait_s)
 
+    async def put_weights(self, call: Call) -> Endpoints:
+        """Take which share of the requests tasks get."""
+        return self._control_plane.discovery.put_weights(call.path["job"], call.body)
+
     async def put_shards(self, call: Call) -> ShardMapView:
         """Take which tasks serve which shards."""
         return await self._control_plane.discovery.put_shards(call.path["job"], call.body.shards)

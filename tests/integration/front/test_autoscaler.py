@@ -139,6 +139,7 @@ def measured(url: str, query: str, timeout_s: float = 10.0) -> LoadReading:
 
 
 def test_a_real_server_gives_a_load_with_its_time(exporter: Exporter, prometheus: str) -> None:
+    """AS2: a business figure from a real server."""
     exporter.text = 'active_users{site="a"} 400\nactive_users{site="b"} 240\n'
     until(lambda: measured(prometheus, "sum(active_users)").load == 640.0)
     found = measured(prometheus, "sum(active_users)")
@@ -151,6 +152,7 @@ def test_a_real_server_gives_a_load_with_its_time(exporter: Exporter, prometheus
 def test_a_counter_that_begins_again_is_no_negative_load(
     exporter: Exporter, prometheus: str
 ) -> None:
+    """AS2: counter resets."""
     exporter.text = "requests_total 1000000\n"
     until(lambda: measured(prometheus, "requests_total").load == 1e6)
     exporter.text = "requests_total 5\n"
@@ -173,6 +175,7 @@ def test_a_counter_that_begins_again_is_no_negative_load(
 def test_what_is_no_load_is_a_reason(
     exporter: Exporter, prometheus: str, text: str, query: str, why: str
 ) -> None:
+    """AS2: NaN, negative, infinite and missing values are reasons, not loads."""
     exporter.text = text
     until(lambda: why in measured(prometheus, query).missing)
     assert measured(prometheus, query).load is None
@@ -216,6 +219,7 @@ def values(*pairs: Any) -> bytes:
 def test_a_server_that_is_slow_or_wrong_is_a_reason(
     status: int, body: bytes, wait_s: float, why: str
 ) -> None:
+    """AS2: Prometheus wrong, slow or away."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
     server.status, server.body = status, body  # type: ignore[attr-defined]
     server.wait_s, server.let_go = wait_s, threading.Event()  # type: ignore[attr-defined]

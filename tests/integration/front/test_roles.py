@@ -30,6 +30,7 @@ from control_plane.api.rebalancing import PauseWish
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap
 from control_plane.api.watch import WatchedJobs
+from control_plane.api.weights import EndpointWeights
 from control_plane.front_end.access import ROLES, check_role
 from control_plane.front_end.guard import NAMED, Guard
 from control_plane.identity.people import People
@@ -95,6 +96,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "job_logs": (OWNERS, OPERATORS | {"other owner"}),
     "get_endpoints": ALL,
     "watch_endpoints": ALL,
+    "put_weights": (OWNERS, OPERATORS | {"other owner"}),
     "put_shards": (OWNERS, OPERATORS | {"other owner"}),
     "get_shards": USERS,
     "get_shard": ALL,
@@ -241,6 +243,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         Revoke: Revoke(machines=["no"]),
         TokenRequest: TokenRequest(machine="vm9"),
         GroupSpec: GroupSpec(members=["x"]),
+        EndpointWeights: EndpointWeights(weights={0: 200}),
         ShardMap: ShardMap(shards={"a": [0]}),
         WatchedJobs: WatchedJobs(known={"job-of-web": None}),
     }

@@ -88,6 +88,7 @@ def test_sizes_stay_within_bounds_and_speed_limits(
 def test_a_mad_forecast_never_leaves_the_bounds(
     policy: Autoscale, load: float | None, mad: float, tasks: int
 ) -> None:
+    """AS1: whatever a forecast says."""
     seen = JobObservation(at=START, tasks=tasks, healthy=tasks, capacity=2.0, measured_at=START)
     found = recommend(policy, seen, load, Forecast(load=mad, expected=mad), ())
     top = max(policy.maximum, tasks if found.held else 0)
@@ -98,6 +99,7 @@ def test_a_mad_forecast_never_leaves_the_bounds(
 def test_the_survivors_of_any_msb_are_enough_and_one_task_fewer_is_not(
     survivors: int, msbs: int
 ) -> None:
+    """AS1: never below what the loss of one MSB needs, and not more."""
     tasks = surviving(survivors, msbs)
 
     def left(size: int) -> int:

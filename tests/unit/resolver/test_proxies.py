@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from test_dns import WEB
 
 from control_plane.api.jobs import Endpoints
@@ -62,6 +63,19 @@ def test_haproxy():
 
 def test_nginx():
     assert proxies.shipped("nginx.conf.j2")(SERVICES, KNOWN) == NGINX
+
+
+def test_weights_are_written_where_they_differ() -> None:
+    """A task that is load-tested gets more of the requests; others have the usual weight."""
+    known = KNOWN["web"]
+    assert known is not None
+    first, *others = known.endpoints
+    weighted = {**KNOWN, "web": replace(known, endpoints=[replace(first, weight=200), *others])}
+    text = proxies.shipped("haproxy.cfg.j2")(SERVICES, weighted)
+    assert "check inter 1s fall 2 rise 1 weight 200" in text
+    assert text.count("weight 100") == len(others)
+    text = proxies.shipped("nginx.conf.j2")(SERVICES, weighted)
+    assert f"server {first.host}:20000 weight=200;  # web-0" in text
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,8 @@ def test_it_only_recommends_unless_it_is_to_apply() -> None:
 
 @pytest.mark.parametrize("trouble", ["front end", "agents"])
 def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
+    """AS1: front end or agents away: the size is held, and never reduced on silence."""
+
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 2 * HOUR_S)
         region.failing = "it is down" if trouble == "front end" else ""
@@ -147,6 +149,8 @@ def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
 
 
 def test_the_size_allows_for_the_loss_of_an_msb() -> None:
+    """AS1: never below what the loss of an MSB needs."""
+
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 6 * HOUR_S)
         tasks = region.record.spec.tasks
@@ -158,7 +162,7 @@ def test_the_size_allows_for_the_loss_of_an_msb() -> None:
 
 
 def test_two_instances_at_once_keep_the_speed_limit() -> None:
-    """Each has a store of its own, as after a mistake of an operator."""
+    """AS1: two at once: each has a store of its own, as after a mistake of an operator."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         async with MemoryStore() as second:
@@ -192,7 +196,7 @@ def test_what_was_learnt_survives_a_restart() -> None:
 
 
 def test_a_kill_at_any_step_harms_nothing() -> None:
-    """Killed at each call in turn, and started again on the same store."""
+    """AS1: killed at each call in turn, and started again on the same store."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
         await lasts(autoscaler, HOUR_S)

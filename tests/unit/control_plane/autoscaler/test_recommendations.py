@@ -149,9 +149,39 @@ def test_a_minimum_wins_over_the_speed_limit() -> None:
 
 
 def test_a_mad_forecast_is_held_by_the_limits() -> None:
+    """AS1: a forecast gone mad is held by speed limit and maximum."""
     for load in (1e30, math.inf, math.nan):
         mad = Forecast(load=load, expected=load)
         assert recommend(a_policy(), seen(10.0), 10.0, mad, ()).tasks <= 20
+
+
+@pytest.mark.parametrize("step_s", [-86_400.0, -3600.0, -90.0, 90.0, 3600.0, 86_400.0])
+@pytest.mark.parametrize("whose", ["autoscaler", "server"])
+def test_a_clock_that_steps_takes_no_task_and_adds_few(step_s: float, whose: str) -> None:
+    """AS1: clock steps of the autoscaler's host, or of the server's; an hour later all is well."""
+    policy, sizing = a_policy(headroom=Headroom.NONE), JobSizing()
+    tasks = 10
+    for minute in range(120):
+        now = NOON + 60.0 * minute
+        stepped = now + (step_s if minute >= 30 else 0.0)
+        at = stepped if whose == "autoscaler" else now
+        found = sizing.advance(policy, seen(9.5, tasks, at=at, measured_at=stepped))
+        assert 10 <= found.tasks <= 12
+        tasks = found.tasks
+    assert tasks <= 11 or whose == "server"
+
+
+def test_gaps_in_what_is_measured_take_no_task() -> None:
+    """AS1, AS2: with half of the points missing the size follows all the same, and never falls."""
+    policy, sizing = a_policy(**FREE), JobSizing()
+    sizes = []
+    for minute in range(180):
+        load = None if minute % 10 < 5 else 10.0
+        tasks = sizes[-1] if sizes else 10
+        found = sizing.advance(policy, seen(load, tasks, at=NOON + 60.0 * minute))
+        sizes.append(found.tasks)
+    assert min(sizes) >= 10
+    assert max(sizes) <= 13
 
 
 def test_cpu_spikes_of_an_update_are_not_load() -> None:

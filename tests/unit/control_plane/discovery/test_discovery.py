@@ -19,6 +19,7 @@ from agent.api import NetworkMode
 from agent.api.network import Reach
 from control_plane.api.jobs import TaskRecord
 from control_plane.api.watch import EndpointsNews
+from control_plane.api.weights import EndpointWeights
 from wire.errors import NotFound
 
 
@@ -153,3 +154,22 @@ async def test_what_cannot_be_the_address_of_a_task_is_not_told(w: World):
 
 def tasks(w: World) -> list[TaskRecord]:
     return w.cp._jobs.get("web").tasks
+
+
+@scenario()
+async def test_weights_are_listed_for_a_while_and_end_by_themselves(w: World):
+    """Who shifts requests for a load test and dies leaves nothing behind."""
+    await w.deployed(a_job(3))
+    before = await w.cp.endpoints("web")
+    told = w.cp.discovery.put_weights("web", EndpointWeights(weights={1: 200}, for_s=60))
+    assert told.revision > before.revision
+    assert [e.weight for e in told.endpoints] == [100, 200, 100]
+    waiting = asyncio.create_task(w.cp.endpoints("web", after=told.revision, wait_s=50))
+    await asyncio.sleep(30)
+    w.cp.discovery.put_weights("web", EndpointWeights(weights={0: 50}, for_s=60))
+    assert [e.weight for e in (await waiting).endpoints] == [50, 100, 100]
+    after = (await w.cp.endpoints("web")).revision
+    back = await w.cp.endpoints("web", after=after, wait_s=60)
+    assert [e.weight for e in back.endpoints] == [100, 100, 100]
+    with pytest.raises(NotFound):
+        w.cp.discovery.put_weights("nothing", EndpointWeights(weights={0: 50}))

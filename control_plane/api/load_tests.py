@@ -1,0 +1,88 @@
+"""Load tests: how much load one task of a job carries, found with the job's own requests."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Ack
+from wire.routes import Route
+
+Query = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class LoadTestWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an owner asks for. In queries `$task` is the name of the task, such as `web-0`."""
+
+    load: Query
+    """PromQL: the load of the task, such as its requests in a second."""
+    latency: Query
+    """PromQL: how long its answers take, in seconds."""
+    latency_max_s: Annotated[float, Meta(gt=0, le=3600)]
+    """Beyond this the test ends."""
+    errors: str = ""
+    """PromQL: the share of its answers that are errors; empty: not looked at."""
+    errors_max: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    task: Annotated[int, Meta(ge=0)] = 0
+    most: Annotated[float, Meta(gt=1, le=50)] = 8.0
+    """The most that is sent to the task, as a multiple of what it gets usually."""
+    step_s: Annotated[float, Meta(ge=5, le=300)] = 60.0
+    """How long each step lasts; latency is looked at five times meanwhile."""
+
+
+class LoadTestState(StrEnum):
+    """How far a load test is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    """A limit was reached, or the most was sent; its `reason` says which."""
+    FAILED = "failed"
+    """It says nothing about the task: something else went wrong."""
+
+
+class LoadTestStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured at one multiple of the usual requests."""
+
+    multiple: float
+    load: float
+    latency_s: float
+    errors: float = 0.0
+
+
+class LoadTest(msgspec.Struct, frozen=True, kw_only=True):
+    """A load test of one job; the last one is kept until the autoscaler ends."""
+
+    job: str
+    task: str
+    began_at: float
+    state: LoadTestState = LoadTestState.RUNNING
+    steps: list[LoadTestStep] = []
+    """Those within the limits."""
+    capacity: float | None = None
+    """The largest load of a step within the limits; None: there was none."""
+    reason: str = ""
+
+
+_ONE = "/v1/load-tests/{job}"
+LOAD_TEST_ROUTES: tuple[Route, ...] = (
+    Route(
+        "begin_load_test",
+        "POST",
+        _ONE,
+        request=LoadTestWish,
+        response=LoadTest,
+        summary="Send one task of a job more and more of the job's requests, up to a limit",
+    ),
+    Route("get_load_test", "GET", _ONE, response=LoadTest, summary="The last load test of a job"),
+    Route(
+        "end_load_test",
+        "DELETE",
+        _ONE,
+        response=Ack,
+        summary="End a load test; all tasks get the usual share again",
+    ),
+)
+"""Served by `twine-autoscaler` on its unix socket."""

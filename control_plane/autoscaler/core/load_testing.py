@@ -1,0 +1,50 @@
+"""Which weights a step of a load test needs, and whether the next one is taken. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from control_plane.api.load_tests import LoadTestStep, LoadTestWish
+from control_plane.api.weights import WEIGHT_MAX
+
+GROWTH = 1.4
+"""From one step to the next: the capacity is known to within so much."""
+PLACEHOLDER = "$task"
+
+
+def multiples(wish: LoadTestWish) -> list[float]:
+    """Return the steps: multiples of what the task gets usually, the first is that itself."""
+    count = math.floor(math.log(wish.most) / math.log(GROWTH) + 1e-9)
+    found = [GROWTH**number for number in range(count + 1)]
+    return found if found[-1] >= wish.most * (1 - 1e-9) else [*found, wish.most]
+
+
+def weights_for(multiple: float, task: int, others: Collection[int]) -> dict[int, int]:
+    """Return the weights by which a task gets this multiple of what each of the others gets.
+
+    Weights are whole numbers up to 256: of a large multiple the others get small ones.
+    """
+    each = max(1, min(100, round(WEIGHT_MAX / multiple)))
+    return dict.fromkeys(others, each) | {task: min(WEIGHT_MAX, max(1, round(each * multiple)))}
+
+
+def beyond(wish: LoadTestWish, step: LoadTestStep) -> str:
+    """Return which limit a step exceeds, in words; empty: none."""
+    if not all(map(math.isfinite, (step.load, step.latency_s, step.errors))):
+        return "a measurement is no number"
+    if step.latency_s > wish.latency_max_s:
+        return f"latency of {step.latency_s:.3g} s is over {wish.latency_max_s:g} s"
+    if step.errors > wish.errors_max:
+        return f"{step.errors:.2%} errors are over {wish.errors_max:.2%}"
+    return ""
+
+
+def capacity(steps: Sequence[LoadTestStep]) -> float | None:
+    """Return the largest load within the limits."""
+    return max((step.load for step in steps), default=None)
+
+
+def asked(query: str, task: str) -> str:
+    """Return a query about a task; its name is a DNS label, which needs no quoting in PromQL."""
+    return query.replace(PLACEHOLDER, task)

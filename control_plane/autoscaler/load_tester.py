@@ -1,0 +1,159 @@
+"""Runs load tests: shifts requests to one task by its weight in discovery, step by step.
+
+Only shares of the requests that there are change. Weights end by themselves soon after a step: when
+this process dies, or the front end is away, all tasks have the usual share within a minute or two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from control_plane.api.jobs import Endpoints, JobPhase, JobStatus, task_id
+from control_plane.api.load_tests import LoadTest, LoadTestState, LoadTestStep, LoadTestWish
+from control_plane.api.weights import LONGEST_S, EndpointWeights
+from control_plane.autoscaler.core.load_testing import (
+    asked,
+    beyond,
+    capacity,
+    multiples,
+    weights_for,
+)
+from control_plane.runtime.runtime import Runtime
+from wire.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
+from wire.prometheus import Prometheus
+
+log = logging.getLogger(__name__)
+LOOKS = 5
+"""At latency and errors in each step; the last one counts as the step's measurement."""
+
+
+class WeightsApi(Protocol):
+    """What a load test asks of the front end: `ControlPlaneClient` has all of it."""
+
+    async def get_job(self, job: str) -> JobStatus: ...
+    async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints: ...
+    async def put_weights(self, job: str, weights: EndpointWeights) -> Endpoints: ...
+
+
+class LoadTester:
+    """At most one load test for each job at a time."""
+
+    def __init__(self, runtime: Runtime, api: WeightsApi, prometheus: Prometheus | None) -> None:
+        """Test nothing yet; without Prometheus nothing can be tested."""
+        self._runtime, self._api, self._prometheus = runtime, api, prometheus
+        self._tests: dict[str, LoadTest] = {}
+        self._work: dict[str, asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        """End all tests, and give all tasks their usual share."""
+        for job in list(self._work):
+            await self.end(job)
+
+    def find(self, job: str) -> LoadTest:
+        """Return the last test of a job, or raise `NotFound`."""
+        known = self._tests.get(job)
+        if known is None:
+            raise NotFound(f"job {job!r} was not load-tested by this process")
+        return known
+
+    async def begin(self, job: str, wish: LoadTestWish) -> LoadTest:
+        """Begin a test; `Conflict` while one runs, `Unprocessable` where the job is not at rest."""
+        if job in self._work:
+            raise Conflict(f"job {job!r} is being load-tested", hint="wait for it, or end it")
+        if self._prometheus is None:
+            hint = "start it with --prometheus URL"
+            raise Unprocessable("this autoscaler knows no Prometheus server", hint=hint)
+        status = await self._api.get_job(job)
+        listed = {endpoint.task for endpoint in (await self._api.endpoints(job)).endpoints}
+        name = task_id(job, wish.task)
+        if status.phase is not JobPhase.STABLE or name not in listed or len(listed) < 2:
+            serves = "serves" if name in listed else "does not serve"
+            raise Unprocessable(
+                f"job {job!r} is not load-tested: it is {status.phase.value}, {len(listed)} of its "
+                f"tasks serve, and {name} {serves}",
+                hint="a test needs a stable job with two tasks that serve at least",
+            )
+        test = LoadTest(job=job, task=name, began_at=self._runtime.date())
+        self._tests[job] = test
+        self._work[job] = asyncio.create_task(self._run(job, wish))
+        return test
+
+    async def end(self, job: str) -> None:
+        """End a test that runs; nothing happens without one."""
+        work = self._work.get(job)
+        if work is not None:
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+        if self._work.pop(job, None) is not None:  # it had not begun
+            self._note(job, LoadTestState.FAILED, "it was ended", None)
+            await self._restore(job)
+
+    async def _run(self, job: str, wish: LoadTestWish) -> None:
+        try:
+            reason = f"{wish.most:g} times the usual requests were sent"
+            for multiple in multiples(wish):
+                step, why = await self._step(job, wish, multiple)
+                if why:
+                    reason = why
+                    break
+                self._tests[job] = replace(self._tests[job], steps=[*self._tests[job].steps, step])
+            found = capacity(self._tests[job].steps)
+            self._note(job, LoadTestState.DONE, reason, found)
+        except asyncio.CancelledError:
+            self._note(job, LoadTestState.FAILED, "it was ended", None)
+        except TwineError as e:
+            self._note(job, LoadTestState.FAILED, str(e), None)
+        finally:
+            self._work.pop(job, None)
+            await self._restore(job)
+
+    def _note(self, job: str, state: LoadTestState, reason: str, found: float | None) -> None:
+        self._tests[job] = replace(self._tests[job], state=state, reason=reason, capacity=found)
+
+    async def _restore(self, job: str) -> None:
+        try:
+            await self._api.put_weights(job, EndpointWeights())
+        except TwineError as e:  # they end by themselves
+            log.warning("usual weights were not restored", extra={"job": job, "reason": str(e)})
+
+    async def _step(
+        self, job: str, wish: LoadTestWish, multiple: float
+    ) -> tuple[LoadTestStep, str]:
+        """Return what was measured at a multiple, and which limit that exceeds."""
+        status = await self._api.get_job(job)
+        if status.healthy < status.record.spec.tasks:
+            raise Unprocessable(f"{status.healthy} of {status.record.spec.tasks} tasks are healthy")
+        others = [i for i in range(status.record.spec.tasks) if i != wish.task]
+        weights = weights_for(multiple, wish.task, others)
+        for_s = min(LONGEST_S, 2 * wish.step_s + 30.0)
+        await self._api.put_weights(job, EndpointWeights(weights=weights, for_s=for_s))
+        step, why = LoadTestStep(multiple=round(multiple, 2), load=0.0, latency_s=0.0), ""
+        for _ in range(LOOKS):
+            await self._runtime.sleep(wish.step_s / LOOKS)
+            step = await self._measure(job, wish, multiple)
+            why = beyond(wish, step)
+            if why:
+                break
+        return step, why
+
+    async def _measure(self, job: str, wish: LoadTestWish, multiple: float) -> LoadTestStep:
+        task = task_id(job, wish.task)
+        return LoadTestStep(
+            multiple=round(multiple, 2),
+            load=await self._value(asked(wish.load, task)),
+            latency_s=await self._value(asked(wish.latency, task)),
+            errors=await self._value(asked(wish.errors, task)) if wish.errors else 0.0,
+        )
+
+    async def _value(self, query: str) -> float:
+        assert self._prometheus is not None
+        series = (await self._prometheus.query(query)).series("vector")
+        if len(series) != 1 or series[0].value is None:
+            raise Unreachable(f"Prometheus: {query!r} returns {len(series)} series, not one")
+        return float(series[0].value[1])

@@ -1,0 +1,171 @@
+"""Load tests of one task: requests are shifted to it until a limit, and back in any case."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from control_plane.api.jobs import (
+    Endpoint,
+    Endpoints,
+    JobPhase,
+    JobRecord,
+    JobSpec,
+    JobStatus,
+)
+from control_plane.api.load_tests import LoadTest, LoadTestState, LoadTestStep, LoadTestWish
+from control_plane.api.weights import EndpointWeights
+from control_plane.autoscaler.core.load_testing import beyond, capacity, multiples, weights_for
+from control_plane.autoscaler.load_tester import LoadTester
+from control_plane.runtime.runtime import Runtime
+from wire.errors import Conflict, NotFound, Unprocessable, Unreachable
+from wire.prometheus import PrometheusData
+
+WISH = LoadTestWish(
+    load='rate{task="$task"}', latency='latency{task="$task"}', latency_max_s=1.0, step_s=0.05
+)
+TASKS, RATE, CARRIES = 4, 40.0, 33.0
+
+
+class ModelService:
+    """Four tasks behind a proxy that follows weights; each answers slower near its capacity."""
+
+    def __init__(self) -> None:
+        self.weights: list[dict[int, int]] = []
+        self.phase, self.healthy = JobPhase.STABLE, TASKS
+        self.trouble: Exception | None = None
+        self.asked: list[str] = []
+
+    def load(self) -> float:
+        now = self.weights[-1] if self.weights else {}
+        return RATE * now.get(0, 100) / sum(now.get(i, 100) for i in range(TASKS))
+
+    async def get_job(self, job: str) -> JobStatus:
+        spec = JobSpec(name=job, entitlement="front", tasks=TASKS, image=f"sha256:{'a' * 64}")
+        record = JobRecord(name=job, spec=spec, version=1)
+        return JobStatus(
+            record=record,
+            phase=self.phase,
+            wanted=TASKS,
+            running=TASKS,
+            healthy=self.healthy,
+            updated=TASKS,
+        )
+
+    async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
+        listed = [
+            Endpoint(task=f"{job}-{i}", machine="m", host="::1", ports={}, version=1)
+            for i in range(TASKS)
+        ]
+        return Endpoints(job=job, revision=1, endpoints=listed)
+
+    async def put_weights(self, job: str, weights: EndpointWeights) -> Endpoints:
+        self.weights.append(weights.weights)
+        return await self.endpoints(job)
+
+    async def query(self, promql: str) -> PrometheusData:
+        self.asked.append(promql)
+        if self.trouble is not None:
+            raise self.trouble
+        load = self.load()
+        value = load if promql.startswith("rate") else 0.05 / max(1e-3, 1 - load / CARRIES)
+        return PrometheusData(
+            result_type="vector", result=[{"metric": {}, "value": [0.0, str(value)]}]
+        )
+
+
+async def outcome(model: ModelService, wish: LoadTestWish = WISH) -> LoadTest:
+    tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
+    await tester.begin("web", wish)
+    async with asyncio.timeout(60):
+        while tester.find("web").state is LoadTestState.RUNNING:
+            await asyncio.sleep(0.01)
+    await tester.close()
+    return tester.find("web")
+
+
+async def test_the_capacity_of_a_task_is_found_with_the_requests_that_there_are() -> None:
+    """AS1: what a task carries is measured: more and more of the requests, up to a limit."""
+    model = ModelService()
+    found = await outcome(model)
+    assert found.state is LoadTestState.DONE
+    assert found.capacity is not None
+    assert 0.6 * CARRIES <= found.capacity < CARRIES
+    assert found.reason == "8 times the usual requests were sent"
+    loads = [step.load for step in found.steps]
+    assert loads == sorted(loads)
+    assert loads[0] == pytest.approx(RATE / TASKS)
+    assert model.weights[-1] == {}  # all have their usual share again
+    assert "web-0" in model.asked[0]
+
+
+async def test_it_stops_at_the_limit_and_restores() -> None:
+    model = ModelService()
+    found = await outcome(model, LoadTestWish(**_fields(latency_max_s=0.12)))
+    assert found.state is LoadTestState.DONE
+    assert found.reason.startswith("latency of")
+    assert found.capacity is not None
+    assert found.capacity < 20.0
+    assert model.weights[-1] == {}
+
+
+def _fields(**changes: object) -> dict[str, object]:
+    return {name: getattr(WISH, name) for name in WISH.__struct_fields__} | changes
+
+
+@pytest.mark.parametrize(
+    ("befalls", "reason"),
+    [
+        (lambda m: setattr(m, "trouble", Unreachable("no answer")), "no answer"),
+        (lambda m: setattr(m, "healthy", 3), "3 of 4 tasks are healthy"),
+    ],
+)
+async def test_trouble_ends_it_and_restores(
+    befalls: Callable[[ModelService], None], reason: str
+) -> None:
+    model = ModelService()
+    befalls(model)
+    found = await outcome(model)
+    assert (found.state, found.capacity) == (LoadTestState.FAILED, None)
+    assert reason in found.reason
+    assert model.weights[-1] == {}
+
+
+async def test_only_a_job_at_rest_is_tested_and_once_at_a_time() -> None:
+    model = ModelService()
+    tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
+    with pytest.raises(NotFound):
+        tester.find("web")
+    model.phase = JobPhase.PROGRESSING
+    with pytest.raises(Unprocessable, match="progressing"):
+        await tester.begin("web", WISH)
+    assert model.weights == []
+    model.phase = JobPhase.STABLE
+    with pytest.raises(Unprocessable, match="web-9 does not serve"):
+        await tester.begin("web", LoadTestWish(**_fields(task=9)))
+    await tester.begin("web", LoadTestWish(**_fields(step_s=3600.0)))
+    with pytest.raises(Conflict):
+        await tester.begin("web", WISH)
+    await tester.end("web")
+    assert tester.find("web").reason == "it was ended"
+    assert model.weights[-1:] == [{}]
+    with pytest.raises(Unprocessable, match="no Prometheus"):
+        await LoadTester(Runtime(), model, None).begin("web", WISH)
+
+
+def test_weights_are_what_proxies_take() -> None:
+    assert multiples(WISH)[0] == 1.0
+    assert multiples(WISH)[-1] == pytest.approx(8.0)
+    for multiple in (1.0, 1.4, 2.7, 8.0, 50.0):
+        weights = weights_for(multiple, 0, [1, 2])
+        assert all(1 <= weight <= 256 for weight in weights.values())
+        assert weights[0] / weights[1] == pytest.approx(multiple, rel=0.05)
+
+
+def test_a_measurement_that_is_no_number_is_a_limit() -> None:
+    assert beyond(WISH, LoadTestStep(multiple=1, load=float("nan"), latency_s=0.1))
+    assert "errors" in beyond(WISH, LoadTestStep(multiple=1, load=1, latency_s=0.1, errors=0.5))
+    assert beyond(WISH, LoadTestStep(multiple=1, load=1, latency_s=0.1)) == ""
+    assert capacity([]) is None
