@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 USUAL_WEIGHT = 100
-"""Of a task of which nothing else is said."""
+"""The weight of a task that was given no other one."""
 WEIGHT_MAX = 256
 """The largest that HAProxy knows (its configuration manual, section 5.2)."""
 LONGEST_S = 900.0

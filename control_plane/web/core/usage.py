@@ -1,4 +1,4 @@
-"""What tasks use over time: readings of agents, kept while somebody looks, and drawn as lines."""
+"""What tasks use over time: readings of agents, kept while a page is open, and drawn as lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.usage import TaskUsage, Usages
 MACHINES_MAX, READINGS_MAX = 256, 240
 """Machines whose readings are kept, and readings of each: 20 minutes of one in 5 s."""
 _GAP_S = 60.0
-"""Two readings further apart are not joined by a line: nobody looked in between."""
+"""Two readings further apart are not joined by a line: no page was open in between."""
 
 
 @dataclass(frozen=True, slots=True)
