@@ -6,10 +6,6 @@ Dynamo does, when more is drawn than it bears.
 """
 
 import asyncio
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
 from fake_agents import IMAGE_2
 from msgspec.structs import replace
