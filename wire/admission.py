@@ -210,13 +210,9 @@ class ConnectionAdmission:
         looked at yet.
         """
         if not network:
-            while (pending := self._least()) is not None:
-                if (
-                    pending not in self._silent
-                    or self._is_silent(pending)
-                    or pending not in self._pending
-                ):
-                    self._end(pending, "there are too many")
+            while (one := self._least()) is not None:
+                if one not in self._silent or self._is_silent(one) or one not in self._pending:
+                    self._end(one, "there are too many")
                     return True
             return self._end_idle(max(self._anonymous.values(), key=len, default={}))
         known = self._pending_of.get(network, {})
@@ -442,17 +438,13 @@ class ConnectionAdmission:
                 self._end(pending, "nothing was said")
             elif pending.task is None:
                 next_s = min(next_s, left_s)
-        for connection in list(self._connections):
-            if (
-                connection.name
-                and self._is_void
-                and self._is_void(connection.name, connection.valid_from)
-            ):
-                self._end(connection, "the identity was revoked")
+        for one in list(self._connections):
+            if one.name and self._is_void and self._is_void(one.name, one.valid_from):
+                self._end(one, "the identity was revoked")
                 continue
-            at, why = connection.deadline(now, wall, limits)
+            at, why = one.deadline(now, wall, limits)
             if at <= now:
-                self._end(connection, why)
+                self._end(one, why)
             else:
                 next_s = min(next_s, at - now)
         if self._ended:

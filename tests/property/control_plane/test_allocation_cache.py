@@ -1,16 +1,11 @@
 """The cache never says what a fresh computation would not say (AL13)."""
 
 import asyncio
-import sys
 from dataclasses import replace
-from pathlib import Path
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit/control_plane/services"))
 
 from allocating import HARDWARE, TASK, a_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.api import Location
 from control_plane.allocator.core.planner import plan

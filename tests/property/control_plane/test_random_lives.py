@@ -5,17 +5,12 @@ store says what the index says, a machine is in one entitlement, and no task wai
 """
 
 import asyncio
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit/control_plane/allocator"))
-
 from regions import check
 from test_commit import HastyRuntime, even, stocked
 from test_place import a_job

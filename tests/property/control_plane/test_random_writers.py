@@ -7,15 +7,10 @@ last write of every dimension is there, and a stale one was refused. Under a hol
 
 import asyncio
 import random
-import sys
 from collections import Counter
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit/control_plane/services"))
-
 from virtual_time import run
 from world import World, a_job, a_region
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit/control_plane/services"))
-
-import itertools
-
 from virtual_time import RUNTIME, run
 
 from control_plane.runtime.workers import Pace, Workers

@@ -4,15 +4,11 @@ The model is a scheduler without a budget: whatever is acknowledged is begun, ta
 comes back, and machines fail whenever they like.
 """
 
-import sys
 from collections import Counter
-from pathlib import Path
 
+from asked import MONDAY, a_request, acked, an_update
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "taskcontrol"))
-from asked import MONDAY, a_request, acked, an_update
 
 from taskcontrol.quorum import Quorum
 from taskcontrol.shards import Sharded

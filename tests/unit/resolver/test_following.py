@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "control_plane" / "services"))
-
 from test_dns import an_endpoint
 from virtual_time import run
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from fake_agents import IMAGE, IMAGE_2, find_image
 from fake_agents import Region as Machines
 from virtual_time import RUNTIME, run

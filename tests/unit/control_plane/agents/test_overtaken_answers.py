@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
 from fake_agents import Region
 from virtual_time import RUNTIME, run

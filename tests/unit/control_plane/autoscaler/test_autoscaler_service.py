@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from control_plane.api.intents import StoredIntent
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from virtual_time import EPOCH_S, clock, run
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
+from control_plane.api.intents import StoredIntent
 from control_plane.autoscaler import kept
 from control_plane.autoscaler.service import Autoscaler
 from control_plane.autoscaler.signals import TaskUsageSource

@@ -1,12 +1,6 @@
 """The size of an autoscaled job, in the assembled control plane: who sets it, and who does not."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from msgspec.structs import replace
 from world import World, a_job, scenario
 

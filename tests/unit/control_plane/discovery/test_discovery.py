@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region, scenario

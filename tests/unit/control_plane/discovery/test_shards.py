@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from hypothesis import given
 from hypothesis import strategies as st
 from virtual_time import run

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
 from virtual_time import RUNTIME, clock, run
 from world import World, a_job, a_region

@@ -1,13 +1,8 @@
 """Plans in the assembled control plane on virtual time: owners of jobs do nothing."""
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from fake_agents import Region
 from virtual_time import clock, run
 from world import World, a_job

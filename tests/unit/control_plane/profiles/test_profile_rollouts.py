@@ -1,14 +1,10 @@
 """Host profiles that change while jobs run, in the assembled control plane on virtual time."""
 
 import asyncio
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 

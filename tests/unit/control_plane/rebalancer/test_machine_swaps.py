@@ -1,13 +1,8 @@
 """RE3: an exchange of two machines is carried out, over restarts, or called off."""
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from virtual_time import run
 from world import World, a_job, a_region
 

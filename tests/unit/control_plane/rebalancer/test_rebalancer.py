@@ -1,15 +1,10 @@
 """The ReBalancer in a region: it plans, has tasks move like any operation, and can be paused."""
 
 import asyncio
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from virtual_time import RUNTIME, run
 from world import World, a_region
 

@@ -6,12 +6,8 @@ import asyncio
 import logging
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from virtual_time import RUNTIME, VirtualLoop, run
 
 from control_plane.runtime.runtime import Runtime, SteppedRuntime

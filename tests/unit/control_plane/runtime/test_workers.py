@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 import itertools
 
 from virtual_time import RUNTIME, run

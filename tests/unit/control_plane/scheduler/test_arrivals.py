@@ -1,14 +1,9 @@
 """After a start all machines answer one by one: jobs are looked at when theirs did."""
 
 import asyncio
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from fake_agents import FakeMachine
 from virtual_time import run
 from world import World, a_job, a_region

@@ -1,10 +1,6 @@
 """Tasks that wait because of a bound on skew, in the assembled control plane."""
 
 import asyncio
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
 from fake_agents import Region
 from virtual_time import run

@@ -1,13 +1,8 @@
 """Jobs in which there is nothing to do cost no rounds, and none that they need is left out."""
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from world import World, a_job, scenario
 
 from agent.api import Health

@@ -1,14 +1,9 @@
 """All causes for which tasks go away, each an operation with its name: one budget for all."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from virtual_time import run
 from world import World, a_job, a_region
 

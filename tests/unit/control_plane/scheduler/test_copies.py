@@ -1,14 +1,10 @@
 """Tasks on a machine that is cut off: with `stop` never two copies, with `keep` it is said."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 

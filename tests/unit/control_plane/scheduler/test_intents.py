@@ -1,14 +1,9 @@
 """Intents in the assembled control plane: push, size, canary and hold by different writers."""
 
 import asyncio
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from fake_agents import IMAGE_2
 from msgspec.structs import replace
 from virtual_time import run

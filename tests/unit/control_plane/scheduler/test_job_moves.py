@@ -2,13 +2,8 @@
 
 import asyncio
 import logging
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from fake_agents import IMAGE_2
 from virtual_time import run
 from world import World, a_job, a_region, scenario

@@ -1,13 +1,8 @@
 """Limits on what destroys, each in the component that it is of, on virtual time."""
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from fake_agents import Region
 from virtual_time import clock, run
 from world import World, a_job

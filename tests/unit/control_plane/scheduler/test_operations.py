@@ -1,14 +1,9 @@
 """Operations and the log of a job, in the assembled control plane on virtual time."""
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from virtual_time import clock
 from world import World, a_job, scenario
 

@@ -1,14 +1,9 @@
 """In which order things happen to tasks and machines: told by those who do them, not looked up."""
 
 import asyncio
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from fake_agents import find_image
 from virtual_time import run
 from world import World, a_job, a_region, scenario

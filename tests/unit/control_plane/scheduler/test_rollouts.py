@@ -1,14 +1,9 @@
 """Updates in the assembled control plane: canaries, gates, batches, the way back, extra tasks."""
 
 import asyncio
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from msgspec.structs import replace
 from virtual_time import clock, run
 from world import World, a_job, a_region, scenario

@@ -1,10 +1,6 @@
 """Extra tasks that the jobs of an entitlement share (SC21, JC12)."""
 
 import asyncio
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
 from world import World, a_job, scenario
 

@@ -1,14 +1,9 @@
 """TaskControl in the assembled control plane: who is asked what, and what follows from it."""
 
 import asyncio
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from msgspec.structs import replace
 from virtual_time import clock, run
 from world import World, a_job, a_region, scenario

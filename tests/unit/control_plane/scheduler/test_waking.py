@@ -1,10 +1,5 @@
 """Which jobs get a round when something is heard: those that it concerns, and no others."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from msgspec.structs import replace
 from world import World, a_job, scenario
 

@@ -1,12 +1,11 @@
 """Jobs that keep apart from each other, or go where others are."""
 
 import asyncio
-import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
+from test_commit import stocked
 from test_growing_and_shrinking import SMALL, entitle, job, on, region_of
 from test_growing_and_shrinking import hosts as hosts_of
 from world import World
@@ -21,9 +20,6 @@ from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.policy import Neighbour, Preference, Property, Strategy
 from control_plane.store.memory import MemoryStore
 from wire.errors import InvalidInput
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "allocator"))
-from test_commit import stocked
 
 GIB = 1 << 30
 
