@@ -29,7 +29,7 @@ What next? (in this shell first:  . .venv/bin/activate; export TWINE_ENDPOINT={e
   twinectl machine list                  machines, their profile, what runs there
   twinectl job status web --watch        follow the job while you do the rest
   twinectl job logs web 0 -f             what task 0 writes
-  twinectl ui jobs/web                   the same in a browser: it prints a link
+  twinectl ui jobs/web                   another browser: each link works once
   twinectl job apply {job} --set tasks=3 --set image={image}
   twine-lab power-off m3                 cut a machine's power: its tasks move
   twine-lab power-on m3                  nothing runs twice when it comes back
@@ -60,6 +60,16 @@ class Demo:
         self._twinectl("machine", "list")
         click.echo(NEXT.format(endpoint=self.endpoint, job=short_path(JOB_FILE), image=images[1]))
         self._progress.say("the demo is done; the lab goes on running")
+        click.secho(f"the web console, for ten minutes: {self._console_link()}", bold=True)
+
+    def _console_link(self) -> str:
+        """Return a one-time link to a console that outlives the demo and ends by itself."""
+        words = [str(self._bin / "twinectl"), "--endpoint", self.endpoint, "ui", "jobs/web"]
+        console = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        assert console.stdout is not None
+        return console.stdout.readline().decode().removeprefix("open ").strip()
 
     def _say_command(self, words: list[str]) -> None:
         click.secho("\n$ " + shlex.join(words), bold=True)

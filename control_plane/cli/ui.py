@@ -33,12 +33,16 @@ _ASKED = ("Content-Type", "Accept", "User-Agent")
 _SESSION_COOKIE, _ENDED_HEADER = "twine-session", "Twine-Session"
 """By these the control plane knows a browser, and says that its session was ended."""
 _BODY_MAX = 64 << 10
+LINK_S, IDLE_S = 600.0, 3600.0
+"""A link that is not opened in this time is void; a console that no browser asks for so long ends.
+An open page asks every few minutes."""
 
 
 class Gate:
     """Lets one browser in: a one-time link, then a cookie that only this process knows."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._made, self.asked_at = clock, clock(), clock()
         self._link, self._cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.port, self.session = port, secrets.token_hex(6)
         self.ended = asyncio.Event()
@@ -52,8 +56,20 @@ class Gate:
         """Return the cookie for the right link, once; None otherwise."""
         if not self._link or not hmac.compare_digest(link.encode(), self._link.encode()):
             return None
-        self._link = ""
+        if self._clock() - self._made > LINK_S:
+            return None
+        self._link, self.asked_at = "", self._clock()
         return self._cookie
+
+    def is_over(self) -> str:
+        """Return why the console ends by itself; empty: it goes on."""
+        if self.ended.is_set():
+            return "its session was ended"
+        if self._link and self._clock() - self._made > LINK_S:
+            return f"its link was not opened within {LINK_S / 60:.0f} minutes"
+        if self._clock() - self.asked_at > IDLE_S:
+            return f"no browser asked for anything for {IDLE_S / 60:.0f} minutes"
+        return ""
 
     def refusal(self, host: str, cookie: str) -> str:
         """Return why a request is refused; empty: it is let in.
@@ -64,6 +80,7 @@ class Gate:
             return f"this console is at 127.0.0.1:{self.port}"
         if not hmac.compare_digest(cookie.encode(), self._cookie.encode()):
             return "open the link that `twinectl ui` printed; it works once, in one browser"
+        self.asked_at = self._clock()
         return ""
 
 
@@ -115,8 +132,10 @@ async def _serve(target: Target, page: str, port: int) -> None:
             await site.start()
             gate.port = runner.addresses[0][1]
             click.echo(f"open {gate.url()}\nCtrl-C ends it.")
-            await gate.ended.wait()
-            raise Forbidden("this session of the console was ended", hint="start twinectl ui again")
+            while not (why := gate.is_over()):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(gate.ended.wait(), 1.0)
+            raise Forbidden(f"the console ends: {why}", hint="start twinectl ui again")
         finally:
             await runner.cleanup()
 

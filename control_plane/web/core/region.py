@@ -182,7 +182,7 @@ def split_bar(report: CapacityReport) -> list[SplitPart]:
         ("in use", "good", split.guaranteed),
         ("lent", "hue3", split.lent),
         ("held and idle", "calm", split.idle),
-        ("free, promised to quotas", "warn2", split.unused_quota),
+        ("free, promised to quotas", "step1", split.unused_quota),
         ("free, not promised", "none", split.buffer),
         ("unusable", "bad", split.unusable),
     )

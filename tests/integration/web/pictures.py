@@ -15,9 +15,12 @@ from pathlib import Path
 from tests.integration.web.test_console import PATIENCE_S, chromium, console, ctl, said
 
 AGENTS = 40
+READINGS = 8
+"""Of the usage of a task, five seconds apart, before its picture is taken."""
 PICTURES = {
     "region": "/ui/?colour=state",
     "job": "/ui/jobs/web?window=all",
+    "task": "/ui/jobs/web/tasks/0",
 }
 
 
@@ -31,9 +34,14 @@ def history(endpoint: str) -> None:
     settled(endpoint)
     ctl(endpoint, "job", "restart", "web")
     settled(endpoint)
+    plan = ["maintenance", "apply", "switches", "--scope", "msb=msb2", "--wave-size", "3"]
+    times = ["--work", "firmware", "--deadline", "20m", "--duration", "5m"]
+    ctl(endpoint, *plan, *times, "--reason", "new switches", "--despite")
+    settled(endpoint)
     ctl(endpoint, "job", "canary", "web", "--tasks", "2", "--for", "10m", "--env", "COLOUR=blue")
     settled(endpoint)
     ctl(endpoint, "job", "hold", "web", "--for", "1h", "--reason", "the match is on")
+    ctl(endpoint, "entitlement", "request", "front", "--machines", "60", "--reason", "a launch")
 
 
 def settled(endpoint: str) -> None:
@@ -58,6 +66,7 @@ def main(folder: Path) -> None:
         base = browser.current_url.split("/ui/")[0]
         for name, path in PICTURES.items():
             browser.get(base + path)
+            time.sleep(5.0 * READINGS if name == "task" else 1.0)  # charts need what they show
             browser.save_screenshot(str(folder / f"web-{name}.png"))
 
 

@@ -37,6 +37,13 @@ RUN_AXE = """
 const done = arguments[0], tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"];
 axe.run({runOnly: {type: "tag", values: tags}}).then(done);
 """
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+BARS = """
+const done = arguments[0], parse = (text) => new DOMParser().parseFromString(text, "text/html");
+fetch(location.href).then((answer) => answer.text())
+  .then((text) => done(parse(text).querySelectorAll(".gantt rect").length));
+"""
+"""Bars of the page as it is served, without what the script makes of it."""
 FILLED = {"job": "web", "index": "0", "machine": "h0000"}
 
 
@@ -122,6 +129,14 @@ def chromium(link: str) -> Iterator[webdriver.Chrome]:
 def browser(endpoint: str) -> Iterator[webdriver.Chrome]:
     with console(endpoint) as link, chromium(link) as driver:
         yield driver
+
+
+def is_there(visitor: Visitor) -> bool:
+    try:
+        visitor.get("/ui/")
+    except OSError:
+        return False
+    return True
 
 
 def ctl(endpoint: str, *words: str) -> str:
@@ -239,6 +254,22 @@ def test_a_log_is_shown_and_followed(browser: webdriver.Chrome, endpoint: str) -
     assert browser.find_element(By.ID, "log").get_attribute("data-stream")
 
 
+def test_a_session_is_listed_and_ended_and_its_console_ends(endpoint: str) -> None:
+    words = ["control_plane.cli", "--endpoint", endpoint, "ui"]
+    with said(words, r"open (http\S+)") as link:
+        visitor = Visitor(link)
+        session = re.findall(r"<code>([0-9a-f]{12})</code>", visitor.get("/ui/myself")[1])[0]
+        assert f"{session}  local:0" in ctl(endpoint, "ui", "--sessions")
+        ctl(endpoint, "ui", "--end", session)
+        status, text, _ = visitor.get("/ui/")
+        assert (status, "this session was ended by local:0" in text) == (403, True)
+        assert "end_session" in ctl(endpoint, "audit")
+        until = time.monotonic() + PATIENCE_S
+        while is_there(visitor) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not is_there(visitor)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_accessible(browser: webdriver.Chrome, scheme: str) -> None:
     """No violation of WCAG 2.2 A and AA that axe finds; a picture of each page is kept."""
@@ -253,7 +284,15 @@ def test_every_page_is_accessible(browser: webdriver.Chrome, scheme: str) -> Non
         result = browser.execute_async_script(RUN_AXE)
         found += [f"{page.path}: {v['id']}: {v['nodes'][0]['html']}" for v in result["violations"]]
         assert result["passes"]
-        browser.save_screenshot(str(SHOTS / f"{page.template.removesuffix('.html')}-{scheme}.png"))
+        name = page.template.removesuffix(".html")
+        browser.save_screenshot(str(SHOTS / f"{name}-{scheme}.png"))
+        if scheme == "dark":
+            continue
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+        wide = browser.execute_script("return document.documentElement.scrollWidth")
+        found += [f"{page.path}: {wide} pixels wide on a phone"] if wide > PHONE["width"] else []
+        browser.save_screenshot(str(SHOTS / f"{name}-phone.png"))
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert found == []
 
 
@@ -266,10 +305,23 @@ def test_a_page_in_chromium_follows_changes_and_forms_reach_the_audit_log(
     assert len(browser.find_elements(By.CSS_SELECTOR, ".grid .cell")) == 8
     browser.find_element(By.LINK_TEXT, "Jobs").click()
     browser.find_element(By.LINK_TEXT, "web").click()
-    bars = browser.find_elements(By.CSS_SELECTOR, ".gantt rect")
+    bars = browser.execute_async_script(BARS)
     events = json.loads(ctl(endpoint, "job", "events", "web", "-o", "json"))["events"]
-    assert len(bars) == len([e for e in events if e["task"] is not None])
+    assert bars == len([e for e in events if e["task"] is not None])
     browser.save_screenshot(str(SHOTS / "job.png"))
+
+    chart = wait.until(lambda b: b.find_element(By.CSS_SELECTOR, ".gantt-rows"))
+    drawn = chart.find_element(By.TAG_NAME, "canvas").get_attribute("data-bars")
+    assert 0 < int(drawn) <= len(events), "bars of one pixel are drawn once"
+    chart.send_keys("+")  # zoom by keyboard: the link says what is shown
+    wait.until(lambda b: "begin=" in b.current_url)
+    browser.get(browser.current_url)
+    chart = wait.until(lambda b: b.find_element(By.CSS_SELECTOR, ".gantt-rows, .gantt .empty"))
+    browser.get(browser.current_url.split("?")[0])
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    assert browser.switch_to.active_element.text == "Skip to content"
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    wait.until(lambda b: b.switch_to.active_element.get_attribute("id") == "main")
 
     ctl(endpoint, "task", "restart", "web-0", "--reason", "seen in the page")
     wait.until(lambda b: "seen in the page" in b.find_element(By.TAG_NAME, "main").text)

@@ -1,0 +1,45 @@
+"""FE1: the one-time link of `twinectl ui` and when its console ends by itself."""
+
+from __future__ import annotations
+
+from control_plane.cli.ui import IDLE_S, LINK_S, Gate
+
+
+def opened(now: list[float]) -> tuple[Gate, str]:
+    gate = Gate(8000, lambda: now[0])
+    return gate, gate.url().rpartition("/")[2]
+
+
+def test_a_link_is_void_after_ten_minutes_and_the_console_ends() -> None:
+    now = [100.0]
+    gate, link = opened(now)
+    assert gate.is_over() == ""
+    now[0] += LINK_S + 1
+    assert gate.open(link) is None
+    assert "was not opened within 10 minutes" in gate.is_over()
+
+
+def test_a_link_works_once_and_only_its_browser_is_let_in() -> None:
+    now = [100.0]
+    gate, link = opened(now)
+    assert gate.open("x" * 43) is None
+    cookie = gate.open(link)
+    assert cookie is not None
+    assert gate.open(link) is None
+    assert gate.refusal("127.0.0.1:8000", cookie) == ""
+    assert gate.refusal("evil.example", cookie)
+    assert gate.refusal("127.0.0.1:8000", "other")
+
+
+def test_a_console_that_is_not_asked_or_whose_session_is_ended_is_over() -> None:
+    now = [100.0]
+    gate, link = opened(now)
+    cookie = gate.open(link)
+    now[0] += IDLE_S - 1
+    assert gate.refusal("127.0.0.1:8000", cookie) == ""
+    now[0] += IDLE_S - 1
+    assert gate.is_over() == ""
+    now[0] += 2
+    assert "no browser asked" in gate.is_over()
+    gate.ended.set()
+    assert gate.is_over() == "its session was ended"
