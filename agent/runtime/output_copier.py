@@ -235,6 +235,11 @@ class OutputCopier:
         if self._owing and now >= self._next_tell:
             self._tell(now)
 
+    def wake(self) -> None:
+        """Let a turn that waits go on, as a byte of the agent's does."""
+        with contextlib.suppress(BlockingIOError):
+            self._wake.sendto(b"x", str(self._folder / WAKE))
+
     def close(self) -> None:
         """Pass on what was read of lines that go on; their rest is a line of its own."""
         for pipe in self._pipes.values():
@@ -325,7 +330,12 @@ def main() -> None:
     copier = OutputCopier(FOLDER)
     copier.adopt(all_kept())
     ended: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+
+    def end(number: int, _: object) -> None:
+        ended.append(number)
+        copier.wake()
+
+    signal.signal(signal.SIGTERM, end)
     notify("READY=1")
     while not ended:
         copier.turn()

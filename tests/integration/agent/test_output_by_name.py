@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -250,3 +253,21 @@ def test_the_words_about_lost_lines_are_marked_as_journalds_own(
     host.copier.turn()
     (told,) = host.journal.entries()
     assert (told["MESSAGE_ID"], told["N_DROPPED"]) == (DROPPED.encode(), b"2000")
+
+
+def test_a_copier_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
+    """BUG-AG34: while it is started again tasks wait; its next look would be in ten seconds."""
+    program = (
+        "import agent.runtime.output_copier as o, pathlib, sys;"
+        f"o.FOLDER = pathlib.Path({str(tmp_path / 'output')!r}); o.LOOK_S = 1e6; o.main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as found:
+        while not (tmp_path / "output" / ".wake").exists():
+            assert found.poll() is None
+        for _ in range(60):  # it may be told before it listens
+            os.kill(found.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                found.wait(1.0)
+                break
+        found.kill()
+        assert found.wait() in (0, -signal.SIGTERM), "it waited for its next look"
