@@ -19,7 +19,7 @@ from collections import deque
 from pathlib import Path
 
 from agent.machine.notify import all_kept, keep_descriptor, let_go, notify
-from agent.runtime.core.output_lines import DROPPED, OutputLines, datagrams, entry
+from agent.runtime.core.output_lines import DROPPED, OutputLines, entry
 
 FOLDER = Path("/run/twine/output")
 WAKE = ".wake"
@@ -52,21 +52,25 @@ class JournalSocket:
     def __init__(self, path: str) -> None:
         self._path = path
         self._socket: socket.socket | None = None
-        self._waiting: deque[tuple[OutputPipe, int, bytes]] = deque()
+        self._waiting: deque[tuple[OutputPipe, bytes]] = deque()
         self._refuses_since: float | None = None
 
     def is_full(self) -> bool:
         """Return whether tasks have to wait."""
         return bool(self._waiting)
 
+    def fileno(self) -> int:
+        """Return the descriptor that can be waited for, -1 where there is none."""
+        return -1 if self._socket is None else self._socket.fileno()
+
     def send(self, pipe: OutputPipe, entries: list[bytes], now: float) -> None:
         """Send entries of a pipe, after those that wait."""
-        self._waiting.extend((pipe, count, data) for count, data in datagrams(entries))
+        self._waiting.extend((pipe, data) for data in entries)
         self.flush(now)
 
     def flush(self, now: float) -> None:
         """Send what waits, or count it as lost once the journal has refused for too long."""
-        while self._waiting and self.takes(self._waiting[0][2]):
+        while self._waiting and self.takes(self._waiting[0][1]):
             self._waiting.popleft()
             self._refuses_since = None
         if not self._waiting:
@@ -74,8 +78,8 @@ class JournalSocket:
         if self._refuses_since is None:
             self._refuses_since = now
         if now - self._refuses_since >= PATIENCE_S:
-            for pipe, count, _ in self._waiting:
-                pipe.lost += count
+            for pipe, _ in self._waiting:
+                pipe.lost += 1
             self._waiting.clear()
 
     def takes(self, data: bytes) -> bool:
@@ -216,7 +220,12 @@ class OutputCopier:
 
     def turn(self) -> None:
         """Wait for words, and pass one piece of each task on."""
+        full = [j.fileno() for j in self._journals.values() if j.is_full() and j.fileno() >= 0]
+        for fd in full:  # it takes more once journald has read some
+            self._poll.register(fd, select.POLLOUT)
         ready = {fd for fd, _ in self._poll.poll(1000 * self._wait_s(time.monotonic()))}
+        for fd in full:
+            self._poll.unregister(fd)
         now = time.monotonic()
         if self._wake.fileno() in ready or now >= self._next_look:
             self._look(now)
@@ -225,6 +234,11 @@ class OutputCopier:
         self._go_on(now)
         if self._owing and now >= self._next_tell:
             self._tell(now)
+
+    def wake(self) -> None:
+        """Let a turn that waits go on, as a byte of the agent's does."""
+        with contextlib.suppress(BlockingIOError):
+            self._wake.sendto(b"x", str(self._folder / WAKE))
 
     def close(self) -> None:
         """Pass on what was read of lines that go on; their rest is a line of its own."""
@@ -316,7 +330,12 @@ def main() -> None:
     copier = OutputCopier(FOLDER)
     copier.adopt(all_kept())
     ended: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+
+    def end(number: int, _: object) -> None:
+        ended.append(number)
+        copier.wake()
+
+    signal.signal(signal.SIGTERM, end)
     notify("READY=1")
     while not ended:
         copier.turn()

@@ -23,7 +23,6 @@ def test_every_file_that_measures_is_found_and_says_whether_it_needs_a_guest():
     assert {name for name, guest in found.items() if guest} == {
         "footprint",
         "images",
-        "logs",
         "start_many",
         "task_start",
         "task_hardening",

@@ -7,7 +7,6 @@ end, NULs and bytes that are no text stay what they are. journald's stream proto
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 LINE_BYTES = 48 << 10
@@ -15,31 +14,17 @@ LINE_BYTES = 48 << 10
 BURST_LINES = 10_000
 """Lines of a task in a window; the rest is dropped and counted."""
 WINDOW_S = 10.0
-DATAGRAM_BYTES = 100_000
-"""Entries are sent in pieces of so many bytes: half of a socket's default buffer (212,992 bytes,
-net.core.wmem_default)."""
 _LENGTH = struct.Struct("<Q")
 DROPPED = "a596d6fe7bfa4994828e72309e95d61e"
 """Marks what journald says of dropped lines (sd-messages.h, SD_MESSAGE_JOURNAL_DROPPED)."""
 
 
 def entry(fields: bytes, message: bytes) -> bytes:
-    """Return one entry; `fields` are whole lines of `NAME=value`."""
+    """Return one entry; `fields` are whole lines of `NAME=value`.
+
+    It is a datagram of its own: of several in one, journald 257 keeps the first alone.
+    """
     return b"".join((fields, b"MESSAGE\n", _LENGTH.pack(len(message)), message, b"\n"))
-
-
-def datagrams(entries: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield datagrams of entries in their order, each with how many are in it."""
-    held: list[bytes] = []
-    size = 0
-    for one in entries:
-        if held and size + len(one) > DATAGRAM_BYTES:
-            yield len(held), b"\n".join(held)
-            held, size = [], 0
-        held.append(one)
-        size += len(one) + 1
-    if held:
-        yield len(held), b"\n".join(held)
 
 
 @dataclass(slots=True)

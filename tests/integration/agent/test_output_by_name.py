@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +41,9 @@ class Journal:
                 data = self.socket.recv(1 << 20)
             except BlockingIOError:
                 return found
-            found += list(_parsed(data))
+            entries = list(_parsed(data))
+            assert len(entries) == 1, "of several in a datagram journald 257 keeps the first alone"
+            found += entries
 
     def messages(self) -> list[bytes]:
         return [found["MESSAGE"] for found in self.entries()]
@@ -77,13 +82,19 @@ class Host:
     def copies(self) -> OutputCopier:
         return OutputCopier(self.folder, self.template, self.units)
 
-    def turned(self, times: int = 40) -> list[bytes]:
-        """Return the messages that came within some turns, of which none may wait long."""
+    def turned(self) -> list[bytes]:
+        """Return the messages that came until none does any more.
+
+        A datagram socket holds few datagrams (net.unix.max_dgram_qlen): the rest waits.
+        """
         found: list[bytes] = []
-        for _ in range(times):
-            self.copier._wait_s = lambda _: 0.0  # type: ignore[method-assign]
+        quiet = 0
+        self.copier._wait_s = lambda _: 0.0  # type: ignore[method-assign]
+        while quiet < 5:
             self.copier.turn()
-            found += self.journal.messages()
+            more = self.journal.messages()
+            quiet = 0 if more else quiet + 1
+            found += more
         return found
 
 
@@ -104,7 +115,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_log_is_byte_for_byte_what_was_written(host: Host) -> None:
     """BUG-AG34: journald's streams drop empty lines, blanks and CR at the end, and break at NUL."""
-    host.turned(1)
+    host.turned()
     with host.pipe.open("wb", buffering=0) as out:
         out.write(EXACT)
         found = host.turned()
@@ -115,7 +126,7 @@ def test_a_log_is_byte_for_byte_what_was_written(host: Host) -> None:
 
 def test_the_output_can_be_opened_by_name_and_the_order_holds(host: Host) -> None:
     """BUG-AG39: with a socket, `echo x > /dev/stdout` fails with ENXIO."""
-    host.turned(1)
+    host.turned()
     script = "echo a; echo b >/dev/stdout; echo c >>/dev/stderr; echo d >&2; printf e"
     with host.pipe.open("wb", buffering=0) as out:
         subprocess.run(["/bin/sh", "-c", script], stdout=out, stderr=out, check=True)
@@ -128,7 +139,7 @@ def test_entries_name_unit_and_run_of_the_task(host: Host) -> None:
     for run in ("1" * 32, "2" * 32):
         link.unlink(missing_ok=True)
         link.symlink_to(run)
-        host.turned(1)
+        host.turned()
         with host.pipe.open("wb", buffering=0) as out:
             out.write(b"x\nend without a newline")
         for _ in range(5):
@@ -140,7 +151,7 @@ def test_entries_name_unit_and_run_of_the_task(host: Host) -> None:
 
 def test_a_copier_that_was_killed_loses_no_word_and_ends_no_task(host: Host) -> None:
     """BUG-AG34: systemd holds a reading end; the next copier goes on with it."""
-    host.turned(1)
+    host.turned()
     (pipe,) = host.copier._pipes.values()
     kept = os.dup(pipe.fd)  # what systemd does (FDSTORE=1)
     with host.pipe.open("wb", buffering=0) as out:
@@ -156,7 +167,7 @@ def test_a_copier_that_was_killed_loses_no_word_and_ends_no_task(host: Host) -> 
 
 
 def test_a_removed_pipe_is_read_to_its_end_and_closed(host: Host) -> None:
-    host.turned(1)
+    host.turned()
     with host.pipe.open("wb", buffering=0) as out:
         out.write(b"one\n")
         host.pipe.unlink()
@@ -170,16 +181,16 @@ def test_a_removed_pipe_is_read_to_its_end_and_closed(host: Host) -> None:
 
 def test_lines_above_the_rate_are_counted_and_told(host: Host, clock: list[float]) -> None:
     """BUG-AG42: the log says how many lines are missing, and so do the facts of the machine."""
-    host.turned(1)
+    host.turned()
     found: list[bytes] = []
     with host.pipe.open("wb", buffering=0) as out:
         for _ in range(BURST_LINES // 1000 + 3):
             out.write(b"x\n" * 1000)
-            found += host.turned(3)
+            found += host.turned()
         clock[0] += 11.0
-        found += host.turned(3)
+        found += host.turned()
         out.write(b"again\n")
-        found += host.turned(3)
+        found += host.turned()
     assert found.count(b"x") == BURST_LINES
     assert found[BURST_LINES:] == [b"Suppressed 3000 lines: more than 10,000 in 10 s", b"again"]
     assert totals(host.folder) == [3000, 0]
@@ -189,7 +200,7 @@ def test_a_journal_that_takes_nothing_holds_a_task_up_for_ten_seconds_only(
     host: Host, clock: list[float]
 ) -> None:
     """BUG-AG34: no task is blocked for ever because logging ended; what is lost is counted."""
-    host.turned(1)
+    host.turned()
     host.journal.socket.close()
     with host.pipe.open("wb", buffering=0) as out:
         out.write(b"a\nb\n")
@@ -208,9 +219,9 @@ def test_a_journal_that_takes_nothing_holds_a_task_up_for_ten_seconds_only(
             host.copier.turn()
         host.journal.listen()
         clock[0] += 2.0
-        found = host.turned(3)
+        found = host.turned()
         out.write(b"back\n")
-        found += host.turned(3)
+        found += host.turned()
     assert found[0].startswith(b"Lost ")
     assert found[-1] == b"back"
     assert totals(host.folder)[1] >= 23
@@ -218,7 +229,7 @@ def test_a_journal_that_takes_nothing_holds_a_task_up_for_ten_seconds_only(
 
 def test_a_journal_that_is_back_in_time_gets_all(host: Host, clock: list[float]) -> None:
     """BUG-AG34: a restart of journald loses nothing."""
-    host.turned(1)
+    host.turned()
     host.journal.socket.close()
     with host.pipe.open("wb", buffering=0) as out:
         out.write(b"a\n")
@@ -233,13 +244,30 @@ def test_a_journal_that_is_back_in_time_gets_all(host: Host, clock: list[float])
 def test_the_words_about_lost_lines_are_marked_as_journalds_own(
     host: Host, clock: list[float]
 ) -> None:
-    host.turned(1)
+    host.turned()
     with host.pipe.open("wb", buffering=0) as out:
         for _ in range(12):
             out.write(b"x\n" * 1000)
-            host.turned(3)
+            host.turned()
     clock[0] += 11.0
-    host.copier._wait_s = lambda _: 0.0  # type: ignore[method-assign]
     host.copier.turn()
     (told,) = host.journal.entries()
     assert (told["MESSAGE_ID"], told["N_DROPPED"]) == (DROPPED.encode(), b"2000")
+
+
+def test_a_copier_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
+    """BUG-AG34: while it is started again tasks wait; its next look would be in ten seconds."""
+    program = (
+        "import agent.runtime.output_copier as o, pathlib, sys;"
+        f"o.FOLDER = pathlib.Path({str(tmp_path / 'output')!r}); o.LOOK_S = 1e6; o.main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as found:
+        while not (tmp_path / "output" / ".wake").exists():
+            assert found.poll() is None
+        for _ in range(60):  # it may be told before it listens
+            os.kill(found.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                found.wait(1.0)
+                break
+        found.kill()
+        assert found.wait() in (0, -signal.SIGTERM), "it waited for its next look"
