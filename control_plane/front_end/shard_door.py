@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from agent.api import Ack, Liveness
+from control_plane.api.maintenance import PlacesFound
 from control_plane.api.region_status import ProcessStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
@@ -124,6 +125,10 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
     async def process_status(self, _: Call) -> ProcessStatus:
         """Say how this process is."""
         return self._control_plane.process_counts(self._control_plane.shards.loads())
+
+    async def find_places(self, call: Call) -> PlacesFound:
+        """Look where tasks of this shard's jobs would go."""
+        return await self._control_plane.maintenance.find_places(call.body)
 
     async def healthz(self, _: Call) -> Liveness:
         """Answer at all."""
