@@ -47,18 +47,19 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         TaskHandlers.__init__(self, control_plane.task_desk)
         MachineHandlers.__init__(self, control_plane.inventory)
         self._store, self._domain = store, domain
-        self._metrics = Metrics(
-            SHARD_ROUTES,
-            control_plane.allocations,
-            control_plane.census,
-            control_plane.health,
-            lambda: control_plane.limits.views(control_plane.clock()),
-            control_plane.quarantined,
-            process=control_plane.process_counts,
-        )
 
     def app(self, version: str) -> web.Application:
         """Return the application."""
+        plane = self._control_plane
+        self._metrics = Metrics(
+            SHARD_ROUTES,
+            plane.allocations,
+            plane.census,
+            plane.health,
+            lambda: plane.limits.views(plane.clock()),
+            plane.quarantined,
+            process=plane.process_counts,
+        )
         handlers = {r.name: self._checked(r, getattr(self, r.name)) for r in SHARD_ROUTES}
         app = make_app("Twine shard", SHARD_ROUTES, handlers, self.authorize, version=version)
         app.middlewares.insert(0, self._metrics.count)
