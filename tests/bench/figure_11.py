@@ -4,9 +4,9 @@
 
 A core and one process for each size on one etcd, with production agents on machines in memory, one
 task on each machine; every process of a shard has an entitlement of that size. For `--seconds`
-half of the tasks of each job are taken away and placed again, over and over. Figure 11 is the P99 of each process's CPU
-over one-second samples, in per cent of a core, and Figure 12 the CPU time of its allocator, in
-milliseconds per second: both as the processes report them (`twinectl status`, metrics).
+half of the tasks of each job are taken away and placed again, over and over. Figure 11 is the P99
+of each process's CPU over one-second samples, in per cent of a core. Figure 12 is the CPU time of
+its allocator, in milliseconds per second, as its metrics have it.
 """
 
 from __future__ import annotations
