@@ -253,3 +253,25 @@ class GoOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     without: bool = False
     """Without the machines that are not back: they are left as they are."""
+
+
+class PlacesWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the core asks the process of a shard: where tasks would go that leave machines."""
+
+    tasks: dict[str, list[int]]
+    """Job → its tasks that have to leave."""
+    leave: list[str]
+    """Machines that take none of them."""
+
+
+class JobPlaces(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job would find."""
+
+    unplaced: int = 0
+    reasons: list[str] = []
+
+
+class PlacesFound(msgspec.Struct, frozen=True, kw_only=True):
+    """By job; those of other processes are missing."""
+
+    jobs: dict[str, JobPlaces] = {}

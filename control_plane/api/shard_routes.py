@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from agent.api import Ack
+from control_plane.api.maintenance import PlacesFound, PlacesWish
 from control_plane.api.region_status import ProcessStatus
 from control_plane.api.routes import ROUTES
 from wire.routes import Route
@@ -45,6 +46,15 @@ PROCESS_STATUS = Route(
     roles=("component",),
     summary="What this process says of itself",
 )
+FIND_PLACES = Route(
+    "find_places",
+    "POST",
+    "/v1/places",
+    request=PlacesWish,
+    response=PlacesFound,
+    roles=("component",),
+    summary="How many tasks of jobs would find no place if they left machines",
+)
 SHARD_ROUTES: tuple[Route, ...] = (
     *(
         dataclasses.replace(route, roles=("component",), needs="")
@@ -53,4 +63,5 @@ SHARD_ROUTES: tuple[Route, ...] = (
     ),
     RELEASE_IDLE,
     PROCESS_STATUS,
+    FIND_PLACES,
 )

@@ -8,6 +8,7 @@ has followed what the shard had written, so a client reads what it wrote.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
@@ -18,9 +19,11 @@ from msgspec.structs import replace
 
 from control_plane.api.jobs import Jobs, JobStatus
 from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
+from control_plane.api.maintenance import PlacesFound, PlacesWish
 from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
+    FIND_PLACES,
     FORWARDED,
     PROCESS_STATUS,
     RELEASE_IDLE,
@@ -40,6 +43,7 @@ from wire.errors import Conflict, TwineError, Unreachable
 from wire.routes import Route
 from wire.server import Call, Handler
 
+log = logging.getLogger(__name__)
 _ROUTES = {route.name: route for route in SHARD_ROUTES}
 _ALONE = frozenset(("plan_rebalance", "resume_rebalance"))
 """Rows about what is off while shards run in other processes (docs/adr/0200)."""
@@ -82,6 +86,7 @@ class Forwarding:
         self._clients: dict[int, ShardClient] = {}
         if tls is not None:
             control_plane.ask_shard = self._release_idle
+            control_plane.maintenance.ask_others = self._find_places
             if isinstance(control_plane.shards, ShardProcesses):
                 control_plane.shards.ask_ready = self._is_ready
 
@@ -172,6 +177,27 @@ class Forwarding:
         except Unreachable as e:
             raise away(number, str(e)) from e
         await self._followed(client)
+
+    async def _find_places(self, wish: PlacesWish) -> PlacesFound:
+        """Return what processes of shards find for jobs of theirs; nothing of one that is away."""
+        shards = self._plane.shards
+        by_shard: dict[int, dict[str, list[int]]] = {}
+        for job, tasks in wish.tasks.items():
+            number = shards.number_of_job(job)
+            if number is not None and not self._plane.role.runs(number):
+                by_shard.setdefault(number, {})[job] = tasks
+
+        async def ask(number: int, jobs: dict[str, list[int]]) -> PlacesFound:
+            try:
+                body = PlacesWish(tasks=jobs, leave=wish.leave)
+                answer: PlacesFound = await self._client(number).call(FIND_PLACES, body)
+            except TwineError as e:
+                log.warning("places not found", extra={"shard": number, "reason": str(e)})
+                return PlacesFound()
+            return answer
+
+        answers = await asyncio.gather(*(ask(n, jobs) for n, jobs in by_shard.items()))
+        return PlacesFound(jobs={n: of for answer in answers for n, of in answer.jobs.items()})
 
     async def _is_ready(self, number: int) -> bool:
         """Return whether the process of a shard takes requests now."""

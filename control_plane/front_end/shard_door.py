@@ -12,6 +12,7 @@ from aiohttp import web
 
 from agent.api import Ack, Liveness
 from control_plane.api.machines import MachineRecord, RegionMap
+from control_plane.api.maintenance import PlacesFound
 from control_plane.api.region_status import ProcessStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
@@ -47,18 +48,19 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         TaskHandlers.__init__(self, control_plane.task_desk)
         MachineHandlers.__init__(self, control_plane.inventory)
         self._store, self._domain = store, domain
-        self._metrics = Metrics(
-            SHARD_ROUTES,
-            control_plane.allocations,
-            control_plane.census,
-            control_plane.health,
-            lambda: control_plane.limits.views(control_plane.clock()),
-            control_plane.quarantined,
-            process=control_plane.process_counts,
-        )
 
     def app(self, version: str) -> web.Application:
         """Return the application."""
+        plane = self._control_plane
+        self._metrics = Metrics(
+            SHARD_ROUTES,
+            plane.allocations,
+            plane.census,
+            plane.health,
+            lambda: plane.limits.views(plane.clock()),
+            plane.quarantined,
+            process=plane.process_counts,
+        )
         handlers = {r.name: self._checked(r, getattr(self, r.name)) for r in SHARD_ROUTES}
         app = make_app("Twine shard", SHARD_ROUTES, handlers, self.authorize, version=version)
         app.middlewares.insert(0, self._metrics.count)
@@ -135,6 +137,10 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
     async def process_status(self, _: Call) -> ProcessStatus:
         """Say how this process is."""
         return self._control_plane.process_counts(self._control_plane.shards.loads())
+
+    async def find_places(self, call: Call) -> PlacesFound:
+        """Look where tasks of this shard's jobs would go."""
+        return await self._control_plane.maintenance.find_places(call.body)
 
     async def healthz(self, _: Call) -> Liveness:
         """Answer at all."""

@@ -21,6 +21,8 @@ from control_plane.api.maintenance import (
     Ends,
     GoOn,
     MaintenanceWish,
+    PlacesFound,
+    PlacesWish,
     PlanRecord,
     PlanState,
     PlanView,
@@ -40,7 +42,7 @@ from control_plane.ops_planner.core.waves import (
     stage,
 )
 from control_plane.ops_planner.ports import Announcements
-from control_plane.ops_planner.preview import Previewer, PreviewSources, plan_view
+from control_plane.ops_planner.preview import AskPlaces, Previewer, PreviewSources, plan_view
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import Table
 from control_plane.scheduler.counters import Counters
@@ -92,8 +94,11 @@ class OpsPlanner:
                 self._announced,
                 runtime.checkpoint,
                 runtime.date,
+                lambda wish: self.ask_others(wish),
             )
         )
+        self.ask_others: AskPlaces = _nobody_else
+        self.find_places = self._previewer.find_places
 
     async def load(self) -> None:
         """Read all plans."""
@@ -421,3 +426,7 @@ def _check(wish: MaintenanceWish) -> None:
         raise InvalidInput(f"only power-cap sheds power, not {wish.work}", hint="--work power-cap")
     if wish.ends is Ends.EMPTY and wish.tasks_survive:
         raise InvalidInput("work that tasks survive does not end when they are gone")
+
+
+async def _nobody_else(_: PlacesWish) -> PlacesFound:
+    return PlacesFound()

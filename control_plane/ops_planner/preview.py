@@ -19,7 +19,10 @@ from control_plane.api.jobs import TaskRecord
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.maintenance import (
     Ends,
+    JobPlaces,
     MaintenanceWish,
+    PlacesFound,
+    PlacesWish,
     PlanRecord,
     PlanView,
     Preview,
@@ -54,6 +57,9 @@ _TOGETHER_MAX = 2000
 Of more, each job is judged as if it moved alone, and the preview says so."""
 
 
+AskPlaces = Callable[[PlacesWish], Awaitable[PlacesFound]]
+
+
 @dataclass(frozen=True, slots=True)
 class PreviewSources:
     """What a preview reads."""
@@ -70,6 +76,8 @@ class PreviewSources:
     """Machines for which anything is planned."""
     checkpoint: Callable[[], Awaitable[None]]
     date: Callable[[], float]
+    ask_others: AskPlaces
+    """Asks the processes that place tasks of jobs; what none answers is missing."""
 
 
 class Previewer:
@@ -208,10 +216,52 @@ class Previewer:
             for name, job in jobs.items()
         }
         # only the process that places the tasks of a job knows what they would find
-        elsewhere = [name for name in leaving if self._places_of(name) is None]
-        leaving = {name: tasks for name, tasks in leaving.items() if name not in elsewhere}
-        moving = sum(map(len, leaving.values()))
-        at_once = moving <= _TOGETHER_MAX
+        elsewhere = {name: leaving.pop(name) for name in [*leaving] if not self._places_of(name)}
+        unknown = await self._ask_others(jobs, elsewhere, scope)
+        at_once = await self._find_here(jobs, leaving, scope)
+        told = []
+        if unknown:
+            told.append(
+                f"{len(unknown)} jobs are in shards of other processes that are away,"
+                f" {unknown[0]} for instance: places for their tasks were not looked for"
+            )
+        if not at_once:
+            moving = sum(map(len, leaving.values()))
+            told.append(f"{moving} tasks are too many to plan together: each job was judged alone")
+        return told
+
+    async def _ask_others(
+        self, jobs: dict[str, JobNow], leaving: Mapping[str, tuple[int, ...]], scope: frozenset[str]
+    ) -> list[str]:
+        """Note what other processes found for jobs of theirs; return those that none answered for.
+
+        Each looks for its own jobs together, as if those of others stayed.
+        """
+        if not leaving:
+            return []
+        wish = PlacesWish(tasks={n: list(of) for n, of in leaving.items()}, leave=sorted(scope))
+        found = (await self._at.ask_others(wish)).jobs
+        for name, places in found.items():
+            if name in jobs and places.unplaced > jobs[name].unplaced:
+                jobs[name].unplaced, jobs[name].reasons = places.unplaced, list(places.reasons)
+        return sorted(leaving.keys() - found.keys())
+
+    async def find_places(self, wish: PlacesWish) -> PlacesFound:
+        """Return how many tasks of jobs of this process would have no place, and why."""
+        jobs = {name: job for name in wish.tasks if (job := self._job(name, 0)) is not None}
+        ours = {name: tuple(wish.tasks[name]) for name in jobs if self._places_of(name) is not None}
+        await self._find_here(jobs, ours, frozenset(wish.leave))
+        found = {n: JobPlaces(unplaced=jobs[n].unplaced, reasons=jobs[n].reasons) for n in ours}
+        return PlacesFound(jobs=found)
+
+    async def _find_here(
+        self, jobs: dict[str, JobNow], leaving: Mapping[str, tuple[int, ...]], scope: frozenset[str]
+    ) -> bool:
+        """Note for each job how many tasks have no place; return whether all were planned at once.
+
+        Nothing that is found stays reserved.
+        """
+        at_once = sum(map(len, leaving.values())) <= _TOGETHER_MAX
         reserved = list[Change]()
         try:
             for name in sorted(leaving, key=lambda name: (-len(leaving[name]), name)):
@@ -224,15 +274,7 @@ class Previewer:
             for change in reversed(reserved):
                 self._index_of(change).rollback(change)
         await self._at.checkpoint()
-        told = []
-        if elsewhere:
-            told.append(
-                f"{len(elsewhere)} jobs are in shards of other processes, {elsewhere[0]} for"
-                " instance: places for their tasks were not looked for"
-            )
-        if not at_once:
-            told.append(f"{moving} tasks are too many to plan together: each job was judged alone")
-        return told
+        return at_once
 
     def _places_of(self, job: str) -> Places | None:
         record = self._at.jobs.find(job)

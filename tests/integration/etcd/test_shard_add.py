@@ -14,9 +14,11 @@ import pytest
 from agent.api import Limits
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
+from control_plane.api.maintenance import MaintenanceWish
 from control_plane.client import ControlPlaneClient
 from tests.etcd import Cluster, etcd_cluster
 from tests.role_processes import RegionOfProcesses, region_of_processes
+from vm_lab.fleet import FleetHost
 from wire.errors import Conflict, TwineError
 
 
@@ -106,6 +108,13 @@ async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
             assert min(of.term, of.cpu_s, of.memory_bytes, of.revision) > 0
         assert 0.0 < shard.write_p50_s <= shard.write_p99_s
         assert len({of.term for of in found.processes}) == 3
+        for gone, unplaced in ((2, 0), (3, 2)):
+            held = [v.record.machine for v in (await region.client.list_machines()).machines]
+            held.sort(key=lambda name: name not in {h.name for h in region.hosts if tasks_on(h)})
+            wish = MaintenanceWish(machines=held[:gone], reason="racks")
+            preview = await region.client.preview_plan("p1", wish)
+            assert [(of.job, of.there, of.unplaced) for of in preview.jobs] == [("j1", 2, unplaced)]
+            assert not any("not looked for" in note for note in preview.notes), "the shard said it"
         with pytest.raises(Conflict, match="shards run in other processes"):
             await region.client.plan_rebalance()
         text = b"".join([chunk async for chunk in region.client.shard_metrics(1)]).decode()
@@ -131,6 +140,11 @@ async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
         assert code == 1
         assert [processes[role]["ok"] for role in sorted(processes)] == [True, False, True]
         assert processes["shard-1"]["host"] == shard.host
+
+
+def tasks_on(host: FleetHost) -> bool:
+    """Return whether a task was started on a host."""
+    return any(unit.startswith("twine-task") for unit in host.machine.systemd.started)
 
 
 def job(name: str, entitlement: str, image: str) -> JobSpec:

@@ -14,7 +14,7 @@ from control_plane.runtime.following import Following
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import OwnRole, RoleLeaders
 from control_plane.store.memory import MemoryStore
-from wire.errors import Busy, ConfigError, Unreachable
+from wire.errors import Busy, Unreachable
 
 CORE = OwnRole(name="core", shards=3, url="https://core:7440")
 FIRST = OwnRole(name="shard-1", shard=1, shards=3, url="https://one:7441")
@@ -68,9 +68,25 @@ async def test_a_shard_without_a_core_that_fits_does_not_start() -> None:
         await elected(store, OwnRole(name="all", shards=3), 1)
         with pytest.raises(Busy, match="--role core"):
             await RoleLeaders(store, FIRST).load()
-        await elected(store, OwnRole(name="core", shards=2), 2)
-        with pytest.raises(ConfigError, match="shards = 3: the core has 2"):
-            await RoleLeaders(store, FIRST).load()
+        await elected(store, OwnRole(name="core", shards=1), 2)
+        await RoleLeaders(store, FIRST).load()
+
+
+async def test_shards_are_those_whose_processes_have_led() -> None:
+    """SH2: one more is known as soon as its election is followed; numbers may have gaps."""
+    async with MemoryStore() as store:
+        await elected(store, CORE, 1)
+        leaders = RoleLeaders(store, CORE)
+        following = Following(store, [leaders.table])
+        await leaders.load()
+        assert leaders.shards() == []
+        running = asyncio.create_task(following.run())
+        await elected(store, OwnRole(name="shard-7", shard=7, url="https://seven:7441"), 2)
+        assert await following.reached(store.revision(), 5.0)
+        assert leaders.shards() == [7]
+        assert (await leaders.has_led(7), await leaders.has_led(6)) == (True, False)
+        assert leaders.own_record() is not None
+        running.cancel()
 
 
 async def test_hosts_hear_one_life_of_the_store_from_all_processes() -> None:
