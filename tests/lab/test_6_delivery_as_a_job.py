@@ -32,6 +32,8 @@ pytestmark = pytest.mark.long  # it builds an image: Debian's Python, and wheels
 JOB_FILE = Path(__file__).parents[2] / "vm_lab/jobs/conveyor.toml"
 FILES = "/run/credentials"
 """Where the task finds its files: systemd's folder, which differs from task to task."""
+_INSIDE = """mount --rbind /dev "$1/dev" && mount -t proc proc "$1/proc" && exec chroot "$@" """
+"""In a mount namespace of its own, with what every task has; all of it is one process."""
 PIPELINE = {"name": "web", "jobs": ["web"], "stages": [{"kind": "all"}]}
 
 
@@ -52,10 +54,24 @@ def face(tmp_path: Path) -> Iterator[Face]:
 @contextmanager
 def the_task(root: Path, spec: JobSpec, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run the job's command as its task does, until left; then it is killed."""
-    environment = {"PORT": str(port), "CREDENTIALS_DIRECTORY": FILES, "PATH": "/usr/bin"}
+    environment = {"PORT": str(port), "CREDENTIALS_DIRECTORY": FILES, "PATH": "/usr/sbin:/usr/bin"}
     with (root.parent / "log").open("ab") as log:
         process = subprocess.Popen(
-            ["/usr/sbin/chroot", root, *spec.command], env=environment, stdout=log, stderr=log
+            [
+                "unshare",
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                _INSIDE,
+                "sh",
+                root,
+                *spec.command,
+            ],
+            env=environment,
+            stdout=log,
+            stderr=log,
         )
     try:
         yield process

@@ -1,0 +1,41 @@
+"""CV3, AV15: a release of Twine itself by a pipeline on three VMs, and a broken one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.the_lab import NAME, TheLab
+from vm_lab.release_demo import BROKEN, MACHINES, NEW, ReleaseDemo
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def releases(web: TheLab) -> Iterator[ReleaseDemo]:
+    demo = ReleaseDemo(NAME)
+    try:
+        demo.begin()
+        yield demo
+    finally:
+        demo.end()
+        web.lab("proxy", "stop")
+
+
+def test_agents_are_released_canary_first_then_the_control_plane_and_a_broken_one_goes_back(
+    releases: ReleaseDemo,
+) -> None:
+    """No task is started again, and no request fails."""
+    outcome = releases.goes_everywhere()
+    assert [step["name"] for step in outcome["run"]["steps"]] == [
+        *("fleet/agents: canary 1", "fleet/agents: all"),
+        *("fleet/control-plane: canary 1", "fleet/control-plane: all"),
+    ]
+    assert outcome["releases"] == dict.fromkeys((*MACHINES, "cp"), NEW)
+    assert (outcome["failed"], outcome["again"]) == (0, [])
+    outcome = releases.is_taken_back()
+    assert outcome["run"]["image"] == BROKEN
+    assert outcome["run"]["reason"].startswith("fleet agents: host m1: ")
+    assert outcome["releases"] == dict.fromkeys((*MACHINES, "cp"), NEW)
+    assert (outcome["failed"], outcome["again"]) == (0, [])
