@@ -76,11 +76,14 @@ class FleetReleases:
             await self._write(name, fleet.written(record, act, now), revision)
 
     async def run(self) -> None:
-        """Carry out what is wanted of all fleets until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for name in self._settings:
-                group.create_task(self._follow(name))
-            await asyncio.Event().wait()
+        """Carry out what is wanted of all fleets until cancelled; `Busy` if the store is lost."""
+        loops = [asyncio.ensure_future(self._follow(name)) for name in self._settings]
+        try:
+            await asyncio.gather(*loops, asyncio.Event().wait())
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
 
     async def _follow(self, name: str) -> None:
         while True:

@@ -17,7 +17,7 @@ from conveyor.records import DeliveryRecords
 from conveyor.runs import JobProgress, PipelineRun
 from conveyor.service import DeliveryService
 from tests.unit.conveyor.delivery_model import KillableStore, Killed, ModelPlane, ScriptedMeter
-from wire.errors import HostError, InvalidInput
+from wire.errors import Busy, HostError, InvalidInput
 
 OLD, NEW, BROKEN, SICK = "0.1.0", "0.2.0", "0.3.0", "0.4.0"
 HOSTS = ["m1", "m2", "m3", "m4"]
@@ -252,6 +252,18 @@ async def test_a_kill_at_any_await_changes_nothing_about_the_end():
             assert len(world.hosts.installs) <= (5 if release == NEW else 3), point
             point += 5
         assert point > 50
+
+
+async def test_a_process_that_lost_its_store_touches_no_host_and_ends(monkeypatch):
+    """The lease is another instance's: it goes on with the hosts."""
+    world = await FleetWorld(a_release(fleets=["agents"])).begin()
+    await world.start(NEW)
+    await world.service.round("twine")
+    await world.service.round("twine")
+    monkeypatch.setattr(world.store, "failure", lambda: "another instance has the lease")
+    with pytest.raises(Busy, match="another instance has the lease"):
+        await world.fleets.run()
+    assert world.hosts.installs == []
 
 
 async def test_what_a_fleet_cannot_have_is_refused_at_once():
