@@ -19,6 +19,8 @@ demo: setup ## three real VMs, the control plane, a job that runs on them
 
 demo-delivery: setup ## three real VMs, and a pipeline that delivers a good version and stops two bad ones
 	$(SUDO) $(BIN)/python -m vm_lab.delivery_demo
+demo-elastic: setup ## three real VMs: a job follows its requests, a machine is lent and comes back (root)
+	$(SUDO) $(BIN)/python -m vm_lab.elastic_demo
 demo-ha: setup ## three real VMs and etcd: the leader is killed again and again, nothing notices (root)
 	$(SUDO) $(BIN)/python -m vm_lab.demo_ha
 

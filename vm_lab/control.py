@@ -54,6 +54,8 @@ class LabControlPlane:
                 *("--state", self.paths.control_plane_state),
                 *("--listen", listen, "--socket", self.paths.control_plane_socket),
             ]
+            if self.paths.control_plane_config.exists():
+                argv += ["--config", self.paths.control_plane_config]
             pid = self.sandbox.spawn(argv, self.paths.control_plane_log)
             self.paths.save(self.paths.control_plane, process_ref(pid))
         deadline = time.monotonic() + timeout_s
