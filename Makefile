@@ -21,6 +21,8 @@ demo-delivery: setup ## three real VMs, and a pipeline that delivers a good vers
 	$(SUDO) $(BIN)/python -m vm_lab.delivery_demo
 demo-release: setup ## three real VMs: a release of Twine itself by a pipeline, and a broken one taken back (root)
 	$(SUDO) $(BIN)/python -m vm_lab.release_demo
+demo-elastic: setup ## three real VMs: a job follows its requests, a machine is lent and comes back (root)
+	$(SUDO) $(BIN)/python -m vm_lab.elastic_demo
 demo-ha: setup ## three real VMs and etcd: the leader is killed again and again, nothing notices (root)
 	$(SUDO) $(BIN)/python -m vm_lab.demo_ha
 

@@ -44,7 +44,10 @@ class LabControlPlane:
         return find_process(self.paths.control_plane)
 
     def start(self, config: Path | None = None, timeout_s: float = PATIENCE_S) -> None:
-        """Start it unless it runs, with a configuration; return once it says that it is ready."""
+        """Start it unless it runs, and return once it says that it is ready.
+
+        With `config` it is configured by a copy of that file, at later starts, too.
+        """
         if self.pid() is None:
             self.paths.control_plane_state.mkdir(exist_ok=True, mode=0o700)
             self.paths.control_plane_socket.unlink(missing_ok=True)
@@ -55,7 +58,9 @@ class LabControlPlane:
                 *("--listen", listen, "--socket", self.paths.control_plane_socket),
             ]
             if config is not None:
-                argv += ["--config", config.resolve()]
+                shutil.copy(config, self.paths.control_plane_config)
+            if self.paths.control_plane_config.exists():
+                argv += ["--config", self.paths.control_plane_config]
             pid = self.sandbox.spawn(argv, self.paths.control_plane_log)
             self.paths.save(self.paths.control_plane, process_ref(pid))
         deadline = time.monotonic() + timeout_s

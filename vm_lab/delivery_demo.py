@@ -42,7 +42,6 @@ class DeliveryDemo(Demo):
         super().__init__(lab)
         self._folder = self._paths.state / "delivery"
         self._service = f"unix:{self._paths.run}/conveyor.sock"
-        self._programs: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> None:
         """Run all steps; the lab stays up, Prometheus and the conveyor end."""
@@ -84,13 +83,6 @@ class DeliveryDemo(Demo):
         pipeline = short_path(FILES / "web.toml")
         self.pipeline("plan", pipeline, code=2)
         self.pipeline("apply", pipeline)
-
-    def end(self) -> None:
-        """End Prometheus and the conveyor."""
-        for program in reversed(self._programs):
-            program.terminate()
-            program.wait(PATIENCE_S)
-        self._programs.clear()
 
     def all_goes_through(self, image: str) -> dict[str, Any]:
         """Deliver a good version; the size changes and a machine is lost meanwhile."""
@@ -162,25 +154,6 @@ class DeliveryDemo(Demo):
         words = [sys.executable, "-m", "vm_lab.traffic", "--endpoint", self.endpoint]
         words += ["--job", "web", "--url", PROXY]
         return self._inside(*words, pipes=True)
-
-    def _start(self, *words: str) -> None:
-        self._say_command(["twine-lab", "exec", "--", *words])
-        self._programs.append(self._inside(*words))
-
-    def _inside(self, *words: str, pipes: bool = False) -> subprocess.Popen[bytes]:
-        """Start a program in the lab's network."""
-        argv = [str(self._bin / "twine-lab"), "exec", "--name", self._lab, "--", *words]
-        if pipes:
-            return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        with (self._folder / "log").open("ab") as log:
-            return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def _wait(self, what: str, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not holds():
-            if time.monotonic() > deadline:
-                raise click.ClickException(f"not within {PATIENCE_S:g} s: {what}")
-            time.sleep(0.1)
 
 
 def _is_reached(view: Any) -> bool:

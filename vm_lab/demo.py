@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ class Demo:
         self._bin = Path(sys.executable).parent
         self.endpoint = f"unix:{self._paths.control_plane_socket}"
         self._progress = Progress()
+        self._folder = self._paths.state / "demo"
+        self._programs: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> None:
         """Run all steps; the lab stays up."""
@@ -151,6 +154,34 @@ class Demo:
         if outcome["failed"]:
             click.echo("\n".join(outcome["failures"]), err=True)
             sys.exit(1)
+
+    # -- programs in the lab's network
+
+    def end(self) -> None:
+        """End what `_start` has started."""
+        for program in reversed(self._programs):
+            program.terminate()
+            program.wait(PATIENCE_S)
+        self._programs.clear()
+
+    def _start(self, *words: str) -> None:
+        self._say_command(["twine-lab", "exec", "--", *words])
+        self._programs.append(self._inside(*words))
+
+    def _inside(self, *words: str, pipes: bool = False) -> subprocess.Popen[bytes]:
+        """Start a program in the lab's network."""
+        argv = [str(self._bin / "twine-lab"), "exec", "--name", self._lab, "--", *words]
+        if pipes:
+            return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with (self._folder / "log").open("ab") as log:
+            return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _wait(self, what: str, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            if time.monotonic() > deadline:
+                raise click.ClickException(f"not within {PATIENCE_S:g} s: {what}")
+            time.sleep(0.1)
 
 
 def short_path(path: Path) -> str:

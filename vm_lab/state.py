@@ -59,6 +59,7 @@ class LabPaths:
         self.namespace = self.state / "namespace.json"
         self.control_plane = self.state / "control-plane.json"
         self.control_plane_state = self.state / "control-plane"
+        self.control_plane_config = self.state / "control-plane.toml"
         self.control_plane_log = self.state / "control-plane.log"
         self.control_plane_socket = self.run / "cp.sock"
         self.pool = self.state / "pool"

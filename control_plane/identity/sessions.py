@@ -1,7 +1,7 @@
 """Which browsers have the web console open, so that a session can be seen and ended.
 
 In memory of this process. A session is no credential: the certificate or the socket behind it is,
-and a session counts only for the caller who opened it. A restart forgets them until their next request.
+and a session counts only for the caller who opened it. A restart forgets them until they ask again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo application: nginx and what it needs as a tar, in two versions and two bad ones."""
+"""The demo application: nginx and what it needs as a tar, in versions good, bad and slow."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from vm_lab.image.recipe import RECIPE, run_recipe
 VERSIONS = ("v1", "v2")
 BAD_VERSIONS = ("v3", "v4")
 """One that answers slowly, and one that answers half of the requests with errors."""
+LIMITED_VERSION = "v5"
+"""One that answers two requests in a second; others wait for their turn, up to 1,000 of them."""
 FILES = ("app.sh", "app-start.sh", "app-nginx.conf")
 
 
@@ -18,7 +20,7 @@ def build_app(version: str, say: Say) -> Path:
     The same recipe and the same Debian packages make the same bytes. Its entry point is
     `/usr/bin/start`; it listens on $PORT and answers / and /healthz.
     """
-    known = (*VERSIONS, *BAD_VERSIONS)
+    known = (*VERSIONS, *BAD_VERSIONS, LIMITED_VERSION)
     if version not in known:
         raise LabError(f"no version {version!r} of the demo", hint=f"have: {' '.join(known)}")
     cache = cache_root()

@@ -44,6 +44,7 @@ echo "$version" >"$app/etc/demo-version"
 case $version in
 v3) echo 'limit_rate 100; # bytes in a second: a page takes a second or two' ;;
 v4) echo 'if ($request_id ~ "^[0-7]") { return 500 "broken\n"; } # half of the requests' ;;
+v5) echo 'limit_req zone=all burst=1000; # a task has a capacity, beyond which requests wait' ;;
 esac >"$app/etc/nginx/version.conf"
 cp "$all/usr/lib/os-release" "$app/etc/os-release"
 printf 'root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n' >"$app/etc/passwd"

@@ -35,6 +35,15 @@ def test_a_good_policy_is_taken_with_its_defaults() -> None:
     assert spec.autoscale == Autoscale(minimum=2, maximum=40, target=0.6, mode=AutoscaleMode.APPLY)
 
 
+@pytest.mark.parametrize("key", ["overrides", "task_overrides", "task_ids", "task_indexes"])
+def test_a_job_that_follows_its_load_has_tasks_that_are_alike(key: str) -> None:
+    """AS9: settings of single tasks are refused, with a pointer to shards: any task may go."""
+    found = job_errors({**JOB, "autoscale": GOOD, key: {"0": {}}})
+    (reason,) = [error.reason for error in found if error.field == key]
+    assert "tasks of a job are alike" in reason
+    assert "twinectl job shards" in reason
+
+
 def test_every_mistake_in_a_policy_is_listed() -> None:
     found = errors(
         {

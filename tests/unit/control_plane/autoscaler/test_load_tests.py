@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from control_plane.api.jobs import (
     Endpoint,
@@ -19,7 +21,11 @@ from control_plane.api.load_tests import LoadTest, LoadTestState, LoadTestStep, 
 from control_plane.api.weights import EndpointWeights
 from control_plane.autoscaler.core.load_testing import beyond, capacity, multiples, weights_for
 from control_plane.autoscaler.load_tester import LoadTester
+from control_plane.autoscaler.service import Autoscaler
+from control_plane.autoscaler.serving import serving
+from control_plane.cli import main
 from control_plane.runtime.runtime import Runtime
+from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, NotFound, Unprocessable, Unreachable
 from wire.prometheus import PrometheusData
 
@@ -169,3 +175,27 @@ def test_a_measurement_that_is_no_number_is_a_limit() -> None:
     assert "errors" in beyond(WISH, LoadTestStep(multiple=1, load=1, latency_s=0.1, errors=0.5))
     assert beyond(WISH, LoadTestStep(multiple=1, load=1, latency_s=0.1)) == ""
     assert capacity([]) is None
+
+
+def typed(path: Path, *words: str) -> Result:
+    return CliRunner().invoke(
+        main, ["autoscale", "load-test", "web", "--socket", str(path), *words]
+    )
+
+
+async def test_twinectl_runs_a_test_and_says_what_the_task_carries(tmp_path: Path) -> None:
+    """Through the socket of the autoscaler: every mistake is listed before anything is asked."""
+    model, runtime = ModelService(), Runtime()
+    tester = LoadTester(runtime, model, model)  # type: ignore[arg-type]
+    follower = Autoscaler(runtime, model, MemoryStore(), {}, model)  # type: ignore[arg-type]
+    queries = ("--load", WISH.load, "--latency", WISH.latency, "--step", "5s", "--most", "1.4")
+    async with serving(follower, tester, tmp_path / "s", ""):
+        bad = await asyncio.to_thread(typed, tmp_path / "s", *queries, "--latency-max", "2h")
+        assert bad.exit_code != 0
+        assert "latency_max_s" in bad.output
+        assert model.weights == []
+        done = await asyncio.to_thread(typed, tmp_path / "s", *queries, "--latency-max", "60ms")
+    assert done.exit_code == 0, done.output
+    assert "done: latency of 0.0" in done.output
+    assert "web-0 carries nothing that is known" in done.output
+    assert model.weights[-1] == {}

@@ -28,7 +28,7 @@ async def size(w: World) -> int:
 
 @scenario()
 async def test_a_size_changes_the_size_and_nothing_else(w: World):
-    """AS8."""
+    """AS7, AS8."""
     await w.deployed(a_job(3, autoscale=APPLY))
     before = (await w.cp.get_job("web")).record
     await resize(w, 5)

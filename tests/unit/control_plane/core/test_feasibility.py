@@ -239,7 +239,7 @@ def test_a_task_claims_its_limits():
     assert demand_of(a_job(rru=2.5)) == Demand(3 * GIB, rru=2.5)
 
 
-def test_overcommit_is_by_opt_in_only():  # AL21
+def test_overcommit_is_by_opt_in_only():  # AL21 EL5
     assert demand_of(a_job()).memory_bytes == 3 * GIB
     over = demand_of(a_job(overcommit=Overcommit(cpu=3.0, memory=2.0)))
     assert over == Demand(3 * GIB // 2, cpus=0.5)

@@ -186,6 +186,7 @@ def test_a_stretch_that_nobody_saw_repeats_the_last_value_and_a_clock_put_back_b
 
 
 def test_central_buffers_are_smaller_than_those_of_every_owner_and_say_why() -> None:
+    """EL10, EX16: what is gained by them is a number of the report."""
     """EL10: the largest case of all against the sum of the largest cases."""
 
     def history(pool: str, hour: int) -> UseHistory:

@@ -190,7 +190,7 @@ async def test_counts_and_loans_outlive_the_process(world: World) -> None:
 
 @scenario(elastic=APPLY, give_back_after_s=60)
 async def test_the_report_says_who_left_machines_and_how_many_hours_of_them(world: World) -> None:
-    """AS3, AS6, EL6: whole machines of a job that shrank go to others; job and owner are named."""
+    """AS3, AS6, EL6, EL11: whole machines go to others; the job and the owner are named."""
     await world.set_up(quota=3)
     policy = Autoscale(minimum=1, maximum=10, target=0.5, mode=AutoscaleMode.APPLY)
     limits = Limits(memory_max_bytes=800 << 20, cpu_max_cores=1.0)
@@ -199,7 +199,10 @@ async def test_the_report_says_who_left_machines_and_how_many_hours_of_them(worl
     await asyncio.sleep(600)
     await borrower(world)
     await world.cp.apply_job(best_effort(2))
+    smaller_at = world.runtime.now()
     await world.cp.intents.size("web", SizeWish(tasks=1, reason="few users"), "autoscaler")
+    await world.until(lambda: world.cp.elastic.report().free == 2, 900)
+    assert world.runtime.now() - smaller_at <= 120  # 60 s, and the time to stop
     await world.until(lambda: len(lent(world)) == 2, 900)
     found = report(world)
     assert {(v.donor, v.left_by) for v in found.loans} == {("", "front")}

@@ -1,0 +1,122 @@
+"""Requests at a rate that rises and falls, and how long each took: an open-loop client.
+
+`python -m vm_lab.tide --url http://…` runs inside the lab's network. Each line of its standard
+input is a new rate in requests a second; at the end of the input it waits for what is under way and
+prints one JSON object. A request is sent when its time has come, whether or not the ones before are
+answered: a service that is too small is seen as slow, and is not spared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import defaultdict
+
+import aiohttp
+import click
+import msgspec
+
+REQUEST_TIMEOUT_S = 30.0
+WINDOW_S = 10.0
+SHOWN_FAILURES = 10
+
+
+class TideWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that were sent within ten seconds. Times in seconds."""
+
+    at: float
+    """Its begin, since 1970."""
+    requests: int
+    p50: float
+    p95: float
+    worst: float
+
+
+class TideOutcome(msgspec.Struct, kw_only=True):
+    """What came of the requests."""
+
+    requests: int = 0
+    failed: int = 0
+    failures: list[str] = []
+    windows: list[TideWindow] = []
+
+
+class Tide:
+    """One client; `rate` may change at any time."""
+
+    def __init__(self, url: str, rate: float) -> None:
+        self.rate = rate
+        self._url = url
+        self._outcome = TideOutcome()
+        self._took = defaultdict[int, list[float]](list)
+
+    async def run(self, until: asyncio.Event) -> TideOutcome:
+        """Send requests until told to stop, and return what came of them."""
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            due = time.monotonic()
+            while not until.is_set():
+                group.create_task(self._ask(session))
+                due += 1 / self.rate
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+        return self._shown()
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        self._outcome.requests += 1
+        began, clock = time.time(), time.monotonic()
+        try:
+            async with session.get(self._url) as response:
+                await response.read()
+                if response.status != 200:
+                    raise aiohttp.ClientError(f"HTTP {response.status}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            self._outcome.failed += 1
+            if len(self._outcome.failures) < SHOWN_FAILURES:
+                self._outcome.failures.append(f"{began:.1f}: {e!r}")
+            return
+        self._took[int(began // WINDOW_S)].append(time.monotonic() - clock)
+
+    def _shown(self) -> TideOutcome:
+        for number, took in sorted(self._took.items()):
+            took.sort()
+            self._outcome.windows.append(
+                TideWindow(
+                    at=number * WINDOW_S,
+                    requests=len(took),
+                    p50=round(took[len(took) // 2], 3),
+                    p95=round(took[int(0.95 * (len(took) - 1))], 3),
+                    worst=round(took[-1], 3),
+                )
+            )
+        return self._outcome
+
+
+@click.command()
+@click.option("--url", required=True)
+@click.option("--rate", type=click.FloatRange(0.1, 1000), default=1.0, show_default=True)
+def main(url: str, rate: float) -> None:
+    """Send requests at the rate that standard input says last; print the outcome as JSON."""
+
+    async def run() -> TideOutcome:
+        until, tide = asyncio.Event(), Tide(url, rate)
+
+        async def follow() -> None:
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                tide.rate = float(line)
+            until.set()
+
+        waiter = asyncio.create_task(follow())
+        outcome = await tide.run(until)
+        await waiter
+        return outcome
+
+    click.echo(msgspec.json.encode(asyncio.run(run())))
+
+
+if __name__ == "__main__":
+    main()
