@@ -39,7 +39,7 @@ class Observation:
     """
 
     asked_since: float | None = None
-    """None: this process did not come to ask it yet, so its silence means nothing."""
+    """None: this process does not ask it now, so its silence means nothing."""
     answered_at: float | None = None
     """When a call was answered last; `stream` knows of the others."""
     stream: EventStream | None = None
@@ -185,10 +185,14 @@ class Observations:
         self.changed(machine)
 
     def asked(self, machine: str) -> None:
-        """Record that a machine is asked: from the first time on its silence counts."""
+        """Record that a machine is asked: from then on its silence counts."""
         observation = self.observation(machine)
         if observation.asked_since is None:
             observation.asked_since = self._runtime.now()
+
+    def unasked(self, machine: str) -> None:
+        """Record that a machine is asked nothing: until it is, its silence does not count."""
+        self.observation(machine).asked_since = None
 
     def heard(self, machine: str, at: float | None = None) -> None:
         """Take in a sign of life, now or at another time."""

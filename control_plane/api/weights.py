@@ -18,11 +18,11 @@ class EndpointWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Which share of the requests tasks of a job get for a while; they are not stored.
 
     After `for_s`, and when another control plane takes over, all tasks have the usual weight again:
-    who says something else and dies leaves nothing behind.
+    a load test that dies leaves nothing behind.
     """
 
     weights: Annotated[
-        dict[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=1, le=WEIGHT_MAX)]],
+        dict[Annotated[int, Meta(ge=0, lt=15_000)], Annotated[int, Meta(ge=1, le=WEIGHT_MAX)]],
         Meta(max_length=15_000),
     ] = {}
     """Index of a task → its weight; others have 100. Empty: all have, from now on."""

@@ -154,12 +154,21 @@ class Follower:
                 events = await self._news(name, stream)
                 if events is None or events.lost or events.boot_id not in ("", boot_id):
                     return
-                await self._runtime.checkpoint()  # a thousand machines may speak in one turn
+                await self._turn(name)
                 await self._take_in(name, agent, events)
         finally:
             self._observations.heard(name, stream.heard_at)
             self._observations.observation(name).stream = None
             await stream.close()
+
+    async def _turn(self, name: str) -> None:
+        """Wait to take in what a machine said: a thousand may speak in one turn.
+
+        It is asked nothing meanwhile, so its silence does not count (BUG-CP3).
+        """
+        self._observations.unasked(name)
+        await self._runtime.checkpoint()
+        self._observations.asked(name)
 
     async def _news(self, name: str, stream: EventStream) -> Events | None:
         """Return the next events of the agent; None: everything is to be listed again."""
