@@ -12,6 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import log
 
 from control_plane.allocator.core.claims import Claim, Claims
@@ -163,29 +164,43 @@ class Survey:
         job = len(self._jobs)
         self._jobs.append(name)
         self._rules.append([self._rule(p) for p in terms.preferences] if terms else [])
-        for number, claim in enumerate(claims):
-            at = self._number.get(claim.machine)
-            if at is not None:
-                self._add_task(job, claim, at, terms)
-            if number % STEP == STEP - 1:
-                yield
+        several = iter(claims)
+        while batch := list(islice(several, STEP)):
+            self._add_tasks(job, batch, terms)
+            yield
 
-    def _add_task(self, job: int, claim: Claim, at: int, terms: JobTerms | None) -> None:
-        demand, machine = claim.demand, claim.machine
-        load = self._sources.measured(self._jobs[job], claim.task, machine)
-        self._measured += load is not None
-        load = load or claimed_load(demand, machine)
-        columns = self._columns
-        columns["job"].append(job)
-        columns["index"].append(claim.task)
-        columns["kind"].append(self._kind(demand))
-        columns["machine"].append(at)
-        self._loads.extend(load)
-        self._prices.append(self._weights.move_per_gib * demand.memory_bytes / _GIB)
-        self._can.append(terms is not None and terms.movable(claim.task))
-        used = self._used[at]
-        for place, part in enumerate(load):
-            used[place] += part
+    def _add_tasks(self, job: int, claims: list[Claim], terms: JobTerms | None) -> None:
+        """List tasks of one job; there may be a million, so columns get many at once."""
+        name, measured, find = self._jobs[job], self._sources.measured, self._number.get
+        here = [claim for claim in claims if claim.machine in self._number]
+        demand, kind, price = None, 0, 0.0
+        kinds, prices, loads = list[int](), list[float](), list[float]()
+        where = [find(claim.machine, -1) for claim in here]
+        for claim, at in zip(here, where, strict=True):
+            if claim.demand is not demand:
+                demand = claim.demand
+                kind = self._kind(demand)
+                price = self._weights.move_per_gib * demand.memory_bytes / _GIB
+            load = measured(name, claim.task, claim.machine)
+            if load is None:
+                load = claimed_load(claim.demand, claim.machine)
+            else:
+                self._measured += 1
+            kinds.append(kind)
+            prices.append(price)
+            loads += load
+            used = self._used[at]
+            used[0] += load[0]
+            used[1] += load[1]
+            used[2] += load[2]
+        movable = terms.movable if terms is not None else lambda _: False
+        tasks = [claim.task for claim in here]
+        for column, numbers in (("index", tasks), ("kind", kinds), ("machine", where)):
+            self._columns[column].fromlist(numbers)
+        self._columns["job"].fromlist([job] * len(here))
+        self._prices.fromlist(prices)
+        self._loads.fromlist(loads)
+        self._can.extend(map(movable, tasks))
 
     def _kind(self, demand: Demand) -> int:
         key = demand.size
