@@ -158,6 +158,8 @@ class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Entitlements that were looked at; empty: all."""
     limits: dict[str, list[float]] = {}
     """Entitlement → use of each dimension above which a machine costs."""
+    used: dict[str, dict[str, float]] = {}
+    """Entitlement → dimension → share of its machines that is used now: measured, where it was."""
     places: list[PlaceUse] = []
     power: list[PowerUse] = []
     resumed_at: float | None = None

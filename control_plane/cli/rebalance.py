@@ -158,6 +158,8 @@ def _print_plan(plan: RebalancePlan, every: bool = False) -> None:
     )
     if plan.oldest_load_s is not None:
         click.echo(f"oldest measurement: {show.duration(plan.oldest_load_s)} old")
+    if plan.used:
+        _print_used(plan)
     if plan.power:
         _print_power(plan)
     _print_swaps(plan.swaps)
@@ -170,6 +172,15 @@ def _print_plan(plan: RebalancePlan, every: bool = False) -> None:
     _print_moves(plan.moves if every else plan.moves[:_SHOWN])
     if not every and len(plan.moves) > _SHOWN:
         click.echo(f"{len(plan.moves) - _SHOWN} more: --all")
+
+
+def _print_used(plan: RebalancePlan) -> None:
+    rows = [
+        (name, *(f"{share:.0%}" for share in shares.values()))
+        for name, shares in sorted(plan.used.items(), key=lambda each: -max(each[1].values()))
+    ]
+    dimensions = next(iter(plan.used.values()))
+    show.table(("used of", *dimensions), rows[:_SHOWN])
 
 
 def _print_power(plan: RebalancePlan) -> None:

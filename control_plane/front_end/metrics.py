@@ -184,6 +184,15 @@ class _RebalanceMetrics(Collector):
             ),
         ):
             yield GaugeMetricFamily(f"twine_rebalance_{name}", text, value=float(value or 0.0))
+        used = GaugeMetricFamily(
+            "twine_rebalance_used_ratio",
+            "Share of an entitlement's machines that the last plan found in use.",
+            labels=["entitlement", "dimension"],
+        )
+        for entitlement, shares in plan.used.items() if plan is not None else ():
+            for dimension, share in shares.items():
+                used.add_metric([entitlement, dimension], share)
+        yield used
 
 
 class _AllocatorMetrics(Collector):

@@ -31,7 +31,13 @@ from control_plane.broker.core.unavailability import open_event
 from control_plane.portal.core.report import SMALL_MACHINES
 from control_plane.rebalancer.core.language import toml_of
 from control_plane.rebalancer.core.loads import modelled_w
-from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer, Weights
+from control_plane.rebalancer.core.model import (
+    DIMENSIONS,
+    Effort,
+    RegionModel,
+    SolverAnswer,
+    Weights,
+)
 from control_plane.rebalancer.core.place_use import PlaceSums
 from control_plane.rebalancer.core.region_language import in_language, words_about
 from control_plane.rebalancer.core.survey import JobTerms, Load, Survey, SurveySources
@@ -289,6 +295,13 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
             for place, step in enumerate(answer.swaps, 1)
         ],
         limits=answer.limits,
+        used={
+            pool: {
+                name: round(limit - model.weights.tolerance, 4)
+                for name, limit in zip(DIMENSIONS, limits, strict=True)
+            }
+            for pool, limits in answer.limits.items()
+        },
         stacks=[
             StackView(on=step.on, entitlements=step.entitlements, machines=step.machines)
             for step in answer.stacks

@@ -145,9 +145,9 @@ class Weeks:
         self._keep(state)
 
 
-def figures(machines: int, days: float, seed: int = 1) -> dict[str, Any]:
-    """Return both regions' figures."""
-    model = a_model(seed, machines, 16 * machines, pinned=False)
+def figures(machines: int, days: float, seed: int = 1, busy: float = 1.0) -> dict[str, Any]:
+    """Return both regions' figures; tasks use `busy` times what they usually do."""
+    model = a_model(seed, machines, 16 * machines, pinned=False, busy=busy)
     with_it, without = Weeks(model, True, seed), Weeks(model, False, seed)
     for one in (with_it, without):
         one.run(days)

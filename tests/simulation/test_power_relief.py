@@ -10,7 +10,7 @@ from tests.bench.rebalance_power import BUDGET_W, figures_of, picture, played
 
 
 def test_four_events_cap_power_without_the_rebalancer_and_not_with_it() -> None:
-    """RE6, HC13, WH10: the numbers of docs/rebalancing.md."""
+    """RE6, HC13, WH10, AL22: the numbers of docs/rebalancing.md."""
     without, with_it = played(RebalanceMode.OFF), played(RebalanceMode.APPLY)
     left, right = figures_of(without), figures_of(with_it)
 

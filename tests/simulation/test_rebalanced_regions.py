@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from control_plane.api.rebalancing import MoveState
 from vm_lab.region import scenario
-from vm_lab.region.scenario import Scenario
+from vm_lab.region.scenario import FaultRate, Scenario
 from vm_lab.region.seed import SimulatedRegion, draw, of_seed
 
 REBALANCE = scenario.load("rebalance")
@@ -81,6 +81,18 @@ def test_no_rule_is_broken_and_fewer_machines_are_hot(seed: int) -> None:
     assert without.violations == []
     assert not without.moved
     assert sum(with_it.hot) / len(with_it.hot) < 0.8 * sum(without.hot) / len(without.hot)
+
+
+@pytest.mark.parametrize("kind", ["plane-kill-at-step", "plane-kill-at-write"])
+def test_no_rule_is_broken_if_it_is_killed_at_any_await(kind: str) -> None:
+    """RE7, RE5: the control plane dies at a drawn step, or at a write, thirty times an hour."""
+    kills = FaultRate(kind=kind, per_hour=30, seconds=(2.0, 20.0), value=(1.0, 2_000.0))
+    if kind == "plane-kill-at-write":
+        kills = replace(kills, value=(1.0, 12.0))
+    killed = run(replace(REBALANCE, faults=[*REBALANCE.faults, kills], minutes=20.0), 11)
+
+    assert killed.violations == []
+    assert killed.moved
 
 
 def test_a_task_moves_once_in_its_rest_and_the_same_seed_does_the_same() -> None:

@@ -293,6 +293,26 @@ def test_measured_loads_move_tasks_that_claim_alike() -> None:
     in_region(body, measure_s=30.0, smooth_s=60.0, hot_from=0.8, every_s=120.0)
 
 
+def test_a_plan_says_how_much_of_each_entitlement_is_in_use() -> None:
+    """EX10: by dimension, of the machines that it holds; measured, where agents told it."""
+
+    async def body(w: Rebalanced) -> None:
+        await w.packed(quota=3)
+        machine = next(m for m in w.cp._allocator.index.machines.values() if m.jobs)
+        rru, memory = machine.capacity.rru, machine.capacity.memory_bytes
+        w.cp.rebalancer.planner.measured = lambda *_: (rru / 10, memory / 5, 0.0)
+
+        plan = await w.cp.rebalancer.plan()
+
+        assert plan.measured == 9
+        held = len({m.pool for m in w.cp._allocator.index.machines.values() if m.jobs})
+        assert held == 1
+        assert plan.used["front"]["cpu"] == pytest.approx(9 * 0.1 / 3, abs=1e-3)
+        assert plan.used["front"]["memory"] == pytest.approx(9 * 0.2 / 3, abs=1e-3)
+
+    in_region(body, mode=RebalanceMode.OFF)
+
+
 def test_loads_that_were_not_read_lately_do_not_count() -> None:
     """RE2: with the age of each load; claims count again."""
 

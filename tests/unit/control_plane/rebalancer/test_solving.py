@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from msgspec.structs import replace
 
@@ -169,6 +171,29 @@ def test_the_bound_does_not_fill_one_closed_machine_with_the_load_of_another() -
 
     assert answer.steps == []
     assert answer.bound == pytest.approx(total(answer.scores, after=True))
+
+
+BIG_CORES, SMALL_CORES, BIG_IN_A_RACK, SMALL_IN_A_RACK = 36.0, 18.0, 30, 92
+"""The paper's two kinds of machines (§8): of two processors, or of one with 18 cores."""
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_a_rack_of_small_machines_is_balanced_as_well_as_one_of_big_machines(small: bool) -> None:
+    """WH4, EX13: the rack has half as many cores again, and no machine is hot in either."""
+    number, cores = (SMALL_IN_A_RACK, SMALL_CORES) if small else (BIG_IN_A_RACK, BIG_CORES)
+    assert SMALL_IN_A_RACK * SMALL_CORES > 1.5 * BIG_IN_A_RACK * BIG_CORES
+    chance = random.Random(1)
+    machines: list[list[float]] = [[] for _ in range(number)]
+    while sum(map(sum, machines)) < 0.6 * number * cores:
+        load = chance.choice((0.5, 1.0, 2.0, 4.0))
+        fuller = machines[: number // 3] if chance.random() < 0.5 else machines
+        machines[chance.randrange(len(fuller))].append(load)
+
+    answer = solved(a_region(machines, cores=cores, claim_cores=0.1), moves=1_000)
+
+    assert answer.hot_before > number / 5
+    assert answer.hot_after == 0
+    assert total(answer.scores, after=True) == pytest.approx(0.0, abs=0.05)
 
 
 def powered(machines: list[list[float]], limit_w: float, **changes: object) -> RegionModel:

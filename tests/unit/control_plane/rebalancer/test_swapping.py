@@ -1,4 +1,4 @@
-"""RE3: which machines entitlements exchange, on regions small enough to read."""
+"""RE3, WH8: which machines entitlements exchange, on regions small enough to read."""
 
 from __future__ import annotations
 
