@@ -136,7 +136,7 @@ def test_the_model_is_said_in_words_and_written_as_toml_and_solved_without_the_r
 
 def test_the_process_answers_what_the_solver_finds() -> None:
     model = a_model(3, 12, 150)
-    answer = asyncio.run(solver_process(2048)(model, Effort(seconds=5.0)))
+    answer = asyncio.run(solver_process(2048)(model, Effort(seconds=60.0)))
     replay = Replay(model)
 
     assert answer.steps
