@@ -40,6 +40,8 @@ class LoadSignal(StrEnum):
     """Cores that its tasks use, as their agents report."""
     MEMORY = "memory"
     """Memory that its tasks use, as their agents report."""
+    NETWORK = "network"
+    """Bytes that its tasks send and receive in a second, of jobs with private networks."""
     QUERY = "query"
     """The result of `query` at the region's Prometheus server."""
 
@@ -98,7 +100,7 @@ class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
     """Most tasks."""
     target: Annotated[float, Meta(gt=0, le=1e12)]
     """Load of one task that the size aims at. For `cpu` and `memory` a share of the task's limit,
-    as 0.6; for `query` in the unit of the query."""
+    as 0.6; for `network` in bytes a second, for `query` in the unit of the query."""
     mode: AutoscaleMode = AutoscaleMode.RECOMMEND
     signal: LoadSignal = LoadSignal.CPU
     query: Annotated[str, Meta(max_length=4096)] = ""
@@ -148,9 +150,9 @@ def autoscale_errors(document: Any) -> Iterator[FieldError]:
     signal, query = document.get("signal", "cpu"), document.get("query", "")
     if signal == "query" and query == "":
         yield FieldError(field="autoscale.query", reason="missing; signal is query")
+    if query and signal in ("cpu", "memory", "network"):
+        yield FieldError(field="autoscale.query", reason=f"only for signal query, not {signal}")
     if signal in ("cpu", "memory"):
-        if query:
-            yield FieldError(field="autoscale.query", reason=f"only for signal query, not {signal}")
         for name in ("target", "ceiling"):
             share = number(name)
             if share is not None and share > 1:
@@ -188,6 +190,11 @@ def limit_errors(document: Any) -> Iterator[FieldError]:
     signal = policy.get("signal", "cpu")
     if signal == "cpu" and not any(claims) and not document.get("resources"):
         reason = "cpu needs limits.cpu_max_cores or cpus: target is a share of it"
+        yield FieldError(field="autoscale.signal", reason=reason)
+    network = document.get("network")
+    mode = network.get("mode") if isinstance(network, dict) else None
+    if signal == "network" and mode != "private":
+        reason = 'network needs network.mode = "private": traffic of others is not counted'
         yield FieldError(field="autoscale.signal", reason=reason)
     if signal == "memory" and "memory_max_bytes" not in limits:
         reason = "memory needs limits.memory_max_bytes: target is a share of it"

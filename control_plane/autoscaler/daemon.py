@@ -86,7 +86,8 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
             return
         client = await stack.enter_async_context(client_of(config))
         usage = TaskUsageSource(runtime, client.describe_task)
-        sources: dict[LoadSignal, LoadSource] = {LoadSignal.CPU: usage, LoadSignal.MEMORY: usage}
+        built_in = (LoadSignal.CPU, LoadSignal.MEMORY, LoadSignal.NETWORK)
+        sources: dict[LoadSignal, LoadSource] = dict.fromkeys(built_in, usage)
         if config.prometheus:
             source = PrometheusSource(config.prometheus, runtime)
             stack.push_async_callback(source.close)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from agent.usage import TaskUsage
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.jobs import JobStatus
 from control_plane.api.tasks import TaskDescription
@@ -51,15 +52,15 @@ class LoadSource(Protocol):
 
 @dataclass(slots=True)
 class _Counter:
-    """The CPU time of a task as it was read last."""
+    """What of a task only rises, as it was read last: its CPU time, or bytes in its network."""
 
-    cpu_s: float
+    value: float
     at: float
 
 
 @dataclass(slots=True)
 class TaskUsageSource:
-    """CPU and memory from the agents, through the front end; needs no server of its own.
+    """CPU, memory and network from the agents, through the front end; needs no server of its own.
 
     Of a job with many tasks `SAMPLE` are read, and their mean counts for all that are healthy.
     """
@@ -67,7 +68,7 @@ class TaskUsageSource:
     runtime: Runtime
     describe: Callable[[str, int], Awaitable[TaskDescription]]
     """`ControlPlaneClient.describe_task`."""
-    _counters: dict[str, dict[int, _Counter]] = field(default_factory=dict)
+    _counters: dict[str, tuple[LoadSignal, dict[int, _Counter]]] = field(default_factory=dict)
     _gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]]:
@@ -82,23 +83,26 @@ class TaskUsageSource:
     async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
         """Return the load of a job by the usage of its tasks."""
         record, at = status.record, self.runtime.date()
-        counters = self._counters.get(record.name, {})
+        of, counters = self._counters.get(record.name, (policy.signal, {}))
+        if of is not policy.signal:
+            counters = {}
         chosen = sampled(record, counters)
         if not chosen:
             return LoadReading(missing="no task runs")
         read = await asyncio.gather(*(self._read(record.name, index) for index in chosen))
         rates, failed, fresh = list[float](), "", dict[int, _Counter]()
         most = capacity_of(record.spec, LoadSignal.CPU) * _OVER
+        most = most if policy.signal is LoadSignal.CPU else 0.0
         for index, (described, now) in zip(chosen, read, strict=True):
             if isinstance(described, str):
                 failed = described
             elif policy.signal is LoadSignal.MEMORY:
                 rates += [float(described.usage.memory_bytes)] if described.usage else []
-            elif described.usage is not None:
-                newer = _Counter(described.usage.cpu_s, now)
+            elif (value := _risen(described.usage, policy.signal)) is not None:
+                newer = _Counter(value, now)
                 rate, fresh[index] = _rate(counters.get(index), newer)
                 rates += [rate] if rate is not None and not 0 < most < rate else []
-        self._counters[record.name] = fresh
+        self._counters[record.name] = policy.signal, fresh
         if 2 * len(rates) <= len(chosen) - 1 or not rates:
             why = failed or "rates need two readings"
             return LoadReading(missing=f"{len(rates)} of {len(chosen)} tasks were read: {why}")
@@ -113,14 +117,23 @@ class TaskUsageSource:
                 return str(e), 0.0
 
 
+def _risen(usage: TaskUsage | None, signal: LoadSignal) -> float | None:
+    """Return the counter that a signal is the rate of; None: it was not read."""
+    if usage is None:
+        return None
+    if signal is LoadSignal.NETWORK:
+        return None if usage.network_bytes is None else float(usage.network_bytes)
+    return usage.cpu_s
+
+
 def _rate(before: _Counter | None, newer: _Counter) -> tuple[float | None, _Counter]:
-    """Return the cores used between two readings, and the reading that the next one goes by.
+    """Return the rate between two readings, and the reading that the next one goes by.
 
     None for a first reading, after a restart (the counter begins again), and for readings that are
     too far from each other. Readings that are too close wait for a later one.
     """
-    if before is None or newer.cpu_s < before.cpu_s or newer.at - before.at > LONGEST_S:
+    if before is None or newer.value < before.value or newer.at - before.at > LONGEST_S:
         return None, newer
     if newer.at - before.at < SHORTEST_S:
         return None, before
-    return (newer.cpu_s - before.cpu_s) / (newer.at - before.at), newer
+    return (newer.value - before.value) / (newer.at - before.at), newer

@@ -254,7 +254,8 @@ def _why(
     load: float | None,
     predicted: Forecast | None,
 ) -> str:
-    unit = {LoadSignal.CPU: " cores", LoadSignal.MEMORY: " bytes"}.get(policy.signal, "")
+    units = {LoadSignal.CPU: " cores", LoadSignal.MEMORY: " bytes", LoadSignal.NETWORK: " B/s"}
+    unit = units.get(policy.signal, "")
     measured = "not measured" if load is None else f"{load:.4g}{unit}"
     ahead = ""
     if predicted is not None:

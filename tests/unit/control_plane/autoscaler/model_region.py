@@ -29,6 +29,7 @@ from control_plane.api.tasks import TaskDescription
 from wire.errors import Conflict, NotFound, Problem, Unreachable
 
 CORES = 2.0
+BYTES_PER_CPU_S = 1_000_000
 START_S = 200.0
 MSBS = 4
 
@@ -139,7 +140,10 @@ class ModelRegion:
             raise Unreachable("the agent does not answer")
         if index not in self.started:
             raise NotFound("it is gone")
-        usage = TaskUsage(task_id=f"web-{index}", cpu_s=self._cpu.get(index, 0.0))
+        used = self._cpu.get(index, 0.0)
+        usage = TaskUsage(
+            task_id=f"web-{index}", cpu_s=used, network_bytes=round(used * BYTES_PER_CPU_S)
+        )
         return TaskDescription(
             task=f"web-{index}", machine="m0", phase="running", version=1, usage=usage
         )

@@ -44,6 +44,15 @@ def test_a_job_that_follows_its_load_has_tasks_that_are_alike(key: str) -> None:
     assert "twinectl job shards" in reason
 
 
+def test_network_is_a_signal_of_private_networks_alone() -> None:
+    """AS1: bytes a second, by the agents."""
+    policy = {**GOOD, "signal": "network", "target": 5e6}
+    assert errors(policy) == [
+        'autoscale.signal: network needs network.mode = "private": traffic of others is not counted'
+    ]
+    assert errors(policy, network={"mode": "private"}) == []
+
+
 def test_every_mistake_in_a_policy_is_listed() -> None:
     found = errors(
         {

@@ -42,7 +42,7 @@ def autoscaler_of(region: ModelRegion, store: MemoryStore) -> Autoscaler:
         runtime,
         region,
         store,
-        {LoadSignal.CPU: usage, LoadSignal.MEMORY: usage},
+        {LoadSignal.CPU: usage, LoadSignal.MEMORY: usage, LoadSignal.NETWORK: usage},
         Writer(region),  # type: ignore[arg-type]
     )
 
@@ -89,6 +89,21 @@ def test_the_size_follows_two_days_of_load_and_no_minute_is_short() -> None:
         assert autoscaler.counts["failed rounds"] == 0
 
     course(body)
+
+
+def test_the_size_follows_the_bytes_of_the_network() -> None:
+    """AS1: 30 cores are 30 MB a second in the model, and a task is to have one of them."""
+
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        await lasts(autoscaler, 6 * HOUR_S)
+        found = autoscaler.view("web").recommendation
+        assert found is not None
+        assert found.load == pytest.approx(30e6, rel=0.01)
+        assert "B/s" in found.reason
+        assert 30 <= region.record.spec.tasks <= 34
+
+    policy = a_policy(minimum=4, maximum=200, signal=LoadSignal.NETWORK, target=1e6)
+    course(body, lambda _: 30.0, policy=policy)
 
 
 def test_the_first_round_measures_and_changes_nothing() -> None:
