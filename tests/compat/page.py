@@ -71,7 +71,9 @@ def _when(found: Sequence[Mapping[str, Any]]) -> str:
     if not kernels:
         return ""
     days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"Run on {days}, kernel {' and '.join(kernels)}."
+    bare = sum("kernel" not in one for one in found)
+    unknown = f" (of {bare} it was not noted)" if bare else ""
+    return f"Run on {days}, kernel {' and '.join(kernels)}{unknown}."
 
 
 def _row(recipe: Recipe, found: Mapping[str, Any] | None) -> str:
