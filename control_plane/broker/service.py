@@ -44,7 +44,7 @@ MAX_PAGE = 5000
 _LOOK = 2000
 """Machines that are looked at before others get their turn: a few milliseconds."""
 _ERRORS_SHOWN = 200
-_COUNTED = 500
+_COUNTED = 300
 """Machines that are counted before others get their turn: about 2 ms."""
 View = Callable[[MachineRecord], MachineView]
 Glance = Callable[[str], tuple[int, bool]]

@@ -178,8 +178,8 @@ async def _relayed(
             gate.ended.set()
         kept = {n: found.headers[n] for n in (*_PASSED, *_SECURITY) if n in found.headers}
         response = web.StreamResponse(status=found.status, headers=kept)
-        await response.prepare(request)
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError):  # the browser left
+            await response.prepare(request)
             async for chunk in found.content.iter_any():
                 await response.write(chunk)
             await response.write_eof()

@@ -28,7 +28,7 @@ from control_plane.portal.portal import MANY, Person, Portal, Use
 from control_plane.runtime.runtime import Runtime
 from wire.errors import NotFound
 
-_CHUNK = 500
+_CHUNK = 200
 """Machines that a report reads before others have their turn: a few milliseconds."""
 
 

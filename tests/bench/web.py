@@ -4,7 +4,8 @@
 
 The assembled control plane with machines in memory (`control_plane.py`), the front end and the
 console on a unix socket. `region_ms` is from the request to the last byte (the median; viewers
-share answers, and `region_first_ms` is that of the first), `region_kb` what goes over the wire.
+share answers, and `region_first_ms` is that of the first, of which `region_first_cpu_ms` was
+computing), `region_kb` what goes over the wire.
 `pause_*_cpu_ms` is the longest computation between two turns of the loop while the page was made.
 The Gantt chart is computed of 24 h of generated operations. `browsers_cpu_percent` is of one core,
 for `BROWSERS` open streams of changes of an idle region less the same without them; the clients run
@@ -102,17 +103,19 @@ class WebBench(Bench):
         return 100 * (time.process_time() - cpu) / (time.perf_counter() - began)
 
     async def _measure(self, session: aiohttp.ClientSession, name: str, path: str) -> None:
-        took = []
+        took, used = [], []
         async with self._phase(name):
             for _ in range(ROUNDS):
                 await asyncio.sleep(0.1)
-                began = time.perf_counter()
+                began, cpu = time.perf_counter(), time.process_time()
                 async with session.get(f"http://x{path}") as answer:
                     assert answer.status == 200, await answer.text()
                     body = await answer.read()
                 took.append(time.perf_counter() - began)
+                used.append(time.process_time() - cpu)
         self.result |= {
             f"{name}_first_ms": ms(took[0]),
+            f"{name}_first_cpu_ms": ms(used[0]),
             f"{name}_ms": ms(statistics.median(took)),
             f"{name}_kb": round(len(body) / 1000),
         }
