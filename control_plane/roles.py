@@ -311,10 +311,7 @@ class ControlPlane(JobCalls):
         return await self._broker.join(request)
 
     async def disconnect(self, machine: str) -> None:
-        """Close the connections to a machine's agent, those in use, too; later calls make new ones.
-
-        For when the identity that its agent showed counts no more: who is there shows another one.
-        """
+        """Close the connections to a machine's agent, whose identity is no longer valid."""
         await self._pool.drop(machine)
 
     # -- entitlements
@@ -471,14 +468,12 @@ class ControlPlane(JobCalls):
 
     def _draw(self, record: MachineRecord) -> tuple[float, float]:
         """Return the promised share of a machine's CPU, and its draw in watts by the model."""
-        rru = record.hardware.rru if record.hardware is not None else 0.0
-        size = rru or float(record.facts.cpus if record.facts is not None else 0)
+        hardware, facts = record.hardware, record.facts
+        size = (hardware.rru if hardware else 0.0) or float(facts.cpus if facts else 0)
         share = self._used(record.machine).rru / size if size else 0.0
-        power_w = record.hardware.power_w if record.hardware is not None else 0
-        return share, modelled_w(power_w, share)
+        return share, modelled_w(hardware.power_w if hardware else 0, share)
 
     def _profile_of(self, entitlement: str) -> str:
-        """Return the profile of an entitlement that has machines of its own."""
         record = self._portal.table.find(entitlement)
         return "" if record is None or record.spec.materialization else record.spec.host_profile
 
