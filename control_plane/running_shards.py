@@ -141,9 +141,16 @@ class RunningShards:
 
     def of_number(self, text: str) -> RunningShard:
         """Return the shard with a number, as a path has it; `NotFound` if there is none."""
-        if not text.isdecimal() or int(text) >= self.count:
-            raise NotFound(f"there is no shard {text!r}: they are 0 to {self.count - 1}")
-        return self._running(int(text))
+        number = self.number_in(text)
+        if number is None:
+            raise NotFound(f"there is no shard {text[:20]!r}: they are 0 to {self.count - 1}")
+        return self._running(number)
+
+    def number_in(self, text: str) -> int | None:
+        """Return the number of a shard that there is, as a path has it; None: it is none."""
+        if not text.isdecimal() or len(text) > len(str(SHARDS_MAX)) or int(text) >= self.count:
+            return None
+        return int(text)
 
     def _running(self, number: int) -> RunningShard:
         found = self._by_number.get(number)

@@ -254,12 +254,11 @@ class Forwarding:
         )
 
     async def _shard_metrics(self, handler: Handler, call: Call) -> AsyncIterator[bytes]:
-        shards, text = self._plane.shards, call.path["shard"]
-        if not text.isdecimal() or int(text) >= shards.count or self._plane.role.runs(int(text)):
+        number = self._plane.shards.number_in(call.path["shard"])
+        if number is None or self._plane.role.runs(number):
             answer: AsyncIterator[bytes] = await handler(call)
             return answer
-        client = self._client(int(text))
-        return client.stream(_ROUTES["shard_metrics"], shard=text)
+        return self._client(number).stream(_ROUTES["shard_metrics"], shard=str(number))
 
     async def _list_jobs(self, handler: Handler, call: Call) -> Jobs:
         answers = await self._everywhere(call)

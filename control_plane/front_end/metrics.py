@@ -125,11 +125,9 @@ class _RoleMetrics(Collector):
             family = GaugeMetricFamily(f"twine_role_{name}", text, labels=["role"])
             family.add_metric([of.role], value)
             yield family
-        times = GaugeMetricFamily(
-            "twine_store_write_seconds", "Time of the last 1,000 writes.", labels=["quantile"]
-        )
-        times.add_metric(["0.5"], of.write_p50_s)
-        times.add_metric(["0.99"], of.write_p99_s)
+        times = Metric("twine_store_write_seconds", "Time of the last 1,000 writes.", "summary")
+        times.add_sample(times.name, {"quantile": "0.5"}, of.write_p50_s)
+        times.add_sample(times.name, {"quantile": "0.99"}, of.write_p99_s)
         yield times
         yield CounterMetricFamily(
             "twine_store_writes", "Transactions that the store answered.", value=of.writes

@@ -14,7 +14,6 @@ class WriteTimes:
     """The times of the last transactions of an engine, refused ones included."""
 
     def __init__(self) -> None:
-        """Know of none yet."""
         self.count = 0
         self._last: deque[float] = deque(maxlen=_KEPT)
 
