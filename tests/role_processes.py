@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,19 +20,13 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, JobSpec, UpdatePolicy
 from control_plane.client import ControlPlaneClient
 from tests.etcd import Cluster
+from tests.ports import free_port
 from vm_lab.fleet import Fleet, FleetHost
 from wire.errors import TwineError
 
 PATIENCE_S = 180.0
 """Long: a machine with much else to do is slow, and leases are long for that reason, too."""
 _DAEMON = (sys.executable, "-m", "control_plane.daemon")
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port: int = unused.getsockname()[1]
-        return port
 
 
 class PlaneProcess:

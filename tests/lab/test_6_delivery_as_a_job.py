@@ -24,7 +24,8 @@ from conveyor.client import ConveyorClient
 from conveyor.pipeline_file import pipeline_spec
 from conveyor.routes import IDENTITY
 from tests.integration.attack.face import USER, Face, running
-from tests.integration.conveyor.test_delivery import free_port, pushed, until
+from tests.integration.conveyor.test_delivery import pushed, until
+from tests.ports import free_port
 from vm_lab.image.conveyor import build_conveyor
 from wire import tls
 

@@ -16,13 +16,14 @@ from click.testing import CliRunner
 from agent.api import ImageFormat, TaskState
 from agent.client import AgentClient
 from control_plane.daemon import main as daemon
+from tests.ports import free_port
 from wire import tls
 
 from .face import USER, Face, running
 from .test_authority_rotates import credential
 from .test_cloned_host import joined, on, runs, serves, task
 from .test_identity import ctl
-from .test_revoked_agent import agent_in, answering, unused_port
+from .test_revoked_agent import agent_in, answering
 
 DATA = a_tar(app="code")
 WEB = a_spec(image=digest_of(DATA))
@@ -67,7 +68,7 @@ def ends(face: Face) -> None:
 
 def test_a_file_that_is_lost_under_a_control_plane_is_written_again(control_plane: Face) -> None:
     """F-88: the key is in its memory; hosts renew, and a step that is taken back writes all."""
-    face, port = control_plane, unused_port()
+    face, port = control_plane, free_port(USER)
     folder = face.folder / "host"
     joined(face, "vm1", port, folder)
     path = face.folder / "state/authority.pem"
@@ -91,7 +92,7 @@ def test_a_lost_key_stops_no_task_and_hosts_join_again(control_plane: Face) -> N
 
     The task's process is the same throughout: its agent is started again only at the very end.
     """
-    face, port = control_plane, unused_port()
+    face, port = control_plane, free_port(USER)
     folder = face.folder / "host"
     joined(face, "vm1", port, folder)
     path = face.folder / "state/authority.pem"

@@ -17,12 +17,13 @@ from control_plane.cli.root import main
 from control_plane.client import ControlPlaneClient
 from control_plane.daemon import main as daemon
 from control_plane.identity.authority import open_authority
+from tests.ports import free_port
 from wire import pins, tls
 from wire.errors import TwineError
 
 from .face import USER, Face, running
 from .test_identity import ctl, joins
-from .test_revoked_agent import agent, answering, unused_port
+from .test_revoked_agent import agent, answering
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_the_root_is_exchanged_under_load_and_nobody_notices(control_plane: Face
     Two agents, a user on kept and on new connections, each step as an operator takes it: not one
     request fails, and no host joins again. Who would be locked out is told by name first.
     """
-    face, ports = control_plane, {"vm1": unused_port(), "vm2": unused_port()}
+    face, ports = control_plane, {"vm1": free_port(USER), "vm2": free_port(USER)}
     credential(face, "old")
     for machine, port in ports.items():
         joins(face, machine, f"{USER}:{port}")

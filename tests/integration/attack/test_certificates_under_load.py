@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from agent.api.presence import Presence
 from agent.identity.identity import HostIdentity
 from agent.routes import JOIN_ROUTES
+from tests.ports import free_port
 from wire import pins, tls
 from wire.client import WireClient
 from wire.errors import TwineError
@@ -24,7 +25,7 @@ from wire.routes import Route
 from .face import USER, running
 from .test_authority_rotates import Load, credential, shown
 from .test_identity import ctl, joins
-from .test_revoked_agent import agent, answering, unused_port
+from .test_revoked_agent import agent, answering
 
 ASK: Route = next(route for route in JOIN_ROUTES if route.name == "show_presence")
 STEP, REQUESTS = 300, 1000
@@ -102,7 +103,7 @@ def test_no_request_fails_while_leaves_are_renewed_and_the_root_is_exchanged(
     former one issued is refused after it was retired.
     """
     with running("control plane", tmp_path / "plane") as face, ExitStack() as stack:
-        ports = {"vm1": unused_port(), "vm2": unused_port()}
+        ports = {"vm1": free_port(USER), "vm2": free_port(USER)}
         for machine, port in ports.items():
             joins(face, machine, f"{USER}:{port}")
             stack.enter_context(agent(face, machine, port))

@@ -18,11 +18,12 @@ from agent.api import ImageFormat, TaskState, TaskStatus
 from agent.client import AgentClient
 from agent.identity.identity import HostIdentity
 from control_plane.cli.root import main
+from tests.ports import free_port
 from wire.errors import Busy, Conflict, Forbidden, Unreachable
 
 from .face import USER, Face, running
 from .test_identity import ctl, joins
-from .test_revoked_agent import agent_in, answering, unused_port
+from .test_revoked_agent import agent_in, answering
 
 T = TypeVar("T")
 DATA = a_tar(app="code")
@@ -112,7 +113,7 @@ def test_a_copied_host_starts_nothing_and_the_other_one_goes_on(control_plane: F
     same process, and its agent is restarted and asked again in between.
     """
     face, original = control_plane, control_plane.folder / "original"
-    port, other_port = unused_port(), unused_port()
+    port, other_port = free_port(USER), free_port(USER)
     joined(face, "vm1", port, original)
     with agent_in(original, port):
         face.until(lambda: serves(original) and answering(face, "vm1"), "vm1 is not heard")
@@ -160,7 +161,7 @@ def test_the_second_host_becomes_the_machine_when_the_other_one_is_gone(
 ) -> None:
     """F-89: by an operator's word, never by the other one's silence alone."""
     face, original = control_plane, control_plane.folder / "original"
-    port, other_port = unused_port(), unused_port()
+    port, other_port = free_port(USER), free_port(USER)
     joined(face, "vm1", port, original)
     with agent_in(original, port):
         face.until(lambda: serves(original) and answering(face, "vm1"), "vm1 is not heard")

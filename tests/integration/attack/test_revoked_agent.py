@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 from .face import USER, Face, running
 from .test_identity import ctl, joins
@@ -26,12 +27,6 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
     """A control plane with a host of its own."""
     with running("control plane", tmp_path_factory.mktemp("revoked")) as face:
         yield face
-
-
-def unused_port() -> int:
-    """Return a port of the loopback that nobody listens at."""
-    with socket.create_server((USER, 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 @contextmanager
@@ -78,7 +73,7 @@ def standing(port: int) -> int:
 
 def test_a_revoked_agent_is_talked_to_no_more(control_plane: Face) -> None:
     """BUG-HT5: the control plane went on with a connection that stood, until the leaf ended."""
-    face, port = control_plane, unused_port()
+    face, port = control_plane, free_port(USER)
     joins(face, "vm7", f"{USER}:{port}")
     with agent(face, "vm7", port):
         face.until(lambda: answering(face, "vm7"), "the agent is not heard")
@@ -93,7 +88,7 @@ def test_a_revoked_agent_is_talked_to_no_more(control_plane: Face) -> None:
 
 def test_one_that_joined_again_is_talked_to_again(control_plane: Face) -> None:
     """BUG-HT5: a revocation is of certificates, not of the machine."""
-    face, port = control_plane, unused_port()
+    face, port = control_plane, free_port(USER)
     joins(face, "vm6", f"{USER}:{port}")
     with agent(face, "vm6", port):
         face.until(lambda: answering(face, "vm6"), "the agent is not heard")

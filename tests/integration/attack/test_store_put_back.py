@@ -22,6 +22,7 @@ from control_plane.api.jobs import JobSpec, TaskPhase
 from control_plane.cli.root import main as twinectl
 from control_plane.client import ControlPlaneClient
 from control_plane.daemon import main as daemon
+from tests.ports import free_port
 from wire import tls
 from wire.errors import Forbidden, Unauthenticated
 
@@ -30,7 +31,7 @@ from .test_authority_lost import again, ends, starts
 from .test_authority_rotates import credential
 from .test_cloned_host import joined, on
 from .test_identity import FACTS, ctl
-from .test_revoked_agent import agent_in, answering, unused_port
+from .test_revoked_agent import agent_in, answering
 
 T = TypeVar("T")
 DATA = a_tar(app="code")
@@ -84,7 +85,7 @@ class Hosts:
 
     def add(self, name: str) -> Path:
         """Let one more host join, and wait until it is heard."""
-        folder, port = self.face.folder / f"runs-{name}", unused_port()
+        folder, port = self.face.folder / f"runs-{name}", free_port(USER)
         self._ports[name] = port
         joined(self.face, name, port, folder)
         self._stack.enter_context(agent_in(folder, port, program="a_host.py"))
@@ -329,7 +330,7 @@ def test_a_host_of_which_the_agent_was_started_again_refuses_it_as_well(
     control_plane: Face,
 ) -> None:
     """F-88: what the host was told is on its disk; it forgets that only when it joins anew."""
-    face, port = control_plane, unused_port()
+    face, port = control_plane, free_port(USER)
     folder = face.folder / "host"
     joined(face, "vm1", port, folder)
     kept = folder / "state/identity/last-term"

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import io
 import math
-import socket
 import tarfile
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator
@@ -30,6 +29,7 @@ from conveyor.cli import run_service
 from conveyor.client import ConveyorClient
 from conveyor.config import ConveyorConfig
 from conveyor.runs import PipelineView
+from tests.ports import free_port
 from vm_lab.fleet import fleet
 
 PATIENCE_S = 60.0
@@ -71,11 +71,6 @@ step_s = 1
 health = {{}}
 every_s = 2
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 async def pushed(client: ControlPlaneClient, version: int) -> str:

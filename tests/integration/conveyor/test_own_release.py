@@ -21,7 +21,8 @@ from agent.api import MachineFacts
 from agent.host.facts import FactsReader
 from conveyor.client import ConveyorClient
 from conveyor.config import ConveyorConfig, FleetSettings
-from tests.integration.conveyor.test_delivery import conveyor, ctl, free_port, until
+from tests.integration.conveyor.test_delivery import conveyor, ctl, until
+from tests.ports import free_port
 from vm_lab.fleet import Fleet, FleetHost, fleet
 
 OLD, NEW, BROKEN = "0.1.0", "0.2.0", "0.3.0"

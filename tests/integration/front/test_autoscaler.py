@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from control_plane.autoscaler.prometheus import PrometheusSource
 from control_plane.autoscaler.signals import LoadReading
 from control_plane.cli import main
 from control_plane.runtime.runtime import Runtime
+from tests.ports import free_port
 
 from .conftest import Region
 
@@ -113,9 +113,7 @@ def prometheus(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> 
         "scrape_configs:\n"
         f"- job_name: web\n  static_configs: [{{targets: ['127.0.0.1:{exporter.server_port}']}}]\n"
     )
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     words = (
         f"--config.file={folder}/p.yml",
         f"--storage.tsdb.path={folder}/data",

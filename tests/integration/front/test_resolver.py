@@ -21,6 +21,7 @@ import dns.rcode
 import pytest
 
 from control_plane.api.jobs import Endpoint
+from tests.ports import free_port
 
 from .conftest import Region
 
@@ -78,12 +79,6 @@ class TaskServer(ThreadingHTTPServer):
     def endpoint(self) -> Endpoint:
         ports = {"http": self.server_address[1]}
         return Endpoint(task=self.task, machine="m1", host="127.0.0.1", ports=ports, version=1)
-
-
-def a_free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def until(what: Callable[[], object]) -> None:
@@ -176,7 +171,7 @@ def test_haproxy_follows_a_job_without_a_failed_request(
     assert haproxy
     old, new = tasks[:2], tasks[2:]
     region.run(region.control_plane.serve(*(t.endpoint() for t in old)))
-    port, own, file = a_free_port(), tmp_path / "own.cfg", tmp_path / "twine.cfg"
+    port, own, file = free_port(), tmp_path / "own.cfg", tmp_path / "twine.cfg"
     own.write_text(OWN_CONFIGURATION.format(folder=tmp_path))
     service = f"web:http=127.0.0.1:{port}"
     once = resolver(region, "proxy", "haproxy", service)
@@ -205,7 +200,7 @@ def test_nginx_takes_what_is_written(region: Region, tasks: list[TaskServer], tm
     nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin")
     assert nginx
     region.run(region.control_plane.serve(tasks[0].endpoint()))
-    port, own, file = a_free_port(), tmp_path / "nginx.conf", tmp_path / "twine.cfg"
+    port, own, file = free_port(), tmp_path / "nginx.conf", tmp_path / "twine.cfg"
     own.write_text(NGINX_CONFIGURATION.format(folder=tmp_path))
     service = f"web:http=127.0.0.1:{port}"
     once = resolver(region, "proxy", "nginx", service, "gone:http")
