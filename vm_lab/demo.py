@@ -19,7 +19,7 @@ import click
 
 from vm_lab.image.app import VERSIONS, build_app
 from vm_lab.progress import PATIENCE_S, Progress
-from vm_lab.state import LabPaths
+from vm_lab.state import LabPaths, process_ref
 
 JOB_FILE = Path(__file__).parent / "jobs" / "web.toml"
 PROXY = "http://10.77.0.1:8080/"
@@ -66,11 +66,12 @@ class Demo:
         click.secho(f"the web console, for ten minutes: {self._console_link()}", bold=True)
 
     def _console_link(self) -> str:
-        """Return a one-time link to a console that outlives the demo and ends by itself."""
+        """Return a one-time link to a console that outlives the demo; it ends with the lab."""
         words = [str(self._bin / "twinectl"), "--endpoint", self.endpoint, "ui", "jobs/web"]
         console = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
+        self._paths.save(self._paths.web_console, process_ref(console.pid))
         assert console.stdout is not None
         return console.stdout.readline().decode().removeprefix("open ").strip()
 

@@ -19,7 +19,7 @@ from vm_lab.leftovers import Check, check_leftovers, host_interfaces
 from vm_lab.progress import PATIENCE_S, Progress
 from vm_lab.proxy import Proxy
 from vm_lab.sandbox import LabSandbox, NamespaceRecord, remove_mount_points, remove_tree
-from vm_lab.state import LabPaths, LabRecord
+from vm_lab.state import LabPaths, LabRecord, end_process
 from vm_lab.topology import LabMachine, read_topology
 from vm_lab.vagrant import Vagrant
 
@@ -240,6 +240,7 @@ class Lab:
                 vagrant = Vagrant(self.sandbox, self.topology, record)
                 vagrant.run("destroy", "-f")
         with self.progress.step("ending the lab's processes"):
+            end_process(self.paths.web_console)
             self.sandbox.stop()
         remove_tree(self.paths.run)
         remove_tree(self.paths.state)

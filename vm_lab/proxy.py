@@ -3,7 +3,6 @@
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from vm_lab.control import LabControlPlane, program
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
-from vm_lab.state import find_process, process_ref
+from vm_lab.state import end_process, find_process, process_ref
 
 FIRST_PORT = 8080
 _OWN = """\
@@ -77,11 +76,7 @@ class Proxy:
     def stop(self) -> None:
         """End it; without one nothing happens."""
         for ref in (self._resolver, self._haproxy):
-            deadline = time.monotonic() + PATIENCE_S
-            while (pid := find_process(ref)) is not None:
-                os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
-                time.sleep(0.05)
-            ref.unlink(missing_ok=True)
+            end_process(ref)
         self._socket.unlink(missing_ok=True)
 
     def _resolver_words(self, wanted: Sequence[str]) -> list[str]:

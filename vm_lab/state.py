@@ -6,11 +6,14 @@ time, so that a number the kernel has reused is never mistaken for it.
 
 import os
 import re
+import signal
+import time
 from pathlib import Path
 
 import msgspec
 
 from vm_lab.errors import LabError
+from vm_lab.progress import PATIENCE_S
 
 STATE_ROOT = Path("/var/lib/twine-lab")
 RUN_ROOT = Path("/run/twine-lab")
@@ -61,6 +64,8 @@ class LabPaths:
         self.control_plane_state = self.state / "control-plane"
         self.control_plane_config = self.state / "control-plane.toml"
         self.control_plane_log = self.state / "control-plane.log"
+        self.web_console = self.state / "web-console.json"
+        """The `twinectl ui` that the demo leaves behind."""
         self.control_plane_socket = self.run / "cp.sock"
         self.pool = self.state / "pool"
         self.boot = self.state / "boot"
@@ -119,6 +124,15 @@ def find_process(file: Path) -> int | None:
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     return ref.pid if _start_ticks(ref.pid) == ref.start_ticks else None
+
+
+def end_process(file: Path) -> None:
+    """End the process recorded in the file and forget it; without one nothing happens."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (pid := find_process(file)) is not None:
+        os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+        time.sleep(0.05)
+    file.unlink(missing_ok=True)
 
 
 def _start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:

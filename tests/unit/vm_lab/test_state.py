@@ -1,9 +1,10 @@
 import os
+import signal
 
 import pytest
 
 from vm_lab.errors import LabError
-from vm_lab.state import LabPaths, LabRecord, ProcessRef, find_process, process_ref
+from vm_lab.state import LabPaths, LabRecord, ProcessRef, end_process, find_process, process_ref
 
 
 def a_lab(tmp_path) -> LabPaths:
@@ -55,3 +56,16 @@ def test_no_file_means_no_process(tmp_path):
 def test_a_snapshot_cannot_be_named_out_of_its_folder(tmp_path, name):
     with pytest.raises(LabError):
         a_lab(tmp_path).snapshot(name)
+
+
+def test_a_recorded_process_is_ended_and_forgotten(tmp_path, mocker):
+    """The console that the demo leaves: `down` found it and said that something was left."""
+    paths = a_lab(tmp_path)
+    ref = process_ref(os.getpid())
+    paths.save(paths.web_console, ref)
+    gone = ProcessRef(pid=ref.pid, start_ticks=ref.start_ticks - 1)
+    kill = mocker.patch("os.kill", side_effect=lambda *_: paths.save(paths.web_console, gone))
+    end_process(paths.web_console)
+    kill.assert_called_once_with(os.getpid(), signal.SIGTERM)
+    assert not paths.web_console.exists()
+    end_process(paths.web_console)
