@@ -46,7 +46,7 @@ class Life(Written, frozen=True, kw_only=True):
     max_run_s: LongSeconds | None = None
     """A main process that runs for longer is ended; that is a failure (`timeout`)."""
     notice: NoticeWish | None = None
-    """How it is told that its machine is taken away, or that lent capacity is short."""
+    """Notices that its machine is going to be taken away, or that lent capacity is short."""
     startup: Probe | None = None
     """Until it succeeds no other probe is asked and the task is not healthy; one that fails for
     good restarts the task."""

@@ -1,4 +1,4 @@
-"""What tasks are told ahead of time: that their machine goes, that lent capacity is short."""
+"""Notices to tasks: their machine is going to be taken away, or lent capacity is short."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from agent.api.ranges import (
 )
 
 CAPACITY_OF_MAX = 8
-"""Entitlements of whose capacity one task is told."""
+"""The most entitlements whose capacity a task can ask about."""
 
 
 class NoticeWish(Written, frozen=True, kw_only=True):
-    """How a task wants to be told, beside its file `/run/twine-notice/notice.json`."""
+    """The notices a task asks for; they are always in `/run/twine-notice/notice.json`."""
 
     port: Port | None = None
-    """Where it is told by POST as well, with what is in the file; None: nowhere."""
+    """The agent also sends the file by POST to this port of the task; None: it does not."""
     path: HttpPath = "/"
-    """Of the POST."""
+    """The path of the POST."""
     timeout_s: Seconds = 5.0
-    """An answer that takes longer counts for nothing: it is told again."""
+    """The agent repeats a POST that is not answered within this time."""
     capacity_of: Annotated[list[Name], Meta(max_length=CAPACITY_OF_MAX)] = []
-    """The task is told whether these entitlements have the lent machines that they want."""
+    """The notices say whether these entitlements have the lent machines that they want."""
 
 
 class HostNotice(Reported, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class LentCapacity(Reported, frozen=True, kw_only=True):
 
 
 class HostNotices(Reported, frozen=True, kw_only=True):
-    """All that the tasks of a machine are to be told now; what is left out is withdrawn."""
+    """All notices of a machine's tasks; one that is left out is withdrawn."""
 
     epoch: Count = 0
     """Leadership term of the sender."""

@@ -16,7 +16,7 @@ NOTHING = b'{"notices":[],"capacity":[]}'
 
 
 def text_for(spec: TaskSpec, held: HostNotices) -> bytes:
-    """Return what a task is told now, as JSON: notices, and the capacity that it asked for."""
+    """Return a task's notices as JSON, with the capacity that it asked about."""
     wish = spec.life.notice
     asked = set(wish.capacity_of) if wish is not None else set()
     capacity = [state for state in held.capacity if state.entitlement in asked]

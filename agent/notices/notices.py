@@ -1,8 +1,8 @@
-"""Tells tasks what is planned for their machine: in a file that they can read, and by their hook.
+"""Writes each task's notices to a file that it can read, and sends them to its hook.
 
     <run>/notices/.host.json            what the control plane said last
-    <run>/notices/<task>/notice.json    what one task is told, replaced in one step
-    <run>/notices/.told-<task>          what its hook took last, so that a new agent says it once
+    <run>/notices/<task>/notice.json    the notices of one task, replaced in one step
+    <run>/notices/.told-<task>          what its hook took last, which a new agent reads
 
 All of it is in memory (`/run`) and outlives the agent; after a reboot the control plane says it
 again.
@@ -33,7 +33,7 @@ from wire.errors import Conflict, HostError
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""A task that has just started is told within this time; a change is told at once."""
+"""A task gets its notices within this time of its start; a change is sent at once."""
 _LANE = "notices"
 _HOST = ".host.json"
 LOOPBACK = "127.0.0.1"

@@ -57,7 +57,7 @@ class JobNotice(_Written, frozen=True, kw_only=True):
     timeout_s: Seconds = 5.0
     """An answer that takes longer counts for nothing."""
     capacity_of: Annotated[list[Name], Meta(max_length=CAPACITY_OF_MAX)] = []
-    """Tasks are told whether these entitlements have the lent machines that they want."""
+    """The notices say whether these entitlements have the lent machines that they want."""
 
 
 class JobLife(_Written, frozen=True, kw_only=True):
