@@ -60,15 +60,7 @@ def controller_add(name: str, hosts: tuple[str, ...], out: Path, ttl: float, **g
 
     Written again to the same file, it is taken by a controller that runs.
     """
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-        _write_credential(config, ("controller", name, hosts), out, ttl, "")
-        where = ", ".join(hosts)
-        click.echo(f"{out}: controller {name} may serve at {where} for {ttl / 86_400:g} d")
-    except TwineError as e:
-        fail(e)
-    except OSError as e:
-        fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
+    _serving_credential(("controller", name, hosts), f"controller {name}", out, ttl, given)
 
 
 @click.command("shard-credential")
@@ -85,15 +77,7 @@ def shard_credential(
 
     Written again to the same file, it is taken by a process that runs.
     """
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-        _write_credential(config, ("component", f"shard-{number}", hosts), out, ttl, "")
-        where = ", ".join(hosts)
-        click.echo(f"{out}: shard {number} may serve at {where} for {ttl / 86_400:g} d")
-    except TwineError as e:
-        fail(e)
-    except OSError as e:
-        fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
+    _serving_credential(("component", f"shard-{number}", hosts), f"shard {number}", out, ttl, given)
 
 
 @click.command("front-end-credential")
@@ -107,11 +91,22 @@ def front_end_credential(hosts: tuple[str, ...], out: Path, ttl: float, **given:
 
     Written again to the same file, it is taken by a process that runs.
     """
+    _serving_credential(("component", "front-end", hosts), "a front end", out, ttl, given)
+
+
+def _serving_credential(
+    subject: tuple[str, str, tuple[str, ...]],
+    what: str,
+    out: Path,
+    ttl: float,
+    given: dict[str, Any],
+) -> None:
+    """Write the credential of a server, and say where it may serve for how long."""
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
-        _write_credential(config, ("component", "front-end", hosts), out, ttl, "")
-        where = ", ".join(hosts)
-        click.echo(f"{out}: a front end may serve at {where} for {ttl / 86_400:g} d")
+        _write_credential(config, subject, out, ttl, "")
+        where = ", ".join(subject[2])
+        click.echo(f"{out}: {what} may serve at {where} for {ttl / 86_400:g} d")
     except TwineError as e:
         fail(e)
     except OSError as e:

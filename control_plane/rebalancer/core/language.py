@@ -44,14 +44,13 @@ class ModelContainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Scope → its bin."""
 
 
-class FitsIn(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="fits",
+class ModelTerm(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
 ):
+    """The base of constraints and goals: `kind` says in TOML which one it is."""
+
+
+class FitsIn(ModelTerm, frozen=True, kw_only=True, tag="fits"):
     """Objects of a container need no more of a dimension than it offers."""
 
     dimension: str
@@ -64,14 +63,7 @@ class FitsIn(
         return f"no container has more {self.dimension} in use than it offers{twice}"
 
 
-class AtMostIn(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="at-most",
-):
+class AtMostIn(ModelTerm, frozen=True, kw_only=True, tag="at-most"):
     """One bin of a scope has so many objects of a group."""
 
     scope: str = ""
@@ -86,14 +78,7 @@ class AtMostIn(
         return f"at most {self.objects} objects of a group per {_bin(self.scope)}"
 
 
-class SpreadOver(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="spread",
-):
+class SpreadOver(ModelTerm, frozen=True, kw_only=True, tag="spread"):
     """Groups are in so many bins of a scope at least."""
 
     scope: str
@@ -105,14 +90,7 @@ class SpreadOver(
         return f"{len(self.bins)} groups are spread over {self.scope}, in {_range(self.bins)} bins"
 
 
-class BesideGroup(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="beside",
-):
+class BesideGroup(ModelTerm, frozen=True, kw_only=True, tag="beside"):
     """Wherever a group has an object, those that it depends on have one in the same bin."""
 
     scope: str
@@ -124,14 +102,7 @@ class BesideGroup(
         return f"{len(self.needs)} groups have what they depend on in the same {self.scope}"
 
 
-class Above(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="above",
-):
+class Above(ModelTerm, frozen=True, kw_only=True, tag="above"):
     """What is used of a dimension above a level costs, by bin of a scope."""
 
     dimension: str
@@ -147,14 +118,7 @@ class Above(
         return f"{self.weight:g} x {self.dimension} in use of each {_bin(self.scope)} above {level}"
 
 
-class EvenUse(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="even",
-):
+class EvenUse(ModelTerm, frozen=True, kw_only=True, tag="even"):
     """A container that is used by a greater share than the average plus a tolerance costs."""
 
     dimension: str
@@ -169,14 +133,7 @@ class EvenUse(
         )
 
 
-class InProportion(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="proportion",
-):
+class InProportion(ModelTerm, frozen=True, kw_only=True, tag="proportion"):
     """What is free of one dimension has so much free of another beside it, in each container."""
 
     dimension: str
@@ -192,14 +149,7 @@ class InProportion(
         )
 
 
-class MovedObjects(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="moves",
-):
+class MovedObjects(ModelTerm, frozen=True, kw_only=True, tag="moves"):
     """An object that is not where it was costs its price."""
 
     weight: float = 1.0
@@ -211,14 +161,7 @@ class MovedObjects(
         return f"{self.weight:g} x (price + {self.each:g}) of each object that moves"
 
 
-class MovedOfGroup(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="group-moves",
-):
+class MovedOfGroup(ModelTerm, frozen=True, kw_only=True, tag="group-moves"):
     """The group with most moved objects costs their number."""
 
     weight: float = 1.0
@@ -228,14 +171,7 @@ class MovedOfGroup(
         return f"{self.weight:g} x objects that move of the group that has most of them"
 
 
-class MoveDistance(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="distance",
-):
+class MoveDistance(ModelTerm, frozen=True, kw_only=True, tag="distance"):
     """A move costs by where it leads from and to."""
 
     prices: list[list[float]]
@@ -247,14 +183,7 @@ class MoveDistance(
         return f"{self.weight:g} x the price between two containers, for each move"
 
 
-class UsedContainers(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="used",
-):
+class UsedContainers(ModelTerm, frozen=True, kw_only=True, tag="used"):
     """Each container that has objects costs: packed objects use fewer of them."""
 
     weight: float = 1.0
