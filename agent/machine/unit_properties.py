@@ -45,7 +45,7 @@ _BY_SIGNATURE = {
     "t": """
         AmbientCapabilities CPUQuotaPerSecUSec CPUQuotaPeriodUSec CPUWeight
         CapabilityBoundingSet IOWeight JobRunningTimeoutUSec JobTimeoutUSec LimitAS
-        LimitCORE LimitCPU LimitDATA LimitFSIZE LimitMEMLOCK LimitMSGQUEUE LimitNOFILE
+        LimitCORE LimitCORESoft LimitCPU LimitDATA LimitFSIZE LimitMEMLOCK LimitMSGQUEUE LimitNOFILE
         LimitNOFILESoft LimitNPROC LimitRTPRIO LimitSIGPENDING LimitSTACK
         LogRateLimitIntervalUSec MemoryHigh MemoryLow MemoryMax MemoryMin MemorySwapMax
         MemoryZSwapMax MountFlags RestartUSec RestrictNamespaces RuntimeMaxUSec

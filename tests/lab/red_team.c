@@ -148,10 +148,7 @@ static int peeks(void) {
     struct iovec here = {&byte, 1}, there = {(void *)0x400000, 1};
     return process_vm_readv(other, &here, 1, &there, 1, 0) < 0 ? -1 : 0;
 }
-static int dumps(void) {
-    struct rlimit core = {RLIM_INFINITY, RLIM_INFINITY};
-    return setrlimit(RLIMIT_CORE, &core);
-}
+static int is_preferred(void) { setpriority(PRIO_PROCESS, 0, -1); errno = EPERM; return getpriority(PRIO_PROCESS, 0) < 0 ? 0 : -1; }
 static int may_gain(void) { errno = EPERM; return prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 ? -1 : 0; }
 static int unfiltered(void) { errno = EPERM; return prctl(PR_GET_SECCOMP, 0, 0, 0, 0) == 2 ? -1 : 0; }
 static int becomes_root(void) { return setresuid(0, 0, 0) ? -1 : reads("/proc/1/environ"); }
@@ -193,7 +190,7 @@ static int capable(void) { return syscall(SYS_capset, (int[]){0x20080522, 0}, (i
     P("kernel: a ring of requests", closed(ring(&(struct io_uring_params){0}))) \
     P("kernel: files by handle", handles()) \
     P("kernel: realtime priority", realtime()) \
-    P("kernel: dump cores", dumps()) \
+    P("kernel: a higher priority", is_preferred()) \
     P("cgroup: move a process", writes("/sys/fs/cgroup/cgroup.procs", "0")) \
     P("cgroup: raise its own limit", writes("/sys/fs/cgroup/memory.max", "max")) \
     P("device: the disk", reads("/dev/vda")) \

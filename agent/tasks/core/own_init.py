@@ -17,7 +17,7 @@ from agent.api import Relaxation, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.identity.core import INSIDE as IDENTITY
 from agent.notices.core import INSIDE as NOTICE
-from agent.runtime.core.unit_parts import NO_RINGS, in_memory
+from agent.runtime.core.unit_parts import NO_CORES, NO_RINGS, UNLIMITED, in_memory
 from agent.tasks.core.unit_properties import TASK_HARDENING
 from agent.volumes.core.volumes import OWNER, place_of
 
@@ -58,7 +58,7 @@ SANDBOX: Mapping[str, object] = MappingProxyType(
         "DeviceAllow": ("char-pts rw",),
         "IPAddressDeny": ("169.254.0.0/16",),
         "KeyringMode": "private",
-        "LimitCORE": 0,
+        **NO_CORES,
         "PrivateMounts": True,
         "PrivateTmp": True,
         "ProtectHome": "yes",
@@ -240,8 +240,13 @@ def _machine(task_id: str, root: str, ids: int) -> list[str]:
 
 def _rlimits(unit: Mapping[str, object]) -> list[str]:
     """Return the words for limits of each process: systemd-nspawn resets those it inherits."""
-    limits = {"LimitCORE": 0} | {n: v for n, v in unit.items() if n.startswith("Limit")}
-    return [f"--rlimit={name.removeprefix('Limit')}={value}" for name, value in limits.items()]
+    limits = {n: v for n, v in {**NO_CORES, **unit}.items() if n.startswith("Limit")}
+    words = {n: "infinity" if v == UNLIMITED else str(v) for n, v in limits.items()}
+    return [
+        f"--rlimit={name.removeprefix('Limit')}={words.get(f'{name}Soft', hard)}:{hard}"
+        for name, hard in words.items()
+        if not name.endswith("Soft")
+    ]
 
 
 def _mounts(spec: TaskSpec, stage: str) -> list[str]:

@@ -19,10 +19,13 @@ from agent.notices.core import INSIDE as NOTICE
 from agent.resources.core.limits import limit_properties
 from agent.runtime.core.records import key_of, user_of
 from agent.runtime.core.slices import slice_for
-from agent.runtime.core.unit_parts import NO_RINGS, in_memory
+from agent.runtime.core.unit_parts import NO_CORES, NO_RINGS, in_memory
 from agent.tasks.core.exits import START_TIMEOUT_S
 
 _S = 1_000_000
+
+NO_PRIORITY = "~setpriority:0"
+"""The call does nothing and succeeds: sessions of PAM fail where it fails (docs/adr/0212)."""
 
 TASK_HARDENING: Mapping[str, object] = MappingProxyType(
     {
@@ -62,6 +65,7 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
             "~@raw-io",
             "~@reboot",
             "~@resources",
+            NO_PRIORITY,
             "~@swap",
             *NO_RINGS,
             "@setuid",
@@ -70,7 +74,7 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
         "SystemCallErrorNumber": errno.EPERM,
         "KeyringMode": "private",
         "UMask": int(UMASK, 8),
-        "LimitCORE": 0,
+        **NO_CORES,
         "NotifyAccess": "none",
         "IPAddressDeny": ("169.254.0.0/16",),
     }
@@ -176,6 +180,7 @@ def _of_processes(spec: TaskSpec) -> dict[str, object]:
         "LimitMEMLOCK": more.memlock_bytes,
         "LimitSTACK": more.stack_bytes,
         "LimitCORE": more.core_bytes,
+        "LimitCORESoft": more.core_bytes,
     }
     found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     umask = int(spec.umask, 8)
@@ -186,8 +191,8 @@ def _run_time(seconds: float | None) -> dict[str, object]:
     return {} if seconds is None else {"RuntimeMaxUSec": max(1, round(seconds * _S))}
 
 
-_CALLS: Mapping[Relaxation, str] = MappingProxyType(
-    {Relaxation.SCHEDULING: "~@resources", Relaxation.DEBUG: "~@debug"}
+_CALLS: Mapping[Relaxation, tuple[str, ...]] = MappingProxyType(
+    {Relaxation.SCHEDULING: ("~@resources", NO_PRIORITY), Relaxation.DEBUG: ("~@debug",)}
 )
 """What of the filter of system calls goes."""
 _RAW_KEEPS = ("BPFProgram", "NetworkNamespacePath", "IPAddressDeny")
@@ -223,7 +228,7 @@ def relaxed(
     if Relaxation.NETLINK in relaxations:
         families = _texts(found.get("RestrictAddressFamilies"))
         found["RestrictAddressFamilies"] = (*families, "AF_NETLINK")
-    allowed = {call for name, call in _CALLS.items() if name in relaxations}
+    allowed = {c for name, calls in _CALLS.items() if name in relaxations for c in calls}
     if allowed:
         calls = _texts(found.get("SystemCallFilter"))
         found["SystemCallFilter"] = tuple(call for call in calls if call not in allowed)

@@ -38,8 +38,10 @@ from agent.images.core.unpack import (
 from agent.machine.unit_properties import encode
 from agent.runtime.core.records import key_of, task_of, unit_of
 from agent.runtime.core.slices import slice_of
+from agent.runtime.core.unit_parts import UNLIMITED
+from agent.tasks.core.own_init import FIRST_ID, enclosed
 from agent.tasks.core.reconcile import leftovers
-from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
+from agent.tasks.core.unit_properties import NO_PRIORITY, describe_unit, key_in, unit_properties
 
 PIPES = "/s/i.tree.in", "/s/i.tree.out"
 LAYER = Layer("sha256:c", "", "sha256:d", Blob("sha256:b", 1, "gzip"))
@@ -306,8 +308,27 @@ def test_limits_of_processes_are_those_of_the_specification(
     assert [unit[f"Limit{n}"] for n in ("NOFILE", "NPROC", "MEMLOCK", "STACK", "CORE")] == [
         *(4096, 64, 1 << 20, 1 << 23, 0)
     ]
+    assert unit["LimitCORESoft"] == 0
     assert "LimitNOFILE" not in unit_properties("web", a_spec(), "/r")
     assert key_of(spec) != key_of(replace(spec, ulimits=Ulimits()))
+
+
+def test_a_session_of_pam_may_be_opened_by_default() -> None:
+    """pam_limits raises the hard limit of cores and sets its own priority; there are no cores."""
+    unit = unit_properties("web", a_spec(), "/r")
+    assert list(unit).index("LimitCORE") < list(unit).index("LimitCORESoft")
+    assert (unit["LimitCORE"], unit["LimitCORESoft"]) == (UNLIMITED, 0)
+    encode({name: unit[name] for name in ("LimitCORE", "LimitCORESoft")})
+    calls = unit["SystemCallFilter"]
+    assert isinstance(calls, tuple)
+    assert calls.index(NO_PRIORITY) > calls.index("~@resources")  # the later one counts
+    chosen = unit_properties("web", a_spec(relaxations=[Relaxation.SCHEDULING]), "/r")
+    assert not {NO_PRIORITY, "~@resources"} & {*_as_json(chosen["SystemCallFilter"])}
+    machine = a_spec(relaxations=[Relaxation.OWN_INIT], ulimits=Ulimits(nofile=4096))
+    plain = unit_properties("m", machine, "/r")
+    [words] = enclosed("m", machine, plain, FIRST_ID, "/s", "/r")["ExecStart"]
+    limits = [word for word in words if word.startswith("--rlimit")]
+    assert limits == ["--rlimit=CORE=0:infinity", "--rlimit=NOFILE=4096:4096"]
 
 
 def test_an_owner_says_what_ends_above_the_memory_limit() -> None:  # BUG-AG33
