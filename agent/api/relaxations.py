@@ -19,7 +19,8 @@ class Relaxation(StrEnum):
     PROC = "proc"
     """Read all of /proc: the machine's memory, processors, statistics and sysctls."""
     NETLINK = "netlink"
-    """Ask the kernel for interfaces, addresses and routes of its network (AF_NETLINK)."""
+    """Ask the kernel for interfaces, addresses and routes of its host's network (AF_NETLINK); in a
+    network of its own every task may."""
     SCHEDULING = "scheduling"
     """Choose processors, priority and memory nodes of its own processes."""
     DEBUG = "debug"
@@ -40,11 +41,11 @@ TO_BE_ALLOWED = (Relaxation.OWN_INIT, Relaxation.NESTED)
 Relaxations = Annotated[list[Relaxation], Meta(max_length=8)]
 
 _BITS = (Relaxation.PROC, Relaxation.NETLINK, Relaxation.SCHEDULING, Relaxation.DEBUG)
-EXPOSURE = (1.5, 1.3, 1.5, 1.3, 1.6, 1.4, 1.6, 1.5, 1.7, 1.5, 1.7, 1.5, 1.8, 1.6, 1.8, 1.6)
+EXPOSURE = (1.5, 1.3, 1.5, 1.3, 1.6, 1.5, 1.6, 1.5, 1.7, 1.5, 1.7, 1.5, 1.8, 1.6, 1.8, 1.6)
 """The place of a set of relaxations is the sum of 1 for `proc`, 2 for `netlink`, 4 for `scheduling`
-and 8 for `debug`. It is the same in each kind of network, with and without unix sockets. Those with
-`proc` have 0.1 or 0.2 less: systemd counts `ProtectKernelTunables`, which has no effect without
-/proc/sys.
+and 8 for `debug`. It is that of the kind of network with the highest, with or without unix sockets.
+Those with `proc` have 0.1 or 0.2 less: systemd counts `ProtectKernelTunables`, which has no effect
+without /proc/sys.
 """
 OWN_INIT_EXPOSURE = 5.5
 """Of the unit of a task with `own-init`. It is that of systemd-nspawn, before what runs inside is

@@ -37,9 +37,13 @@ def network_properties(task_id: str, spec: TaskSpec) -> dict[str, object]:
     In the host's network no namespace keeps abstract sockets apart, and no property of systemd
     does either (it has no Landlock): so the whole family AF_UNIX is closed there, unless it was
     asked for. `socketpair` works all the same (systemd.exec(5), RestrictAddressFamilies=).
+    Netlink shows what the namespace has: in a network of its own that is the task's alone.
     """
     if spec.network.mode is NetworkMode.PRIVATE:
-        return {"NetworkNamespacePath": f"{NAMESPACES}/{task_id}"}
+        return {
+            "NetworkNamespacePath": f"{NAMESPACES}/{task_id}",
+            "RestrictAddressFamilies": (*INET, "AF_UNIX", "AF_NETLINK"),
+        }
     unix = ("AF_UNIX",) if spec.network.unix_sockets else ()
     gate = f"{GATES}/{gate_for(spec)}"
     return {

@@ -226,8 +226,8 @@ def relaxed(
         found["ProtectKernelTunables"] = True  # /proc/sys and its like are there now
         found["ReadOnlyPaths"] = _SYS  # it leaves /sys open in the host's network
     if Relaxation.NETLINK in relaxations:
-        families = _texts(found.get("RestrictAddressFamilies"))
-        found["RestrictAddressFamilies"] = (*families, "AF_NETLINK")
+        families = dict.fromkeys((*_texts(found.get("RestrictAddressFamilies")), "AF_NETLINK"))
+        found["RestrictAddressFamilies"] = (*families,)
     allowed = {c for name, calls in _CALLS.items() if name in relaxations for c in calls}
     if allowed:
         calls = _texts(found.get("SystemCallFilter"))

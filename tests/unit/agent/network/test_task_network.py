@@ -57,7 +57,10 @@ def test_abstract_sockets_of_the_host_are_out_of_reach_unless_asked_for() -> Non
 def test_a_private_network_is_a_namespace_named_by_the_task_with_all_ports_free() -> None:
     spec = a_spec(network=Network(mode=NetworkMode.PRIVATE))
 
-    assert network_properties("web-0", spec) == {"NetworkNamespacePath": "/run/twine/netns/web-0"}
+    assert network_properties("web-0", spec) == {
+        "NetworkNamespacePath": "/run/twine/netns/web-0",
+        "RestrictAddressFamilies": ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"),
+    }
     assert "AF_UNIX" in unit_properties("web-0", spec, "/r")["RestrictAddressFamilies"]  # type: ignore[operator]
 
 

@@ -13,7 +13,7 @@ from agent.api import Network, NetworkMode, Relaxation
 from agent.api.relaxations import EXPOSURE, RAW_EXPOSURE, exposure_of
 from agent.machine.unit_properties import encode
 from agent.runtime.core.records import key_of
-from agent.tasks.core.unit_properties import TASK_HARDENING, unit_properties
+from agent.tasks.core.unit_properties import NO_PRIORITY, TASK_HARDENING, unit_properties
 
 NETWORKS = (Network(), Network(unix_sockets=True), Network(mode=NetworkMode.PRIVATE))
 WHOLE = (Relaxation.RAW, Relaxation.OWN_INIT, Relaxation.NESTED)
@@ -39,7 +39,17 @@ def test_each_relaxation_changes_its_own_property_and_nothing_else() -> None:  #
         Relaxation.DEBUG: {"SystemCallFilter"},
     }
     calls = properties(Relaxation.SCHEDULING, Relaxation.DEBUG)["SystemCallFilter"]
-    assert set(before["SystemCallFilter"]) - set(calls) == {"~@resources", "~@debug"}  # type: ignore[call-overload]
+    assert set(before["SystemCallFilter"]) - set(calls) == {  # type: ignore[call-overload]
+        *("~@resources", NO_PRIORITY, "~@debug")
+    }
+
+
+def test_a_task_lists_the_interfaces_of_a_network_that_is_its_own() -> None:
+    """In the host's network they are everybody's, so there it is a relaxation."""
+    families = [properties(network=n)["RestrictAddressFamilies"] for n in NETWORKS]
+    assert ["AF_NETLINK" in words for words in families] == [False, False, True]  # type: ignore[operator]
+    asked = properties(Relaxation.NETLINK, network=NETWORKS[2])["RestrictAddressFamilies"]
+    assert asked == families[2]
 
 
 def test_raw_is_root_without_a_sandbox_and_still_this_tasks_ports_network_and_limits() -> None:
