@@ -95,7 +95,7 @@ class OneGuest:
         )
 
     def pytest(self, *words: str, inside: Path = INSIDE, timeout_s: float = 3600.0) -> None:
-        """Run the tests of a folder there; theirs are the words if they fail."""
+        """Run the tests of a folder there, and print what they say; it is the failure, too."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
             for path in (INSIDE / "the_host.py", *sorted(inside.glob("*"))):
@@ -103,19 +103,25 @@ class OneGuest:
                     tar.add(path, arcname=path.name)
         unpack = f"rm -rf {FOLDER} && mkdir {FOLDER} && tar -xzf - -C {FOLDER}"
         self.lab("ssh", "m1", "--", unpack, stdin=packed.getvalue())
-        line = shlex.join(["/opt/twine/bin/python", "-m", "pytest", "-q", "--durations=5", *words])
+        line = shlex.join(
+            ["/opt/twine/bin/python", "-u", "-m", "pytest", "-q", "--durations=5", *words]
+        )
         argv = [str(BIN / "twine-lab"), "ssh", "--name", self.name, "m1", "--"]
-        done = subprocess.run(
-            [*argv, f"cd {FOLDER} && {line}"],
+        said = ""
+        with subprocess.Popen(
+            ["timeout", f"{timeout_s:g}", *argv, f"cd {FOLDER} && {line}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=sys.stderr,
-            timeout=timeout_s,
-            check=False,
+            text=True,
+            errors="replace",
             cwd=ROOT,
-        )
-        print(done.stdout.decode())
-        assert done.returncode == 0, done.stdout.decode()[-6000:]
+        ) as process:
+            assert process.stdout is not None
+            for part in process.stdout:
+                print(part, end="", flush=True)
+                said += part
+        assert process.returncode == 0, said[-6000:]
 
     def until(self, what: str, seen: Callable[[], bool]) -> None:
         """Wait for something to be seen."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
 def imported() -> dict[str, Any]:
     """Convert all profiles; return what became of each, by TuneD's name."""
     folder = next(f for f in map(Path, FOLDERS) if list(f.glob("*/tuned.conf")))
+    shutil.rmtree(INTO, ignore_errors=True)  # of a run before, in a guest that was kept
     code, said = run("sidekick", "import-tuned", str(folder), "--into", str(INTO), "-o", "json")
     assert code in (0, 2), said
     found = {one["name"]: one for one in json.loads(said)}
