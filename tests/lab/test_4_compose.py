@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -77,9 +78,13 @@ def resolver(the_lab: TheLab) -> Iterator[None]:
     words = ("exec", "--name", the_lab.name, "--", str(BIN / "twine-resolver"))
     argv = [str(BIN / "twine-lab"), *words, "dns", "--listen", f"{RESOLVER}:53", "--zone", "twine"]
     ours = {**os.environ, "TWINE_ENDPOINT": the_lab.endpoint, "TWINE_LAB_NAME": the_lab.name}
-    with subprocess.Popen(argv, env=ours, stdin=subprocess.DEVNULL) as found:
-        yield
-        found.terminate()
+    with subprocess.Popen(
+        argv, env=ours, stdin=subprocess.DEVNULL, start_new_session=True
+    ) as found:
+        try:
+            yield
+        finally:
+            os.killpg(found.pid, signal.SIGTERM)  # the lab's command, and the resolver it runs
 
 
 @pytest.fixture
