@@ -50,7 +50,7 @@ gates = ["errors", "latency", "health"]
 [[stages]]
 kind = "percent"
 percent = 50
-soak_s = "3s"
+soak_s = "2s"
 gates = ["errors", "latency", "health"]
 
 [[stages]]
@@ -205,7 +205,7 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
             image=one,
             command=["/bin/serve"],
             limits=Limits(memory_max_bytes=64 << 20),
-            update=UpdatePolicy(max_unavailable=3, drain_s=0, canary=Canary(hold_s=1)),
+            update=UpdatePolicy(max_unavailable=3, drain_s=0, canary=Canary(tasks=2, hold_s=0)),
         )
         await client.apply_job(spec)
         await until(lambda: client.get_job("web"), lambda s: s.phase == "stable")
