@@ -152,6 +152,7 @@ async def test_cv3_av15_agents_are_released_host_by_host_and_a_broken_one_is_tak
             assert "host h0000: curl ended with 22" in run.reason
             page = await ctl(service, region.endpoint, "status", "twine")
             assert f"last finished: {NEW}" in page
+            assert f"last: run 2 of release {BROKEN} rolled-back" in page
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
