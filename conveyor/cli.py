@@ -25,7 +25,7 @@ from conveyor.pipeline_file import pipeline_spec
 from conveyor.push import PushIntents
 from conveyor.records import DeliveryRecords
 from conveyor.server import DeliveryAccess, serving
-from conveyor.service import DeliveryService
+from conveyor.service import ROUND_S, DeliveryService
 from wire import log as logs
 from wire import tls
 from wire.errors import Busy
@@ -65,9 +65,15 @@ async def _until_signal(config: ConveyorConfig) -> None:
 
 
 async def run_service(
-    config: ConveyorConfig, stopping: asyncio.Event, started: Callable[[], None]
+    config: ConveyorConfig,
+    stopping: asyncio.Event,
+    started: Callable[[], None],
+    round_s: float = ROUND_S,
 ) -> None:
-    """Run the service until `stopping` is set; waits while another instance has the store."""
+    """Run the service until `stopping` is set; waits while another instance has the store.
+
+    `round_s`: so often it looks at jobs and hosts that are under way, in seconds.
+    """
     runtime = Runtime()
     store = open_store(config)
     if not await _opened(store, stopping):
@@ -75,7 +81,7 @@ async def run_service(
     try:
         anchor = Anchor(store, runtime, _boot_id())
         await anchor.load()
-        async with _serving(config, store, runtime) as (service, fleets):
+        async with _serving(config, store, runtime, round_s) as (service, fleets):
             notify("READY=1\nSTATUS=serving")
             started()
             loops = (
@@ -121,14 +127,15 @@ async def _opened(store: Store, stopping: asyncio.Event) -> bool:
 
 @asynccontextmanager
 async def _serving(
-    config: ConveyorConfig, store: Store, runtime: Runtime
+    config: ConveyorConfig, store: Store, runtime: Runtime, round_s: float
 ) -> AsyncIterator[tuple[DeliveryService, FleetReleases]]:
     credential = Path(config.credential) if config.credential else None
     async with Target(config.endpoint or None, credential).client() as client:
         meter = GateMeter(CommandChecks(client))
         hosts = CommandHosts(client)
-        writer = FleetReleases(store, PushIntents(client), hosts, config.fleets, runtime)
-        service = DeliveryService(DeliveryRecords(store), writer, runtime, meter)
+        jobs = PushIntents(client)
+        writer = FleetReleases(store, jobs, hosts, config.fleets, runtime, round_s)
+        service = DeliveryService(DeliveryRecords(store), writer, runtime, meter, round_s=round_s)
         await service.load()
         address, at = config.listen_on(), None
         if address is not None:

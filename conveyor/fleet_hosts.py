@@ -22,7 +22,8 @@ from wire.errors import HostError, TwineError
 
 PROBE_S = 30.0
 _SAID_BYTES = 64 << 10
-_SHOWN = 400
+_SHOWN_LINES, _SHOWN = 8, 800
+"""Of a command's words: dpkg says four lines after those that say why a package failed."""
 
 
 class FleetHosts(Protocol):
@@ -108,4 +109,4 @@ async def _said(words: Sequence[str], timeout_s: float) -> str:
 
 def _last(said: bytes) -> str:
     lines = said.decode(errors="replace").strip().splitlines()
-    return " / ".join(lines[-3:])[-_SHOWN:] or "it said nothing"
+    return " / ".join(lines[-_SHOWN_LINES:])[-_SHOWN:] or "it said nothing"

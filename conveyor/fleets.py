@@ -27,7 +27,6 @@ from wire.errors import Busy, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 FLEETS = "fleets/"
-ROUND_S = 2.0
 
 
 class FleetReleases:
@@ -40,7 +39,7 @@ class FleetReleases:
         hosts: FleetHosts,
         settings: Mapping[str, FleetSettings],
         runtime: Runtime,
-        round_s: float = ROUND_S,
+        round_s: float,
     ) -> None:
         self._store, self._jobs, self._hosts = store, jobs, hosts
         self._settings, self._runtime, self._round_s = settings, runtime, round_s

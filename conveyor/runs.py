@@ -129,6 +129,11 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reason: str = ""
     """Why it failed, or was ended."""
 
+    @property
+    def brings(self) -> str:
+        """Return what it brings, for people."""
+        return f"{'release' if self.spec.fleets else 'image'} {short(self.image)}"
+
 
 class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline: what is stored under its name, written by one compare-and-set each time."""

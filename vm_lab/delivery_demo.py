@@ -37,6 +37,7 @@ class DeliveryDemo(Demo):
     """The demo on one lab, and what the long lab test asks of it."""
 
     pipeline_name = "web"
+    brings = "--image"
 
     def __init__(self, lab: str) -> None:
         super().__init__(lab)
@@ -110,7 +111,7 @@ class DeliveryDemo(Demo):
     def delivered(self, image: str, meanwhile: Callable[[Any], None]) -> dict[str, Any]:
         """Run the pipeline with an image under requests; return its run and what came of them."""
         traffic = self._traffic()
-        self.pipeline("start", self.pipeline_name, "--image", image)
+        self.pipeline("start", self.pipeline_name, self.brings, image)
         deadline, shown = time.monotonic() + RUN_S, ""
         while True:
             view = self._ask_pipeline("status", self.pipeline_name)

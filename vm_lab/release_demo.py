@@ -36,6 +36,7 @@ class ReleaseDemo(DeliveryDemo):
     """The demo on one lab, and what the long lab test asks of it."""
 
     pipeline_name = "twine"
+    brings = "--release"
 
     def __init__(self, lab: str) -> None:
         super().__init__(lab)

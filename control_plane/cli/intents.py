@@ -202,9 +202,11 @@ def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) 
     said = {view.dimension: view.intent for view in known.intents}
     push, size = said.get(Dimension.PUSH), said.get(Dimension.SIZE)
     meta: dict[str, Any] = {"reason": reason or "adopted", "take_over": take_over}
-    share = (push.value or {}).get("share", 1.0) if push is not None else 1.0
+    part = (push.value or {}) if push is not None else {}
     tasks = (size.value or {}).get("tasks", known.size) if size is not None else known.size
-    owned = PushWish(share=share, expect=_version(push), **meta)
+    owned = PushWish(
+        share=part.get("share", 1.0), tasks=part.get("tasks"), expect=_version(push), **meta
+    )
     target.ask(lambda client: client.put_intent(name, Dimension.PUSH, owned))
     wish = SizeWish(tasks=tasks, expect=_version(size), **meta)
     _put(target, name, Dimension.SIZE, wish, output)

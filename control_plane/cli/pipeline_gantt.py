@@ -8,7 +8,7 @@ from html import escape
 
 from control_plane.api.operations import Cause, JobEvent, OperationKind, OperationState
 from control_plane.web.core.gantt import Chart, chart
-from conveyor.runs import GateVerdict, PipelineRun, short
+from conveyor.runs import GateVerdict, PipelineRun
 
 _LEFT, _WIDTH, _ROW, _HEAD = 150, 850, 18, 26
 _COLOURS = {
@@ -46,7 +46,7 @@ def gantt_svg(
     for labels, one in drawn:
         body.append(_section(labels, one, top))
         top += _HEAD + _ROW * len(one.rows)
-    title = f"run {run.number} of {run.spec.name}, image {short(run.image)}: {run.state.value}"
+    title = f"run {run.number} of {run.spec.name}, {run.brings}: {run.state.value}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 10} {height}"'
         ' font-family="sans-serif" font-size="11">\n'

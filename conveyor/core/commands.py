@@ -67,7 +67,8 @@ def started(
         number=record.next_run, image=image, trigger=trigger, by=who, created=now, spec=record.spec
     )
     why = f": {reason}" if reason else ""
-    run = logged(run, now, who, f"starts image {image} ({trigger}){why}")
+    what = "release" if record.spec.fleets else "image"
+    run = logged(run, now, who, f"starts {what} {image} ({trigger}){why}")
     gone: tuple[PipelineRun, ...] = ()
     if record.waiting is not None:
         by = f"run {run.number} has a newer image"

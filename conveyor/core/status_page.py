@@ -44,7 +44,7 @@ def status_lines(view: PipelineView) -> list[str]:
     if good:
         lines.append(f"  last finished: {', '.join(good)}")
     if record.active is not None and record.waiting is not None:
-        lines.append(f"  next: run {record.waiting.number}, image {short(record.waiting.image)}")
+        lines.append(f"  next: run {record.waiting.number}, {record.waiting.brings}")
     return lines
 
 
@@ -52,7 +52,7 @@ def run_line(run: PipelineRun) -> str:
     """Return a run in a line."""
     state = "paused" if run.paused else run.state.value
     why = f": {run.reason}" if run.reason else ""
-    return f"run {run.number} of image {short(run.image)} {state}{why}"
+    return f"run {run.number} of {run.brings} {state}{why}"
 
 
 def _step_lines(run: PipelineRun, now: float) -> Iterable[str]:

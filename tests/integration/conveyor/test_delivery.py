@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import io
 import math
+import re
 import tarfile
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientError, ClientSession, web
 from click.testing import CliRunner
 from msgspec.structs import replace
 
@@ -33,6 +34,8 @@ from tests.ports import free_port
 from vm_lab.fleet import fleet
 
 PATIENCE_S = 60.0
+ROUND_S = 0.2
+"""The service looks ten times as often as in production: what a test waits for is real work."""
 FILE = """
 name = "web"
 jobs = ["web"]
@@ -40,14 +43,14 @@ prometheus = "{prometheus}"
 
 [[stages]]
 kind = "canary"
-tasks = 1
-soak_s = "8s"
+tasks = 2
+soak_s = "3s"
 gates = ["errors", "latency", "health"]
 
 [[stages]]
 kind = "percent"
 percent = 50
-soak_s = "8s"
+soak_s = "2s"
 gates = ["errors", "latency", "health"]
 
 [[stages]]
@@ -56,20 +59,20 @@ gates = ["errors"]
 
 [gates.errors]
 query = {{ promql = 'app_error_ratio{{task=~"$tasks"}}', at_most = 0.05 }}
-every_s = 2
+every_s = 1
 failures = 2
 
 [gates.latency]
-every_s = 4
+every_s = 1
 [gates.latency.compare]
 promql = 'app_latency_seconds{{task=~"$tasks"}}'
-samples = 6
+samples = 5
 window_s = "15s"
 step_s = 1
 
 [gates.health]
 health = {{}}
-every_s = 2
+every_s = 1
 """
 
 
@@ -92,7 +95,9 @@ async def pushed(client: ControlPlaneClient, version: int) -> str:
 
 
 @asynccontextmanager
-async def exporter(client: ControlPlaneClient, bad: set[str], slow: set[str]) -> AsyncIterator[int]:
+async def exporter(
+    client: ControlPlaneClient, port: int, bad: set[str], slow: set[str]
+) -> AsyncIterator[None]:
     """Serve metrics of each task of `web`: those of bad images have errors, slow ones latency."""
 
     async def metrics(_: web.Request) -> web.Response:
@@ -111,11 +116,11 @@ async def exporter(client: ControlPlaneClient, bad: set[str], slow: set[str]) ->
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner, port = web.AppRunner(app), free_port()
+    runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
-        yield port
+        yield
     finally:
         await runner.cleanup()
 
@@ -142,10 +147,27 @@ async def prometheus(folder: Path, target: int) -> AsyncIterator[str]:
         await process.wait()
 
 
+async def _scraped(metrics: str) -> None:
+    """Return once Prometheus has the exporter's numbers: it begins some seconds after its start."""
+    async with ClientSession() as session:
+
+        async def series() -> list[Any]:
+            try:
+                async with session.get(
+                    f"{metrics}/api/v1/query", params={"query": "app_error_ratio"}
+                ) as response:
+                    found: list[Any] = (await response.json())["data"]["result"]
+                    return found
+            except (ClientError, LookupError):
+                return []
+
+        await until(series, bool)
+
+
 @asynccontextmanager
 async def conveyor(config: ConveyorConfig) -> AsyncIterator[None]:
     stopping, started = asyncio.Event(), asyncio.Event()
-    running = asyncio.ensure_future(run_service(config, stopping, started.set))
+    running = asyncio.ensure_future(run_service(config, stopping, started.set, ROUND_S))
     waiting = asyncio.ensure_future(started.wait())
     await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
     try:
@@ -166,12 +188,13 @@ async def ctl(service: str, endpoint: str, *words: str, code: int = 0) -> str:
 async def until(read: Any, holds: Any) -> Any:
     async with asyncio.timeout(PATIENCE_S):
         while not holds(found := await read()):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.1)
     return found
 
 
 async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tmp_path: Path):
-    async with fleet(6) as region:
+    port = free_port()
+    async with prometheus(tmp_path, port) as metrics, fleet(6) as region:
         client = region.client
         await region.entitle()
         one, two, three, four = [await pushed(client, v) for v in (1, 2, 3, 4)]
@@ -182,7 +205,7 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
             image=one,
             command=["/bin/serve"],
             limits=Limits(memory_max_bytes=64 << 20),
-            update=UpdatePolicy(max_unavailable=3, drain_s=0, canary=Canary(hold_s=1)),
+            update=UpdatePolicy(max_unavailable=3, drain_s=0, canary=Canary(tasks=2, hold_s=0)),
         )
         await client.apply_job(spec)
         await until(lambda: client.get_job("web"), lambda s: s.phase == "stable")
@@ -193,10 +216,10 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
         )
         service = f"unix:{config.socket}"
         async with (
-            exporter(client, {three}, {four}) as port,
-            prometheus(tmp_path, port) as metrics,
+            exporter(client, port, {three}, {four}),
             ConveyorClient(service) as delivery,
         ):
+            await _scraped(metrics)
             file = tmp_path / "web.toml"
             file.write_text(FILE.format(prometheus=metrics))
             async with conveyor(config):
@@ -230,8 +253,11 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
                 view = await until(watched, lambda v: v.last is not None and v.last.number == 2)
                 assert view.last is not None
                 assert view.last.state == "rolled-back"
-                assert "gate errors: 1 of 1 values not at most 0.05" in view.last.reason
-                assert most_bad == 1
+                found = re.search(
+                    r"gate errors: ([12]) of 2 values not at most 0.05", view.last.reason
+                )
+                assert found, view.last.reason
+                assert most_bad == 2
                 status = await client.get_job("web")
                 assert (_new(status, two), status.record.spec.update) == (10, spec.update)
 
@@ -240,7 +266,7 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
                 assert view.last is not None
                 assert view.last.state == "rolled-back"
                 assert "gate latency: worse beyond 10%" in view.last.reason
-                assert [s.name for s in view.last.steps] == ["canary 1", "rollback"]
+                assert [s.name for s in view.last.steps] == ["canary 2", "rollback"]
                 assert _new(await client.get_job("web"), two) == 10
                 said = await ctl(service, region.endpoint, "history", "web")
                 print(said)

@@ -21,9 +21,11 @@ from agent.api import MachineFacts
 from agent.host.facts import FactsReader
 from conveyor.client import ConveyorClient
 from conveyor.config import ConveyorConfig, FleetSettings
+from conveyor.fleet_hosts import CommandHosts
 from tests.integration.conveyor.test_delivery import conveyor, ctl, until
 from tests.ports import free_port
 from vm_lab.fleet import Fleet, FleetHost, fleet
+from wire.errors import HostError
 
 OLD, NEW, BROKEN = "0.1.0", "0.2.0", "0.3.0"
 FILE = """
@@ -152,6 +154,7 @@ async def test_cv3_av15_agents_are_released_host_by_host_and_a_broken_one_is_tak
             assert "host h0000: curl ended with 22" in run.reason
             page = await ctl(service, region.endpoint, "status", "twine")
             assert f"last finished: {NEW}" in page
+            assert f"last: run 2 of release {BROKEN} rolled-back" in page
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
@@ -159,3 +162,24 @@ async def test_cv3_av15_agents_are_released_host_by_host_and_a_broken_one_is_tak
         assert units_of(region) == before
         views = (await region.client.list_machines()).machines
         assert all(view.ready for view in views)
+
+
+async def test_what_a_command_said_reaches_back_to_why_a_package_does_not_start():
+    """dpkg repeats itself over four lines after the words of the maintainer script."""
+    said = [
+        "Setting up twine-agent (0.3.0) ...",
+        "twine-agent: the agent does not start; tasks run on. Why:",
+        '  File "daemon.py", line 9, in serve',
+        "    raise RuntimeError(why)",
+        "RuntimeError: this release does not start",
+        "twine-agent: mend that, then: dpkg --configure twine-agent",
+        "dpkg: error processing package twine-agent (--install):",
+        " installed twine-agent package post-installation script returned error exit status 1",
+        "Errors were encountered while processing:",
+        " twine-agent",
+    ]
+    script = "\n".join(["cat <<'end'", *said, "end", "exit 1"])
+    fleet = FleetSettings(install=["sh", "-c", script.replace("$", "$$")])
+    client: Any = None  # commands need no front end
+    with pytest.raises(HostError, match=r"sh ended with 1: .*this release does not start"):
+        await CommandHosts(client).install(fleet, "m1", "0.3.0")

@@ -180,6 +180,8 @@ class CannedIntents:
         self.jobs: dict[str, JobSpec] = {}
         self.stale: set[str] = set()
         """Jobs whose writes are refused."""
+        self.pushed: StoredIntent | None = None
+        """What is pushed; None: the push is not shown."""
 
     def show(self, name: str) -> JobIntents:
         size = StoredIntent(writer="user:ann", version=3, value={"tasks": 4}, reason="evening")
@@ -187,7 +189,10 @@ class CannedIntents:
             dimension="size", intent=size, effect="4 tasks", waits_for="the job is held"
         )
         runs = TaskCount(version=2, wanted=4, running=3, why="it is part of the push")
-        return JobIntents(job=name, intents=[view], size=4, versions=[runs])
+        views = [view]
+        if self.pushed is not None:
+            views.append(IntentView(dimension="push", intent=self.pushed, effect="a push"))
+        return JobIntents(job=name, intents=views, size=4, versions=[runs])
 
     async def briefs(self) -> JobBriefs:
         briefs = [

@@ -81,7 +81,7 @@ source = "other-0.data"
     ]
 
 
-def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
+def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:  # FE6
     an_entitlement(ctl)
     applied = ctl("job", "apply", str(jobfile), "--wait")
     assert applied.exit_code == 0, applied.output

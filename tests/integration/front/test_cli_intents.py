@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,7 +19,7 @@ from control_plane.api.intent_wishes import (
     PushWish,
     SizeWish,
 )
-from control_plane.api.intents import INSTEAD_OF_OVERRIDES, INSTEAD_OF_TASKS
+from control_plane.api.intents import INSTEAD_OF_OVERRIDES, INSTEAD_OF_TASKS, StoredIntent
 from control_plane.cli import main
 
 from .conftest import Region
@@ -123,6 +124,20 @@ def test_a_job_is_adopted_as_it_is(ctl: Ctl, region: Region) -> None:
         ("push", "web", PushWish(share=1.0, expect=0, **said)),
         ("size", "web", SizeWish(tasks=4, expect=3, **said)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "part"), [({"tasks": 1}, {"tasks": 1}), ({"share": 0.25}, {"share": 0.25}), ({}, {})]
+)
+def test_to_adopt_takes_a_push_no_further(
+    ctl: Ctl, region: Region, value: dict[str, object], part: dict[str, Any]
+) -> None:
+    """JC13: a push that is on a part of the tasks stays on that part, whether share or number."""
+    region.control_plane.intents.pushed = StoredIntent(version=7, value={"version": 3, **value})
+    found = ctl("job", "adopt", "web", "--take-over", "--reason", "mine")
+    assert found.exit_code == 0, found.output
+    wish = PushWish(expect=7, take_over=True, reason="mine", **part)
+    assert region.control_plane.intents.written[0][:3] == ("push", "web", wish)
 
 
 def test_intents_are_in_the_audit(ctl: Ctl) -> None:

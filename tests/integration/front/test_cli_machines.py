@@ -126,7 +126,7 @@ def test_a_machine_is_shown_with_place_hardware_and_events(ctl: Ctl) -> None:  #
 
 
 @pytest.mark.usefixtures("imported")
-def test_a_cluster_is_drained_undrained_and_removed(ctl: Ctl) -> None:  # RB11 HC14
+def test_a_cluster_is_drained_undrained_and_removed(ctl: Ctl) -> None:  # RB11 HC14 FE6
     drain = ("machine", "drain", "--scope", "cluster=c1", "--reason", "old")
     found = json.loads(ctl(*drain, "--kind", "decommission", "-o", "json").stdout)
     assert [record["machine"] for record in found["machines"]] == ["m1", "m2"]

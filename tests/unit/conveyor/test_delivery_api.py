@@ -98,7 +98,7 @@ async def test_users_read_writers_change_and_nobody_else_gets_in(tmp_path: Path)
     assert view.record.active.log[-1].who == "spiffe://twine/user/ann"
 
 
-async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
+async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):  # FE6
     authority = open_authority(tmp_path / "a.pem", "twine")
     world = await World().begin()
     file = tmp_path / "web.json"

@@ -94,7 +94,9 @@ class FleetWorld:
     def restart(self) -> None:
         runtime = Runtime()
         runtime.date = lambda: self.now  # type: ignore[method-assign]
-        self.fleets = FleetReleases(self.store, self.plane, self.hosts, self.settings, runtime)
+        self.fleets = FleetReleases(
+            self.store, self.plane, self.hosts, self.settings, runtime, round_s=2.0
+        )
         meter: Any = ScriptedMeter(self.plane)
         records = DeliveryRecords(self.store)
         self.service = DeliveryService(records, self.fleets, runtime, meter)
