@@ -208,7 +208,7 @@ class CannedIntents:
             if name in self.stale:
                 raise Conflict(f"the {dimension} of job {name} has another version")
             self.written.append((dimension, name, *said))  # type: ignore[arg-type]
-            return self.show(name)
+            return await self.show(name)
 
         return write
 
