@@ -10,6 +10,7 @@ from control_plane.api.watch import EndpointsNews
 from control_plane.discovery.discovery import Discovery
 from control_plane.running_shards import RunningShards
 from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.core.rollout import earlier, summarize
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
@@ -26,6 +27,7 @@ class JobCalls:
     _control: JobControl
     _jobs: JobTable
     _events: EventLog
+    _runtime: Runtime
 
     async def apply_job(
         self, spec: JobSpec, *, dry_run: bool = False, writer: str = ""
@@ -46,9 +48,13 @@ class JobCalls:
 
     async def list_jobs(self) -> Jobs:
         """Return all jobs of the shards of this process, by name."""
-        found = ((name, self.shards.number_of_job(name)) for name in self._jobs)
-        local = {shard.number: shard for shard in self.shards.all}
-        return Jobs(jobs=[local[n].scheduler.status(name) for name, n in found if n in local])
+        local, found = {shard.number: shard for shard in self.shards.all}, list[JobStatus]()
+        for name in self._jobs:
+            number = self.shards.number_of_job(name)  # None: it went while others were counted
+            if number is not None and number in local:
+                found.append(local[number].scheduler.status(name))
+                await self._runtime.checkpoint()
+        return Jobs(jobs=found)
 
     async def stop_job(self, name: str) -> JobStatus:
         """Stop all tasks of a job; it disappears once they are gone."""

@@ -180,6 +180,7 @@ class ControlPlane(JobCalls):
         sources = Sources(
             machines=self._broker.table,
             held=self._broker.held,
+            names_held=self._broker.names_held,
             jobs_of=self._allocator.jobs_of,
             release_idle=self.release_idle,
             used=self._used,
@@ -450,10 +451,9 @@ class ControlPlane(JobCalls):
         assert self.processes.following is not None
         self.processes.following.add(table)
 
-    def _used(self, name: str) -> Used:
-        record = self._broker.table.find(name)
-        owner = self._owner_of(record.entitlement if record is not None else FREE)
-        machine = (owner or self._allocator).index.machines.get(name)
+    def _used(self, record: MachineRecord) -> Used:
+        owner = self._owner_of(record.entitlement)
+        machine = (owner or self._allocator).index.machines.get(record.machine)
         if machine is None:
             return Used()
         capacity = machine.capacity
@@ -470,7 +470,7 @@ class ControlPlane(JobCalls):
         """Return the promised share of a machine's CPU, and its draw in watts by the model."""
         hardware, facts = record.hardware, record.facts
         size = (hardware.rru if hardware else 0.0) or float(facts.cpus if facts else 0)
-        share = self._used(record.machine).rru / size if size else 0.0
+        share = self._used(record).rru / size if size else 0.0
         return share, modelled_w(hardware.power_w if hardware else 0, share)
 
     def _profile_of(self, entitlement: str) -> str:

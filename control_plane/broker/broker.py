@@ -96,6 +96,10 @@ class Broker:
         """Return the machines of an entitlement; of the free pool for `FREE`."""
         return [self.table.get(name) for name in sorted(self._held.get(entitlement, ()))]
 
+    def names_held(self, entitlement: str) -> Collection[str]:
+        """Return the names of the machines of an entitlement, in no order."""
+        return self._held.get(entitlement, ())
+
     def count(self, entitlement: str) -> int:
         """Return how many machines an entitlement has here."""
         return len(self._held.get(entitlement, ()))

@@ -11,6 +11,7 @@ import heapq
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -126,6 +127,12 @@ class Brokers:
         """Return the machines of an entitlement; of the free pool for `FREE` (RB7)."""
         parts = [broker.held(entitlement) for broker in self.by_datacenter.values()]
         return list(heapq.merge(*parts, key=lambda record: record.machine))
+
+    def names_held(self, entitlement: str) -> list[str]:
+        """Return the names of the machines of an entitlement, in order."""
+        return sorted(
+            chain.from_iterable(b.names_held(entitlement) for b in self.by_datacenter.values())
+        )
 
     def count(self, entitlement: str) -> int:
         """Return how many machines an entitlement has in the region."""

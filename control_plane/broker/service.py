@@ -41,11 +41,9 @@ from wire.errors import Conflict, InvalidInput, NotFound
 log = logging.getLogger(__name__)
 MAX_PAGE = 5000
 """Machines in one answer: some 5 MB."""
-_LOOK = 2000
-"""Machines that are looked at before others get their turn: a few milliseconds."""
+_LOOK = 50
+"""Machines that are looked at before it is asked whether others are to have their turn."""
 _ERRORS_SHOWN = 200
-_COUNTED = 300
-"""Machines that are counted before others get their turn: about 2 ms."""
 View = Callable[[MachineRecord], MachineView]
 Glance = Callable[[str], tuple[int, bool]]
 """Returns how many tasks a machine has, and whether its agent answered lately."""
@@ -68,6 +66,10 @@ _ORDERS: dict[str, Callable[[MachineRecord, int], tuple[str | int, ...]]] = {
     "place": lambda r, _: (r.location.datacenter, r.location.msb, r.location.rack),
 }
 """Name of an order → the key of a machine and its number of tasks; by name where that is equal."""
+
+
+def _first(number: int, rows: list[tuple[tuple[str | int, ...], str]]) -> list[str]:
+    return [name for _, name in heapq.nsmallest(number, rows)]
 
 
 class MachineService:
@@ -128,7 +130,7 @@ class MachineService:
             (key(record, self._glance(record.machine)[0]), record.machine)
             async for record in self._suitable(query, "")
         ]
-        names = [name for _, name in heapq.nsmallest(end, rows)[begin:]]
+        names = (await self._runtime.offload(_first, end, rows))[begin:]
         records = (self._brokers.table.find(name) for name in names)
         views = [self._view(record) for record in records if record is not None]
         return Machines(machines=views, next=str(end) if len(rows) > end else "")
@@ -137,8 +139,8 @@ class MachineService:
         """Yield the machines that a query is about, by name."""
         suits, table = scope_test(query.scope), self._brokers.table
         for number, name in enumerate(table.after(after)):
-            if number % _LOOK == _LOOK - 1:
-                await asyncio.sleep(0)
+            if number % _LOOK == 0:
+                await self._runtime.checkpoint()
             record = table.find(name)
             if record is not None and query.search in name and suits(record):
                 yield record
@@ -153,8 +155,8 @@ class MachineService:
         for broker in list(self._brokers.by_datacenter.values()):
             table = broker.table
             for number, name in enumerate(table.names()):
-                if number % _COUNTED == _COUNTED - 1:
-                    await asyncio.sleep(0)
+                if number % _LOOK == 0:
+                    await self._runtime.checkpoint()
                 record = table.find(name)
                 if record is not None and counts(record):
                     found.add(record, *glance(name))

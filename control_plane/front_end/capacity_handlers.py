@@ -177,7 +177,7 @@ class ProfileHandlers:
 
     async def profile_stats(self, _: Call) -> ProfileStats:
         """Say how long switches take."""
-        return self._profiles.stats()
+        return await self._profiles.stats()
 
 
 def _who(call: Call) -> str:

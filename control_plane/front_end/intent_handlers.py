@@ -44,7 +44,7 @@ class IntentHandlers:
 
     async def get_intents(self, call: Call) -> JobIntents:
         """Show what each writer wants."""
-        return self._intents.show(call.path["job"])
+        return await self._intents.show(call.path["job"])
 
     async def put_push(self, call: Call) -> JobIntents:
         """Push to a part of the tasks."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from agent.api import Health, TaskState
+from agent.api import Health, ProfileStatus, TaskState
 from agent.api import ProfileState as Proof
 from control_plane.agents.core.seen import is_empty
 from control_plane.agents.region import Region
@@ -53,6 +53,8 @@ from control_plane.store.records import PROFILES, ROLLOUTS
 from wire.errors import Conflict, InvalidInput, NotFound, TwineError
 
 log = logging.getLogger(__name__)
+_LOOK = 50
+"""Machines that are looked at before it is asked whether others are to have their turn."""
 _LOOK_S = 2.0
 """Between two looks at what is under way."""
 _SICK = (TaskState.BACKOFF, TaskState.FAILED)
@@ -150,12 +152,16 @@ class ProfileRollouts:
             text=self.text_of(shown),
         )
 
-    def stats(self) -> ProfileStats:
+    async def stats(self) -> ProfileStats:
         """Return how long hosts took for their last switch."""
-        observations = (self._observations.observation(name) for name in self._broker.table)
-        return stats_of(
-            observation.profile for observation in observations if observation.answering
-        )
+        reports = list[ProfileStatus]()
+        for number, name in enumerate(self._broker.table):
+            if number % _LOOK == 0:
+                await self._runtime.checkpoint()
+            observation = self._observations.look(name)
+            if observation.answering:
+                reports.append(observation.profile)
+        return await self._runtime.offload(stats_of, reports)
 
     async def propose(
         self, entitlement: str, wish: ProfileWish, by: str, *, dry_run: bool = False

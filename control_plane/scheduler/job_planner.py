@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from typing import TypedDict
@@ -11,7 +10,6 @@ from agent.api.relaxations import exposure_of
 from control_plane.allocator.core.demand import demand_for
 from control_plane.allocator.core.feasibility import Tally, bin_of
 from control_plane.allocator.core.machine_pools import Machine
-from control_plane.allocator.core.region_index import STEP
 from control_plane.allocator.core.request import Allowance
 from control_plane.allocator.core.spread import unevenness
 from control_plane.api.jobs import JobRecord, JobSpec
@@ -25,6 +23,9 @@ from control_plane.scheduler.core.volume_pinning import kept_notes
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
+
+_LOOK = 50
+"""Machines that are looked at before it is asked whether others are to have their turn."""
 
 
 class JobPlanner:
@@ -86,13 +87,16 @@ class JobPlanner:
         """Return how many tasks of a job have a machine, and all reasons why others wait."""
         record = self._jobs.get(name)
         wanted = wanted_tasks(record)
-        claims = self._index.claims.get(name)
+        await self._runtime.checkpoint()
         staying = [
             task for task in record.tasks if not (record.stopping or is_going(task) or task.extra)
         ]
         wanted_here = {task.index for task in staying}
-        machines = [claim.machine for claim in claims or () if claim.task in wanted_here]
         waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
+        await self._runtime.checkpoint()
+        claims = self._index.claims.get(name)
+        spread = _spread(claim.machine for claim in claims or () if claim.task in wanted_here)
+        await self._runtime.checkpoint()
         _, _, planned = await self._placements.plan_final(record)
         held, free, kept = await self._judge_all(record)
         limits = [r for r in planned if _is_limit(r)]
@@ -110,7 +114,7 @@ class JobPlanner:
             reasons=reasons,
             fitting_held=held.fitting,
             fitting_free=free.fitting,
-            spread=_spread(machines),
+            spread=spread,
             uneven=await self._uneven(record),
             second_copies=self._scheduler.second_copies(record),
             update=self._scheduler.update_note(record),
@@ -133,9 +137,15 @@ class JobPlanner:
             return ""
         pool = self._index.pool(self._placements.pool_of(record))
         repairs = await self._placements.repairs(record, {})
-        bins = {bin_of(over.property, machine) for machine in pool.machines()}
+        bins = set[str]()
+        for number, machine in enumerate(list(pool.machines())):
+            bins.add(bin_of(over.property, machine))
+            if number % _LOOK == 0:
+                await self._runtime.checkpoint()
         bins |= {repair.to_bin for repair in repairs}  # perhaps on a machine that is free yet
-        found = unevenness(claims, over, sorted(bins))
+        known = list(claims)
+        await self._runtime.checkpoint()
+        found = await self._runtime.offload(unevenness, known, over, sorted(bins))
         if found is None:
             return ""
         if not is_quiet(record):
@@ -157,16 +167,16 @@ class JobPlanner:
         kept: Counter[str] = Counter()
         for number, machine in enumerate(list(self._index.pool(pool).machines())):
             held.add(machine, machine, self._index.why_short(machine))
-            if number % STEP == STEP - 1:
-                await asyncio.sleep(0)
+            if number % _LOOK == 0:
+                await self._runtime.checkpoint()
         for number, machine in enumerate(list(self._index.pool(FREE).machines())):
             why = allowance.lacks(machine) or (allowance.refuses and allowance.refuses(machine))
             if why:
                 kept[why] += 1
             else:
                 free.add(machine, machine, self._index.why_short(machine))
-            if number % STEP == STEP - 1:
-                await asyncio.sleep(0)
+            if number % _LOOK == 0:
+                await self._runtime.checkpoint()
         words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
         return held, free, words
 

@@ -386,7 +386,10 @@ async def _rebalance(request: PageRequest) -> dict[str, Any]:
 
 
 async def _shards(request: PageRequest) -> dict[str, Any]:
-    return {"loads": await request.api.get("list_shards")}
+    return {
+        "loads": await request.api.get("list_shards"),
+        "processes": (await request.api.get("region_status")).processes,
+    }
 
 
 async def _audit(request: PageRequest) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ _FILES = {
 SESSION_COOKIE = "twine-session"
 ENDED_HEADER = "Twine-Session"
 """Of an answer: `ended` where the session of the browser was ended."""
+PART = 200
+"""Items of a long list that are encoded in one call: 200 tasks take 0.3 ms."""
 TEXT_MAX = 600
 """Characters of a text that a page shows."""
 _SESSION = web.RequestKey("session", str)
@@ -120,11 +123,10 @@ class Console:
         except TwineError as e:
             return await self._failed(request, e)
         if request.query.get("format") == "json":
-            data = {k: v for k, v in values.items() if not callable(v)}
-            body = await asyncio.to_thread(msgspec.json.encode, data, enc_hook=str)
-            response = web.Response(body=body, content_type="application/json", headers=_HEADERS)
-            response.enable_compression()
-            return response
+            packs = "gzip" in request.headers.get("Accept-Encoding", "")
+            body = await asyncio.to_thread(as_json, values, packs=packs)
+            headers = _HEADERS | ({"Content-Encoding": "gzip"} if packs else {})
+            return web.Response(body=body, content_type="application/json", headers=headers)
         return await self._page(page.template, request, peer, values)
 
     async def _values(self, page: Page, request: web.Request) -> dict[str, Any]:
@@ -165,7 +167,8 @@ class Console:
         every = values.get("every", 0)
         # In a thread: a page of 1,000 rows takes 20 ms, in which the loop would do nothing else.
         text = await asyncio.to_thread(
-            self._templates.get_template(template).render,
+            self._rendered,
+            template,
             here=request.path,
             may=may.__contains__,
             writes=self._writes,
@@ -179,6 +182,10 @@ class Console:
         self._keep_session(request, response)
         response.enable_compression()
         return response
+
+    def _rendered(self, template: str, **values: Any) -> str:
+        # Beside the loop, too: a template is compiled at its first use, for up to 30 ms.
+        return self._templates.get_template(template).render(values)
 
     def _may(self, request: web.Request, route: str, *, form: bool = True) -> bool:
         """Return whether the caller is shown a form: the API decides again when it is sent."""
@@ -284,6 +291,53 @@ class Console:
         if not back.startswith("/ui/"):
             back = "/ui/"
         return _redirect(back, 303)
+
+
+def as_json(values: Mapping[str, Any], *, packs: bool = False) -> bytes:
+    """Return a page's data as JSON, packed by gzip if wanted.
+
+    It is encoded in parts, for use in a thread: an encoder keeps Python's lock until it has ended,
+    for 10 ms with the tasks of a large job, and the loop would wait for it. Of gzip's levels the
+    first takes a fifth of the time of the usual one, for a fifth more bytes.
+    """
+    parts = _parts({name: value for name, value in values.items() if not callable(value)})
+    if not packs:
+        return b"".join(parts)
+    packer = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return b"".join([*map(packer.compress, parts), packer.flush()])
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, list) and len(value) > PART:
+        for first in range(0, len(value), PART):
+            yield b"," if first else b"["
+            yield msgspec.json.encode(value[first : first + PART], enc_hook=str)[1:-1]
+        yield b"]"
+    elif isinstance(value, list) and value:
+        for number, item in enumerate(value):
+            yield b"," if number else b"["
+            yield from _parts(item)
+        yield b"]"
+    elif (fields := _fields(value)) is not None:
+        for number, (name, item) in enumerate(fields):
+            yield (b"," if number else b"{") + msgspec.json.encode(name) + b":"
+            yield from _parts(item)
+        yield b"}"
+    else:
+        yield msgspec.json.encode(value, enc_hook=str)
+
+
+def _fields(value: Any) -> Iterable[tuple[str, Any]] | None:
+    """Return the fields of what is an object in JSON and may hold long lists; None: it is whole."""
+    if isinstance(value, dict):
+        return value.items() if value and all(type(name) is str for name in value) else None
+    if not isinstance(value, msgspec.Struct):
+        return None
+    how = value.__struct_config__
+    if how.omit_defaults or how.tag is not None or how.array_like or not value.__struct_fields__:
+        return None
+    names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+    return ((encoded, getattr(value, name)) for encoded, name in names)
 
 
 async def _file(name: str, kind: str, _: web.Request) -> web.Response:

@@ -58,13 +58,17 @@ class Pauses:
         self.phase = "start"
         self.wall: dict[str, float] = {}
         self.cpu: dict[str, float] = {}
+        self.held: dict[str, float] = {}
+        """What the whole process computed, less what it may during the sleep."""
 
     async def watch(self) -> None:
         while True:
-            began, used = time.perf_counter(), time.thread_time()
+            began, used, all_used = time.perf_counter(), time.thread_time(), time.process_time()
             await asyncio.sleep(HEARTBEAT_S)
             passed = time.perf_counter() - began - HEARTBEAT_S
             computed = time.thread_time() - used
+            held = time.process_time() - all_used - HEARTBEAT_S
+            self.held[self.phase] = max(self.held.get(self.phase, 0.0), held)
             self.wall[self.phase] = max(self.wall.get(self.phase, 0.0), passed)
             self.cpu[self.phase] = max(self.cpu.get(self.phase, 0.0), computed)
 
@@ -96,12 +100,13 @@ class Bench:
                     self.pauses.phase = UNCOUNTED  # nobody is served any more
                     await self.cp.__aexit__(None, None, None)
         watching.cancel()
-        for seen in (self.pauses.wall, self.pauses.cpu):
+        for seen in (self.pauses.wall, self.pauses.cpu, self.pauses.held):
             seen.pop(UNCOUNTED)
         self.result["max_pause_ms"] = ms(max(self.pauses.wall.values()))
         self.result["max_pause_cpu_ms"] = ms(max(self.pauses.cpu.values()))
         self.result |= {f"pause_{phase}_ms": ms(s) for phase, s in self.pauses.wall.items()}
         self.result |= {f"pause_{phase}_cpu_ms": ms(s) for phase, s in self.pauses.cpu.items()}
+        self.result |= {f"held_{phase}_ms": ms(s) for phase, s in self.pauses.held.items()}
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         self.result["rss_mb"] = round(rss)
         return self.result

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from agent import api
 from agent.api import Health, ProfileState, TaskState
 from agent.api.notices import HostNotices
+from agent.usage import Usages
 from control_plane.agents.protocol import EventStream
 from control_plane.api.machines import MachineRecord
 from wire.errors import NotFound, Unreachable
@@ -266,6 +267,10 @@ class Agent:
 
     async def get_profile(self) -> api.ProfileStatus:
         return (await self._answer()).profile
+
+    async def get_usage(self) -> Usages:
+        await self._answer()
+        return Usages(at_boot_s=asyncio.get_running_loop().time(), tasks=[])
 
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
         host = await self._answer()

@@ -101,30 +101,38 @@ def usable_disk(disk_bytes: int) -> int:
     return disk_bytes - disk_bytes // 5
 
 
+def size_of(record: MachineRecord) -> tuple[float, int, int]:
+    """Return a machine's RRU, the bytes of memory that tasks may use, and its watts."""
+    hardware, facts = record.hardware, record.facts
+    memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
+    # huge pages are for programs that ask for them: no memory that a task's limit is of
+    taken = facts.hugepages_bytes if facts else 0
+    cpus = facts.cpus if facts else hardware.cpus if hardware else 0
+    rru = hardware.rru if hardware and hardware.rru else float(cpus)
+    power_w = hardware.power_w if hardware else 0
+    return rru, max(0, usable_memory(memory) - taken), power_w
+
+
 def capacity_of(record: MachineRecord) -> Capacity:
     """Return what a machine offers: as its agent says, else as the inventory says.
 
     A machine whose RRU are unknown has one per CPU.
     """
     hardware, facts = record.hardware, record.facts
-    memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
+    rru, memory_bytes, power_w = size_of(record)
     disk = facts.disk_bytes if facts else hardware.disk_bytes if hardware else 0
-    # huge pages are for programs that ask for them: no memory that a task's limit is of
-    taken = facts.hugepages_bytes if facts else 0
-    cpus = facts.cpus if facts else hardware.cpus if hardware else 0
-    rru = hardware.rru if hardware and hardware.rru else float(cpus)
     return Capacity(
         machine_type=record.machine_type,
         rru=rru,
-        cpus=cpus,
-        memory_bytes=max(0, usable_memory(memory) - taken),
+        cpus=facts.cpus if facts else hardware.cpus if hardware else 0,
+        memory_bytes=memory_bytes,
         gpus=hardware.gpus if hardware else 0,
         network_mbps=hardware.network_mbps if hardware else 0,
         disk_bytes=usable_disk(disk),
         generation=hardware.generation if hardware else "",
         sku=hardware.sku if hardware else "",
         gpu_type=hardware.gpu_type if hardware else "",
-        power_w=hardware.power_w if hardware else 0,
+        power_w=power_w,
         labels=labels_of(record),
         capabilities=frozenset(facts.capabilities) if facts else frozenset(),
     )

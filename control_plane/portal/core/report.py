@@ -24,7 +24,7 @@ from control_plane.api.capacity_report import (
     StackProposal,
 )
 from control_plane.api.machines import MachineRecord, MachineState
-from control_plane.broker.core.capacity import Capacity, capacity_of
+from control_plane.broker.core.capacity import size_of
 from control_plane.broker.core.unavailability import blocking
 from control_plane.portal.core.pools import Quota, pool_quotas
 
@@ -110,6 +110,9 @@ class PortalReport:
 
     def __init__(self, now: float) -> None:
         self._now = now
+        self._alike: dict[tuple[str, str, str, str, str, str], tuple[_Sum, _Sum]] = {}
+        """Type, data center, MSB, entitlement, owner and class → what machines offer, and what is
+        used of them."""
         self._by_entitlement: defaultdict[str, _Sums] = defaultdict(_Sums)
         self._owned: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._types: defaultdict[str, _Sums] = defaultdict(_Sums)
@@ -124,68 +127,71 @@ class PortalReport:
 
     def add(self, record: MachineRecord, used: Used = NOTHING) -> None:
         """Count one machine."""
-        capacity = capacity_of(record)
-        place = record.location
-        size = (1, capacity.rru, capacity.memory_bytes, capacity.power_w)
-        busy = (int(used != NOTHING), used.rru, used.memory_bytes, 0)
-        lines = [
-            self._types[record.machine_type],
-            self._datacenters[place.datacenter],
-            self._msbs[f"{place.datacenter}/{place.msb}"],
-        ]
-        if record.entitlement:
-            lines.append(self._by_entitlement[record.entitlement])
-        for line in lines:
-            line.all.add(*size)
-            (line.held if record.entitlement else line.free).add(*size)
-            line.used.add(*busy)
+        rru, memory_bytes, power_w = size_of(record)
         usable = record.state is MachineState.UP and not blocking(record, self._now)
-        self._classify(record, size, used, usable)
-        if record.entitlement:
-            self._measure(capacity, used)
+        place, loan, entitlement = record.location, record.loan, record.entitlement
+        owner = entitlement if loan is None else loan.donor
+        kind = self._kind(record, used, usable)
+        key = (record.machine_type, place.datacenter, place.msb, entitlement, owner, kind)
+        sums = self._alike.get(key)
+        if sums is None:
+            sums = self._alike[key] = _Sum(), _Sum()
+        sums[0].add(1, rru, memory_bytes, power_w)
+        if used != NOTHING:
+            sums[1].add(1, used.rru, used.memory_bytes, 0)
+        if entitlement:
+            self._measure(rru, memory_bytes, used)
         if usable:
-            self._offer(record.machine_type, capacity, used)
+            self._offer(record.machine_type, rru, memory_bytes, used)
 
-    def _classify(
-        self,
-        record: MachineRecord,
-        size: tuple[int, float, int, int],
-        used: Used,
-        usable: bool,
-    ) -> None:
-        if record.entitlement and record.loan is None:
-            self._owned[record.entitlement].add(*size)
-        elif record.loan is not None and record.loan.donor:
-            self._owned[record.loan.donor].add(*size)
+    def _kind(self, record: MachineRecord, used: Used, usable: bool) -> str:
         if not usable:
-            kind = "unusable"
-        elif not record.entitlement:
-            kind = "free"
-        elif record.loan is not None:
-            kind = "lent"
-        else:
-            kind = "idle" if used == NOTHING else "guaranteed"
-        self._split[kind].add(*size)
-        self._split["all"].add(*size)
+            return "unusable"
+        if not record.entitlement:
+            return "free"
+        if record.loan is not None:
+            return "lent"
+        return "idle" if used == NOTHING else "guaranteed"
 
-    def _measure(self, capacity: Capacity, used: Used) -> None:
+    def _sum_up(self) -> None:
+        """Make the lines of what was added: alike machines of one place are one sum until then."""
+        for key, (size, busy) in self._alike.items():
+            machine_type, datacenter, msb, entitlement, owner, kind = key
+            lines = [
+                self._types[machine_type],
+                self._datacenters[datacenter],
+                self._msbs[f"{datacenter}/{msb}"],
+            ]
+            if entitlement:
+                lines.append(self._by_entitlement[entitlement])
+            for line in lines:
+                line.all.plus(size)
+                (line.held if entitlement else line.free).plus(size)
+                line.used.plus(busy)
+            if owner:
+                self._owned[owner].plus(size)
+            self._split[kind].plus(size)
+            self._split["all"].plus(size)
+        self._alike.clear()
+
+    def _measure(self, all_rru: float, all_bytes: int, used: Used) -> None:
         """Look at how well one machine that is held is used."""
-        rru = used.rru / capacity.rru if capacity.rru else 0.0
-        memory = used.memory_bytes / capacity.memory_bytes if capacity.memory_bytes else 0.0
+        rru = used.rru / all_rru if all_rru else 0.0
+        memory = used.memory_bytes / all_bytes if all_bytes else 0.0
         self._half_empty += rru < 0.5 and memory < 0.5
         self._idle += used == NOTHING
         if memory > 1 - FULL_SHARE >= rru:
-            self._stranded_rru += capacity.rru - used.rru
+            self._stranded_rru += all_rru - used.rru
         if rru > 1 - FULL_SHARE >= memory:
-            self._stranded_memory += capacity.memory_bytes - used.memory_bytes
+            self._stranded_memory += all_bytes - used.memory_bytes
 
-    def _offer(self, machine_type: str, capacity: Capacity, used: Used) -> None:
+    def _offer(self, machine_type: str, all_rru: float, all_bytes: int, used: Used) -> None:
         """Remember the machine with the largest room, in what it has least of."""
-        memory = max(0, capacity.memory_bytes - used.memory_bytes)
-        rru = max(0.0, capacity.rru - used.rru)
-        share = memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
-        if capacity.rru:
-            share = min(share, rru / capacity.rru)
+        memory = max(0, all_bytes - used.memory_bytes)
+        rru = max(0.0, all_rru - used.rru)
+        share = memory / all_bytes if all_bytes else 0.0
+        if all_rru:
+            share = min(share, rru / all_rru)
         known = self._largest.get(machine_type)
         if known is None or (share, memory) > (known[0], known[1].memory_bytes):
             task = LargestTask(machine_type=machine_type, memory_bytes=memory, rru=round(rru, 3))
@@ -195,6 +201,7 @@ class PortalReport:
 
     def finish(self, entitlements: Iterable[EntitlementRecord]) -> CapacityReport:
         """Return the report on all machines added."""
+        self._sum_up()
         specs = {record.name: record.spec for record in entitlements}
         lines = [self._entitlement_line(name, spec) for name, spec in sorted(specs.items())]
         return CapacityReport(

@@ -24,6 +24,7 @@ from control_plane.job_control.core.intents import (
     canary_of,
     is_composed,
     is_held,
+    is_plain,
     target_of,
 )
 from control_plane.scheduler.core.clock import Moment
@@ -181,12 +182,13 @@ def prune(record: JobRecord) -> JobRecord:
 def summarize(record: JobRecord, detail: str = "") -> JobStatus:
     """Return a job as its owner sees it."""
     wanted = wanted_tasks(record)
-    staying = [t for t in record.tasks if not (record.stopping or is_going(t))]
+    staying = [] if record.stopping else [t for t in record.tasks if not is_going(t)]
     running = [t for t in staying if t.state is TaskState.RUNNING]
     healthy = [t for t in running if t.health is Health.HEALTHY and t.listed]
     updated = [t for t in running if t.version == record.version]
     waiting = [t for t in staying if t.reason and not t.listed]
-    right = sum(1 for t in running if t.version == target_of(record, t))
+    otherwise = record.version if is_plain(record) else 0  # asked once, not for each task
+    right = sum(1 for t in running if t.version == (t.wants or otherwise or t.version))
     is_full = is_composed(record) and len(healthy) == len(record.tasks) == wanted == right
     is_full = is_full and not (detail and is_held(record))
     if record.stopping:

@@ -183,7 +183,7 @@ class CannedIntents:
         self.pushed: StoredIntent | None = None
         """What is pushed; None: the push is not shown."""
 
-    def show(self, name: str) -> JobIntents:
+    async def show(self, name: str) -> JobIntents:
         size = StoredIntent(writer="user:ann", version=3, value={"tasks": 4}, reason="evening")
         view = IntentView(
             dimension="size", intent=size, effect="4 tasks", waits_for="the job is held"
@@ -213,7 +213,7 @@ class CannedIntents:
             if name in self.stale:
                 raise Conflict(f"the {dimension} of job {name} has another version")
             self.written.append((dimension, name, *said))  # type: ignore[arg-type]
-            return self.show(name)
+            return await self.show(name)
 
         return write
 
@@ -262,9 +262,10 @@ class CannedControlPlane(ControlPlane):
         sources = Sources(
             machines=self.brokers.table,
             held=self.brokers.held,
+            names_held=self.brokers.names_held,
             jobs_of=lambda name: [j for j, spec in self.jobs.items() if spec.entitlement == name],
             release_idle=_nothing_to_release,
-            used=lambda name: Used(),
+            used=lambda _: Used(),
         )
         self.capacity = CapacityService(self.portal, sources, Runtime())
         self.allocations = [Allocations(store, RegionIndex(), self.brokers)]

@@ -249,7 +249,7 @@ def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
     async def size(name: str, wish: SizeWish, _writer: str) -> JobIntents:
         known = region.control_plane.jobs[name]
         region.control_plane.jobs[name] = replace(known, tasks=wish.tasks)
-        return intents.show(name)
+        return await intents.show(name)
 
     intents.size = size  # type: ignore[method-assign]
     answers = tmp_path / "a.sock"

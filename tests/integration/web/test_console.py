@@ -14,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import axe_playwright_python
@@ -37,6 +37,7 @@ RUN_AXE = """
 const done = arguments[0], tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"];
 axe.run({runOnly: {type: "tag", values: tags}}).then(done);
 """
+ASOF = By.CSS_SELECTOR, ".asof time"
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 BARS = """
 const done = arguments[0], parse = (text) => new DOMParser().parseFromString(text, "text/html");
@@ -333,3 +334,27 @@ def test_a_page_in_chromium_follows_changes_and_forms_reach_the_audit_log(
     assert "pause_job" in ctl(endpoint, "audit")
     ctl(endpoint, "job", "resume", "web")
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_a_page_says_since_when_it_is_old_and_keeps_what_it_showed(endpoint: str) -> None:
+    """FE1: without an answer for five seconds there is a banner. On paper there are no buttons."""
+    with ExitStack() as stack:
+        serving = stack.enter_context(ExitStack())
+        browser = stack.enter_context(chromium(serving.enter_context(console(endpoint))))
+        browser.get(browser.current_url.split("/ui/")[0] + "/ui/jobs/web")
+        wait = WebDriverWait(browser, PATIENCE_S)
+        as_of = browser.find_element(*ASOF)
+        assert as_of.is_displayed()
+        assert not browser.find_element(By.ID, "stale").is_displayed()
+        before = as_of.get_attribute("datetime")
+        wait.until(lambda b: b.find_element(*ASOF).get_attribute("datetime") > before)
+        assert browser.find_element(By.CSS_SELECTOR, ".acts").is_displayed()
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        shown = [browser.find_element(By.CSS_SELECTOR, one) for one in ("nav", ".acts", "footer")]
+        assert not any(one.is_displayed() for one in shown)
+        assert browser.find_element(By.TAG_NAME, "main").is_displayed()
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})
+        serving.close()
+        wait.until(lambda b: b.find_element(By.ID, "stale").is_displayed())
+        assert "old data" in browser.find_element(By.ID, "stale").text
+        assert "Healthy" in browser.find_element(By.TAG_NAME, "main").text

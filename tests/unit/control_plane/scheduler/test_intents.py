@@ -496,7 +496,7 @@ def test_a_dimension_that_is_not_known_is_kept_and_shown():
             await world.cp.intents.size("web", SizeWish(tasks=3), SCALER)
             await world.stable()
             assert world.cp._jobs.get("web").intents["traffic"] == newer
-            shown = world.cp.intents.show("web").intents[-1]
+            shown = (await world.cp.intents.show("web")).intents[-1]
             assert (shown.dimension, shown.intent) == ("traffic", newer)
             assert "does not know" in shown.effect
 

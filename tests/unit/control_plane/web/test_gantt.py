@@ -79,16 +79,22 @@ def test_every_bar_lies_within_the_window(given_events, begin, span) -> None:
 @given(st.lists(st.tuples(st.integers(0, 90), st.floats(0, 100), st.floats(0, 100)), max_size=99))
 def test_packed_rows_are_those_of_the_chart_with_all_that_it_says(given_events) -> None:
     events = [
-        event(task, start, start + length, reason=f"r{task}", approved="zk 1")
+        event(
+            *(task, start, start + length),
+            **{"reason": f"r{task}", "approved": "zk 1"},
+            **{"from_machine": f"m{task}", "to_machine": "m9"},
+        )
         for task, start, length in given_events
     ]
     found, window = packed(events, [], (0, 200)), (0, 200)
     drawn = [row for first in (0, ROWS_MAX) for row in chart(events, [], window, first).rows]
-    assert [task for task, _ in found["rows"]] == [row.task for row in drawn]
-    for (task, bars), row in zip(found["rows"], drawn, strict=True):
-        assert len(bars) == len(row.bars)
-        for bar, known in zip(bars, row.bars, strict=True):
-            assert abs(bar[0] - known.start) <= 0.051
-            kind, cause, state, _, reason, approved = (found["words"][n] for n in bar[2:])
-            assert (kind, cause, state) == (known.kind, known.cause, known.outcome)
-            assert (reason, approved) == (f"r{task}", "zk 1")
+    assert found["tasks"] == [row.task for row in drawn]
+    assert found["counts"] == [len(row.bars) for row in drawn]
+    bars, words = [(row.task, bar) for row in drawn for bar in row.bars], found["words"]
+    packed_bars = list(zip(*[iter(found["bars"])] * 5, strict=True))
+    for (start, _, look, *places), (task, known) in zip(packed_bars, bars, strict=True):
+        assert abs(start / 10 - known.start) <= 0.051
+        kind, cause, state, reason, approved = (words[n] for n in found["looks"][look])
+        assert (kind, cause, state) == (known.kind, known.cause, known.outcome)
+        assert (reason, approved) == (f"r{task}", "zk 1")
+        assert [words[place] for place in places] == [f"m{task}", "m9"]
