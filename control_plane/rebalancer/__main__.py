@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -24,18 +25,25 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # each thread would reserve address space
     os.nice(19)
-    output = os.dup(1)
-    os.dup2(2, 1)  # libraries that print do not print into the answer
+    output = own_output()
     from control_plane.rebalancer.core.solving import solve
 
     effort, model = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[Effort, RegionModel])
     answer = msgspec.msgpack.encode(solve(model, effort, time.monotonic))
-    with os.fdopen(output, "wb") as out:
-        out.write(answer)
+    with output:
+        output.write(answer)
+
+
+def own_output() -> BinaryIO:
+    """Return this process's output; what libraries print there comes to its errors from now on."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return output
 
 
 def solve_file(path: Path, seconds: float) -> None:
     """Print where the objects of a model should be: exactly if it is small, else by annealing."""
+    output = own_output()
     from control_plane.rebalancer.core.annealing import annealed
     from control_plane.rebalancer.core.exact import VARIABLES_MAX, optimum
 
@@ -51,7 +59,8 @@ def solve_file(path: Path, seconds: float) -> None:
         f"{len(answer.moves)} moves: goals {answer.before:.6g} -> {answer.after:.6g}{best};"
         f" bound {bound}; {answer.took_s:.1f} s"
     )
-    sys.stdout.write("\n".join([*lines, ""]))
+    with output:
+        output.write("\n".join([*lines, ""]).encode())
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from control_plane.agents.region import Region
 from control_plane.allocator.core.machine_pools import Machine
@@ -69,16 +70,17 @@ class LoadWatch:
 
     # -- what plans ask
 
-    def load(self, job: str, task: int, _machine: Machine) -> Load | None:
-        """Return what a task uses; None: it was not read lately, so its claims count.
+    def measured(self, job: str, tasks: Sequence[int]) -> list[Load | None]:
+        """Return what tasks use; None: it was not read lately, so its claims count.
 
         One that moved counts as before until it is read where it is: RRU are the same anywhere.
         The network counts 0 where it is not known whose traffic is whose.
         """
-        known = self.loads.of_task(f"{job}-{task}", self._region.runtime.now(), self._within_s)
-        if known is None:
-            return None
-        return known.rru, known.memory_bytes, known.network_mbps or 0.0
+        since = self._region.runtime.now() - self._within_s
+        return [
+            (load.rru, load.memory_bytes, load.network_mbps or 0.0) if load is not None else None
+            for load in self.loads.of_tasks(job, tasks, since)
+        ]
 
     def age_s(self) -> float | None:
         """Return how long ago the oldest load that still counts was read; None: there is none."""

@@ -12,7 +12,7 @@ from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import STEP
 from control_plane.allocator.core.request import Request
-from control_plane.api.jobs import JobRecord, TaskRecord
+from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.api.rebalancing import (
     GoalChange,
@@ -33,6 +33,7 @@ from control_plane.rebalancer.core.language import toml_of
 from control_plane.rebalancer.core.loads import modelled_w
 from control_plane.rebalancer.core.model import (
     DIMENSIONS,
+    FLOAT,
     Effort,
     RegionModel,
     SolverAnswer,
@@ -40,7 +41,7 @@ from control_plane.rebalancer.core.model import (
 )
 from control_plane.rebalancer.core.place_use import PlaceSums
 from control_plane.rebalancer.core.region_language import in_language, words_about
-from control_plane.rebalancer.core.survey import JobTerms, Load, Survey, SurveySources
+from control_plane.rebalancer.core.survey import JobTerms, Measured, Survey, SurveySources
 from control_plane.rebalancer.ports import ShardedPlaces, Solve
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
@@ -58,7 +59,6 @@ MODEL = "model"
 """What is explained instead of a move."""
 _FREE_LOOKED_AT = 5_000
 """Free machines that are looked at for those that a pool may take."""
-Measured = Callable[[str, int, Machine], Load | None]
 Drawn = Callable[[Machine, float], tuple[float, bool]]
 
 
@@ -81,14 +81,14 @@ class Planner:
         self.weights = Weights(
             hot_from=settings.hot_from, tolerance=settings.tolerance, move=settings.move_price
         )
-        self.measured: Measured = lambda _job, _task, _machine: None
-        """What a task uses, where it was read of its agent lately."""
+        self.measured: Measured = lambda _job, tasks: [None] * len(tasks)
+        """What tasks use, where it was read of their agents lately."""
         self.age_s: Callable[[], float | None] = lambda: None
         """How old the oldest of those readings is."""
         self.drawn: Drawn = modelled
         """What a machine draws, in watts, and whether its host said so."""
-        self.moved_at: Callable[[str, int], float] = lambda _job, _task: float("-inf")
-        """When a task moved last, in seconds since 1970."""
+        self.moved_at: Callable[[str], Mapping[int, float]] = lambda _job: {}
+        """When tasks of a job moved last, in seconds since 1970."""
         self.limits: dict[str, list[float]] = {}
         """By pool, the use of each dimension above which the last plan called it too much."""
 
@@ -126,10 +126,13 @@ class Planner:
     async def _sums(self, model: RegionModel, answer: SolverAnswer) -> PlaceSums:
         """Return what is used of each MSB and row, before the plan and after it."""
         sums = PlaceSums()
+        machines, wide = self._places.indexes[0].machines, len(DIMENSIONS)
+        before, after = (memoryview(column).cast(FLOAT) for column in answer.used)
         for at, name in enumerate(model.machines):
-            machine = self._places.find(name)
+            machine, first = machines.get(name), at * wide
             if machine is not None:
-                sums.add(machine.place, model.sizes[at], answer.used_by(at))
+                used = before[first : first + wide], after[first : first + wide]
+                sums.add(machine.place, model.sizes[at], *used)
                 sums.measured += self.drawn(machine, 0.0)[1]
             if at % STEP == STEP - 1:
                 await self._runtime.checkpoint()
@@ -153,9 +156,22 @@ class Planner:
             or job in (self._named() if named is None else named)
         ):
             return None
-        tasks = {task.index: task for task in record.tasks}
         preferences = preferences_of(record.spec, self._places.entitlement_of(record.spec))
-        return JobTerms(preferences, lambda index: self._may_move(job, tasks.get(index)))
+        return JobTerms(preferences, self._movable(record).__contains__)
+
+    def _movable(self, record: JobRecord) -> set[int]:
+        """Return the tasks of a job at rest that may move now."""
+        settled = self._runtime.date() - self._settings.settle_s
+        rested = self._runtime.date() - self._settings.rest_s
+        moved = self.moved_at(record.name)
+        return {
+            task.index
+            for task in record.tasks
+            if task.since <= settled
+            and task.operation is None
+            and not task.extra
+            and (not moved or moved.get(task.index, rested) <= rested)
+        }
 
     def _named(self) -> set[str]:
         """Return the jobs to which others keep a distance, or go."""
@@ -164,14 +180,6 @@ class Planner:
             for record in self._jobs.values()
             for neighbour in (*record.spec.apart_from, *record.spec.together_with)
         }
-
-    def _may_move(self, job: str, task: TaskRecord | None) -> bool:
-        if task is None or task.operation is not None or task.extra:
-            return False
-        now = self._runtime.date()
-        if now - task.since < self._settings.settle_s:
-            return False
-        return now - self.moved_at(job, task.index) >= self._settings.rest_s
 
     def _is_swappable(self, machine: Machine) -> bool:
         """Return whether a machine may go to another entitlement: no loan, no quota by type."""
@@ -225,10 +233,12 @@ class Planner:
         A job that is even over MSBs can only move within one.
         """
         index, near, far = self._places.owner(pool), list[Machine](), list[Machine]()
+        if most < 1:
+            return near
         quotas = self._places.of_pool(pool).quotas
         allowance, left = quotas.allowance(Request("", pool)), Counter(hot)
         free = index.pool(FREE)
-        if most < 1 or not allowance.may_take_from(free):
+        if not allowance.may_take_from(free):
             return near
         for machine in islice(free.machines(), _FREE_LOOKED_AT):
             if len(near) >= most:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec.structs import replace
 
@@ -92,9 +92,9 @@ class ReBalancer:
         self._jobs, self._places, self._moves, self._unwell = jobs, places, moves, unwell
         find = region.broker.table.find
         self.planner = Planner(region.runtime, jobs, places, solve, self._settings, find)
-        self.planner.moved_at = self._moved_at
+        self.planner.moved_at = self._moved
         self.watch = LoadWatch(region, places, agents)
-        self.planner.measured, self.planner.age_s = self.watch.load, self.watch.age_s
+        self.planner.measured, self.planner.age_s = self.watch.measured, self.watch.age_s
         self.planner.drawn = self.watch.watts
         self.counts: Counter[MoveState] = Counter()
         """Moves that ended in the life of this process."""
@@ -323,7 +323,7 @@ class ReBalancer:
         for holder in claim.machine.jobs:
             claims = self._places.claims_of(holder.job)
             if claims is not None and claims.get(claim.task) == claim:
-                known = self.planner.measured(holder.job, claim.task, claim.machine)
+                known = self.planner.measured(holder.job, [claim.task])[0]
                 return known or claimed_load(claim.demand, claim.machine)
         return claimed_load(claim.demand, claim.machine)
 
@@ -357,9 +357,9 @@ class ReBalancer:
             extra={"job": move.job, "task": move.task, "state": move.state, "reason": move.reason},
         )
 
-    def _moved_at(self, job: str, task: int) -> float:
+    def _moved(self, job: str) -> Mapping[int, float]:
         known = self._table.find(_MOVED + job)
-        return known.moved.get(task, float("-inf")) if known is not None else float("-inf")
+        return known.moved if known is not None else {}
 
     def _state(self) -> RebalanceRecord:
         return self._table.find(_STATE) or RebalanceRecord()
@@ -385,7 +385,7 @@ class ReBalancer:
             next_plan_s=None if due is None else max(0.0, due - now),
             plan=self._plan,
             gap=self._gaps[-1] if self._gaps else None,
-            measured=len(self.watch.loads.tasks),
+            measured=len(self.watch.loads),
             swaps=self.swaps.under_way(),
             done=ended.count(MoveState.DONE),
             withdrawn=ended.count(MoveState.WITHDRAWN),

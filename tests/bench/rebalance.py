@@ -1,6 +1,6 @@
 """How well and how fast the ReBalancer improves a skewed region, beside the bound and others.
 
-    python -m tests.bench.rebalance [--json] [--large]
+    python -m tests.bench.rebalance [--json] [--large] [--incremental]
 
 `closed` is the share of what could be gained at best (the bound) that a plan gains. The same
 instance is given to the rule of Kubernetes' descheduler (LowNodeUtilization) and to best-fit
@@ -12,19 +12,28 @@ machines.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import gc
+import io
 import json
 import random
 import resource
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TextIO, cast
 
 import highspy
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord
+from control_plane.api.settings import RebalanceSettings
 from control_plane.broker.core.capacity import Capacity, Place
+from control_plane.rebalancer.__main__ import own_output
+from control_plane.rebalancer.core.loads import Loads, TaskLoad
 from control_plane.rebalancer.core.model import (
     Effort,
     RegionModel,
@@ -34,7 +43,10 @@ from control_plane.rebalancer.core.model import (
 )
 from control_plane.rebalancer.core.solving import solve
 from control_plane.rebalancer.core.state import State
-from control_plane.rebalancer.core.survey import JobTerms, Survey, SurveySources
+from control_plane.rebalancer.load_watch import LoadWatch
+from control_plane.rebalancer.planning import Planner
+from control_plane.rebalancer.ports import ShardedPlaces
+from control_plane.runtime.runtime import Runtime
 from tests.rebalancer_models import a_model
 
 Figures = dict[str, Any]
@@ -273,35 +285,77 @@ def an_index(machines: int, pools: int, tasks: int) -> RegionIndex:
     return index
 
 
-def surveyed(index: RegionIndex, only: set[str] | None) -> Figures:
-    """Return how long it takes to survey a region, or `only` some entitlements, and to solve it."""
-    chance = random.Random(2)
-    sources = SurveySources(
-        indexes=[index],
-        owner=lambda _: index,
-        terms=lambda _: JobTerms((), lambda _: True),
-        measured=lambda *_: (chance.random() * 3, 2e9, 20.0),
-        offered=lambda *_: [],
-        drawn=lambda *_: (0.0, False),
-        capped=lambda _: False,
-        swappable=None,
-    )
-    began, steps = time.process_time(), Survey(sources, Weights(), 0, only).run()
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            model: RegionModel = stop.value
-            break
-    survey_s = time.process_time() - began
-    answer = solve(model, Effort(seconds=60.0, moves=500), time.process_time)
+class AsTheyAre:
+    """The places of one shard, of which all pools have their quotas."""
+
+    def __init__(self, index: RegionIndex) -> None:
+        self.index = index
+
+    def entitlement_of(self, _spec: JobSpec) -> None:
+        """Return no entitlement: the defaults count."""
+
+
+def a_planner(index: RegionIndex) -> tuple[Planner, list[float]]:
+    """Return the production's planner of a region in which every task is at rest and measured.
+
+    Jobs share the records of their tasks, for the memory of the host. The list has the seconds of
+    computing that the solver's process took, reading the model and writing the answer counted.
+    """
+    chance, solver_s = random.Random(2), list[float]()
+    spec = JobSpec(name="j", entitlement="p", image="sha256:" + "0" * 64, command=["x"], tasks=50)
+    tasks = [
+        TaskRecord(index=n, version=1, generation=1, phase=TaskPhase.RUNNING, listed=True)
+        for n in range(50)
+    ]
+    jobs = {name: JobRecord(name=name, spec=spec, version=1, tasks=tasks) for name in index.claims}
+    loads = Loads(600.0)
+    for name in jobs:
+        loads.tasks[name] = {n: TaskLoad(chance.random() * 3, 2e9, 20.0, 0.0) for n in range(50)}
+
+    async def solved(model: RegionModel, effort: Effort) -> SolverAnswer:
+        asked, began = msgspec.msgpack.encode(model), time.process_time()
+        known = msgspec.msgpack.decode(asked, type=RegionModel)
+        answer = msgspec.msgpack.encode(solve(known, effort, time.process_time))
+        solver_s.append(time.process_time() - began)
+        return msgspec.msgpack.decode(answer, type=SolverAnswer)
+
+    region = cast(Any, SimpleNamespace(settings=SimpleNamespace(rebalance=RebalanceSettings())))
+    region.runtime = SimpleNamespace(now=lambda: 0.0)
+    watch = LoadWatch(region, cast(Any, None), cast(Any, None))
+    watch.loads = loads
+    table = SimpleNamespace(find=jobs.get, values=jobs.values)
+    places = ShardedPlaces([cast(Any, AsTheyAre(index))])
+    settings = RebalanceSettings(solve_s=60.0, free_machines=0)
+    found = Planner(Runtime(), cast(Any, table), places, solved, settings, lambda _: None)
+    found.measured = watch.measured
+    return found, solver_s
+
+
+def planned(planner: Planner, solver_s: list[float], only: set[str] | None) -> Figures:
+    """Return how long it takes to plan for a region, or for `only` some entitlements."""
+    began = time.process_time()
+    plan = asyncio.run(planner.plan(1, only))
+    took_s = time.process_time() - began
     return {
-        "machines": len(model.machines),
-        "tasks": len(model.tasks.can_move),
-        "survey_cpu_s": round(survey_s, 2),
-        "solve_cpu_s": round(time.process_time() - began - survey_s, 2),
-        "tasks_moved": len(answer.steps),
+        "machines": plan.machines,
+        "tasks": plan.tasks,
+        "measured": plan.measured,
+        "tasks_moved": len(plan.moves),
+        "cpu_s": round(took_s, 2),
+        "of_it_solver_s": round(solver_s[-1], 2),
     }
+
+
+def incremental() -> Figures:
+    """Return how long plans take after a machine was lost or added: those of its entitlement."""
+    figures: Figures = {}
+    for pools, only in ((20, {"p3"}), (20, None), (1, {"p0"})):
+        index = an_index(50_000, pools, 1_000_000)
+        planner = a_planner(index)
+        gc.freeze()  # as the control plane does with what stays
+        name = f"{len(only) if only else 'all'}_of_{pools}_entitlements"
+        figures[name] = planned(*planner, only)
+    return figures
 
 
 def main() -> None:
@@ -309,7 +363,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--large", action="store_true", help="A million tasks, besides.")
+    parser.add_argument(
+        "--incremental", action="store_true", help="Plans after one machine's loss."
+    )
     options = parser.parse_args()
+    with io.TextIOWrapper(own_output()) as output:
+        report(options, output)
+
+
+def report(options: argparse.Namespace, output: TextIO) -> None:
+    """Write the figures that were asked for."""
+    if options.incremental:
+        print(json.dumps(incremental()), file=output)
+        return
     figures: Figures = {"beside_highs": beside_highs(20, 200, 60.0)}
     full = a_model(1, 500, 10_000, pinned=False, weights=CHEAP, price_per_gib=0.0, busy=2.6)
     answer, took_s = ours(full, 60.0)
@@ -330,14 +396,12 @@ def main() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         figures["tasks_1000000"]["peak_mib"] = peak // 1024
         figures["one_lost_of_50000"] = after_a_loss(carried_out(model, answer))
-        index = an_index(50_000, 20, 1_000_000)
-        figures["one_of_20_entitlements"] = surveyed(index, {"p3"})
-        figures["all_of_20_entitlements"] = surveyed(index, None)
+        figures |= incremental()
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(figures), file=output)
     else:
         for name, value in figures.items():
-            print(f"{name:24} {value}")
+            print(f"{name:24} {value}", file=output)
 
 
 if __name__ == "__main__":

@@ -139,6 +139,23 @@ class Claims:
             if claim is not None:
                 yield claim
 
+    def between(self, first: int, last: int) -> tuple[list[int], list[Machine], list[Demand]]:
+        """Return the tasks of a range that have a machine, their machines and demands.
+
+        It makes no object per task: there may be a million.
+        """
+        machines = [machine for machine in self.machines[first:last] if machine is not None]
+        tasks = list(range(first, first + len(machines)))
+        if len(machines) < min(last, len(self.machines)) - first:
+            pairs = enumerate(self.machines[first:last], first)
+            tasks = [task for task, machine in pairs if machine is not None]
+        if self.demand is None:
+            return [], [], []
+        demands = [self.demand] * len(tasks)
+        if self._others:
+            demands = [self._others.get(task, self.demand) for task in tasks]
+        return tasks, machines, demands
+
     def after(self, change: Change) -> Claims:
         """Return what the claims will be after a change, once it is settled."""
         made = Claims(self.job, change.pool)

@@ -7,7 +7,7 @@ known any more, and claims count again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
@@ -22,6 +22,8 @@ REST_SHARE = 0.35
 assumption: memory, disks and fans differ by machine."""
 _STEP = 500
 """Tasks that are looked at between two chances for others to run."""
+_DIGITS = 6
+"""Of an index: no job has a million tasks."""
 _SHORTEST_S = 1.0
 """Between two readings that give a rate: the kernel adds CPU time up every few milliseconds."""
 
@@ -55,7 +57,8 @@ class Loads:
 
     smooth_s: float
     """After this long a new level has 63 % of the weight."""
-    tasks: dict[str, TaskLoad] = field(default_factory=dict)
+    tasks: dict[str, dict[int, TaskLoad]] = field(default_factory=dict)
+    """By job and index: a plan asks for all tasks of a job."""
     machines: dict[str, MachineReading] = field(default_factory=dict)
 
     def read(self, machine: str, capacity: Capacity, usages: Usages, now: float) -> None:
@@ -88,7 +91,11 @@ class Loads:
         mbps = None
         if task.network_bytes is not None and earlier.network_bytes is not None:
             mbps = max(0, task.network_bytes - earlier.network_bytes) * 8 / 1e6 / passed_s
-        known = self.tasks.get(task.task_id)
+        job, _, number = task.task_id.rpartition("-")
+        if not number.isdecimal() or len(number) > _DIGITS:
+            return  # no task of a job: it was started by hand
+        of_job = self.tasks.setdefault(job, {})
+        known = of_job.get(int(number))
         memory = float(task.memory_bytes)
         if known is not None:
             share = self._weight(passed_s)
@@ -96,7 +103,7 @@ class Loads:
             memory = known.memory_bytes + share * (memory - known.memory_bytes)
             if mbps is not None and known.network_mbps is not None:
                 mbps = known.network_mbps + share * (mbps - known.network_mbps)
-        self.tasks[task.task_id] = TaskLoad(rru, memory, mbps, now)
+        of_job[int(number)] = TaskLoad(rru, memory, mbps, now)
 
     def _watts(self, before: MachineReading, usages: Usages, passed_s: float) -> float | None:
         """Return the smoothed draw; a counter that began again tells nothing new."""
@@ -112,10 +119,13 @@ class Loads:
     def _weight(self, passed_s: float) -> float:
         return 1.0 - exp(-passed_s / self.smooth_s)
 
-    def of_task(self, task: str, now: float, within_s: float) -> TaskLoad | None:
-        """Return what a task uses, if it was read not longer ago than `within_s`."""
-        known = self.tasks.get(task)
-        return known if known is not None and now - known.at <= within_s else None
+    def of_tasks(self, job: str, tasks: Sequence[int], since: float) -> list[TaskLoad | None]:
+        """Return what tasks of a job use; None: it was not read since then."""
+        known = self.tasks.get(job)
+        if known is None:
+            return [None] * len(tasks)
+        found = map(known.get, tasks)
+        return [load if load is not None and load.at >= since else None for load in found]
 
     def watts_of(self, machine: str, now: float, within_s: float) -> float | None:
         """Return what a machine's processors draw, if it was read not longer ago than that."""
@@ -133,11 +143,20 @@ class Loads:
         """Forget, in steps, all machines but these, and tasks that were not read for long."""
         for name in self.machines.keys() - set(machines):
             del self.machines[name]
-        for number, (name, load) in enumerate(list(self.tasks.items())):
-            if now - load.at > within_s:
-                self.tasks.pop(name, None)
-            if number % _STEP == _STEP - 1:
+        seen = 0
+        for job, of_job in list(self.tasks.items()):
+            for task in [t for t, load in of_job.items() if now - load.at > within_s]:
+                del of_job[task]
+            if not of_job:
+                self.tasks.pop(job, None)
+            seen += len(of_job)
+            if seen >= _STEP:
+                seen = 0
                 yield
+
+    def __len__(self) -> int:
+        """Return how many tasks have a load."""
+        return sum(map(len, self.tasks.values()))
 
 
 def modelled_w(power_w: float, share: float) -> float:

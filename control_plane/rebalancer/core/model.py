@@ -9,7 +9,7 @@ claims. A machine belongs to one entitlement; tasks never leave theirs.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -239,13 +239,6 @@ class SolverAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts to improve a machine."""
     is_complete: bool = False
     """The search ended because it found nothing more, not because its time was over."""
-
-    def used_by(self, machine: int) -> tuple[Sequence[float], Sequence[float]]:
-        """Return what is used of one machine before the plan and after it."""
-        wide = len(DIMENSIONS)
-        first, last = machine * wide, (machine + 1) * wide
-        before, after = (memoryview(column).cast(FLOAT)[first:last] for column in self.used)
-        return before.tolist(), after.tolist()
 
     @property
     def gain(self) -> float:

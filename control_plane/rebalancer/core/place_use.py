@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,33 +22,53 @@ class _PlaceSum:
     hottest_before: float = 0.0
     hottest_after: float = 0.0
 
+    def add(self, other: _PlaceSum) -> None:
+        """Add the machines of another one."""
+        self.machines += other.machines
+        for mine, theirs in (
+            (self.sizes, other.sizes),
+            (self.before, other.before),
+            (self.after, other.after),
+        ):
+            mine[:] = [one + two for one, two in zip(mine, theirs, strict=True)]
+        self.hottest_before = max(self.hottest_before, other.hottest_before)
+        self.hottest_after = max(self.hottest_after, other.hottest_after)
+
 
 class PlaceSums:
     """Adds machines up by the places that they are in."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], _PlaceSum] = {}
+        """By MSB and row: each machine is counted once, and there may be many."""
         self.measured = 0
         """Machines whose hosts say what they draw."""
 
     def add(
-        self, place: Place, sizes: Sequence[float], used: tuple[Sequence[float], Sequence[float]]
+        self, place: Place, sizes: Sequence[float], before: Sequence[float], after: Sequence[float]
     ) -> None:
         """Count one machine: what it has, and what is used of it before and after."""
-        shares = [_shares(each, sizes) for each in used]
-        for level, name in (("msb", place.msb), ("row", place.row)):
-            found = self._sums.setdefault((level, name), _PlaceSum())
-            found.machines += 1
-            found.hottest_before = max(found.hottest_before, *shares[0])
-            found.hottest_after = max(found.hottest_after, *shares[1])
-            for d in range(_WIDE):
-                if sizes[d] > 0:
-                    found.sizes[d] += sizes[d]
-                    found.before[d] += used[0][d]
-                    found.after[d] += used[1][d]
+        found = self._sums.get((place.msb, place.row))
+        if found is None:
+            found = self._sums[place.msb, place.row] = _PlaceSum()
+        found.machines += 1
+        for d, size in enumerate(sizes):
+            if size > 0:
+                was, later = before[d], after[d]
+                found.sizes[d] += size
+                found.before[d] += was
+                found.after[d] += later
+                if was > found.hottest_before * size:
+                    found.hottest_before = was / size
+                if later > found.hottest_after * size:
+                    found.hottest_after = later / size
 
     def uses(self) -> list[PlaceUse]:
         """Return all places by level and name; shares from 0 to 1 by dimension."""
+        sums: defaultdict[tuple[str, str], _PlaceSum] = defaultdict(_PlaceSum)
+        for (msb, row), found in self._sums.items():
+            sums["msb", msb].add(found)
+            sums["row", row].add(found)
         return [
             PlaceUse(
                 level=level,
@@ -58,7 +79,7 @@ class PlaceSums:
                 hottest_before=round(found.hottest_before, 4),
                 hottest_after=round(found.hottest_after, 4),
             )
-            for (level, name), found in sorted(self._sums.items())
+            for (level, name), found in sorted(sums.items())
         ]
 
 

@@ -130,8 +130,7 @@ class State:
         self.bins: Ints = np.array(model.bins, np.int64).reshape(len(model.bins), machines)
         with np.errstate(divide="ignore"):
             self.per_size: Floats = np.where(self.sizes > 0, 1.0 / self.sizes, 0.0)
-        self.used = np.zeros((machines, wide))
-        np.add.at(self.used, self.where, self.load)
+        self.used = self._summed()
         self.level = self._levels(len(model.pools)) + weights.tolerance
         self.limit = self.level[self.pool]
         """By machine: what is above costs."""
@@ -150,6 +149,11 @@ class State:
         other.on = [tasks.copy() for tasks in self.on]
         other.counts = self.counts.copy()
         return other
+
+    def _summed(self) -> Floats:
+        """Add up what is used of each machine, by dimension."""
+        machines = len(self.model.machines)
+        return np.stack([np.bincount(self.where, each, machines) for each in self.load.T], axis=1)
 
     def _tasks_by_machine(self, machines: int) -> list[list[int]]:
         order = np.argsort(self.where, kind="stable")
@@ -199,8 +203,7 @@ class State:
 
     def goals(self) -> dict[str, float]:
         """Return what each goal is now, counted again from where the tasks are."""
-        weights, used = self.model.weights, np.zeros_like(self.used)
-        np.add.at(used, self.where, self.load)
+        weights, used = self.model.weights, self._summed()
         shares = used * self.per_size
         over = weights.balance * np.maximum(shares - self.limit, 0.0).sum(axis=0)
         hot = weights.hot * np.maximum(shares - weights.hot_from, 0.0).sum(axis=0)

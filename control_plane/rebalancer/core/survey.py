@@ -12,7 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from math import log
 
 from control_plane.allocator.core.claims import Claim, Claims
@@ -24,6 +24,7 @@ from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.broker.core.assignment import FREE
 from control_plane.rebalancer.core.loads import watts_per_rru
 from control_plane.rebalancer.core.model import (
+    DIMENSIONS,
     BinRule,
     PoweredPlace,
     RegionModel,
@@ -40,6 +41,8 @@ _MICRO_GPUS = 1_000_000
 _GIB = 1 << 30
 Load = tuple[float, float, float]
 """CPU in RRU, memory in bytes, network in Mbit/s."""
+Measured = Callable[[str, Sequence[int]], list[Load | None]]
+"""What tasks of a job use; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,7 @@ class SurveySources:
     """Of a pool."""
     terms: Callable[[str], JobTerms | None]
     """Of a job; None: none of its tasks may move."""
-    measured: Callable[[str, int, Machine], Load | None]
-    """What a task uses; None: not measured."""
+    measured: Measured
     offered: Callable[[str, Mapping[str, int], int], Sequence[Machine]]
     """Free machines that a pool may take: where it has how many hot ones, and how many at most."""
     drawn: Callable[[Machine, float], tuple[float, bool]]
@@ -124,7 +126,8 @@ class Survey:
         self._loads: array[float] = array("d")
         self._prices: array[float] = array("d")
         self._can = bytearray()
-        self._used: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self._used = [array("d") for _ in DIMENSIONS]
+        """By dimension, what is used of each machine."""
         self._measured = 0
         self._draws: dict[str, PlaceDraw] = {}
         """By place with a power budget."""
@@ -158,49 +161,65 @@ class Survey:
         self._machines.append(machine)
         self._pool_of.append(pool)
         self._is_free.append(is_free)
+        for column in self._used:
+            column.append(0.0)
 
     def _add_job(self, name: str, claims: Claims) -> Generator[None, None, None]:
         terms = self._sources.terms(name) if claims.reserved is None else None
         job = len(self._jobs)
         self._jobs.append(name)
         self._rules.append([self._rule(p) for p in terms.preferences] if terms else [])
-        several = iter(claims)
-        while batch := list(islice(several, STEP)):
-            self._add_tasks(job, batch, terms)
+        for first in range(0, len(claims.machines), STEP):
+            self._add_tasks(job, *claims.between(first, first + STEP), terms)
             yield
 
-    def _add_tasks(self, job: int, claims: list[Claim], terms: JobTerms | None) -> None:
+    def _add_tasks(
+        self,
+        job: int,
+        tasks: list[int],
+        machines: list[Machine],
+        demands: list[Demand],
+        terms: JobTerms | None,
+    ) -> None:
         """List tasks of one job; there may be a million, so columns get many at once."""
-        name, measured, find = self._jobs[job], self._sources.measured, self._number.get
-        here = [claim for claim in claims if claim.machine in self._number]
-        demand, kind, price = None, 0, 0.0
-        kinds, prices, loads = list[int](), list[float](), list[float]()
-        where = [find(claim.machine, -1) for claim in here]
-        for claim, at in zip(here, where, strict=True):
-            if claim.demand is not demand:
-                demand = claim.demand
-                kind = self._kind(demand)
-                price = self._weights.move_per_gib * demand.memory_bytes / _GIB
-            load = measured(name, claim.task, claim.machine)
-            if load is None:
-                load = claimed_load(claim.demand, claim.machine)
-            else:
-                self._measured += 1
-            kinds.append(kind)
-            prices.append(price)
-            loads += load
-            used = self._used[at]
-            used[0] += load[0]
-            used[1] += load[1]
-            used[2] += load[2]
-        movable = terms.movable if terms is not None else lambda _: False
-        tasks = [claim.task for claim in here]
-        for column, numbers in (("index", tasks), ("kind", kinds), ("machine", where)):
+        where = [self._number.get(machine, -1) for machine in machines]
+        if -1 in where:
+            here = [number for number, at in enumerate(where) if at >= 0]
+            tasks, machines = [tasks[n] for n in here], [machines[n] for n in here]
+            demands, where = [demands[n] for n in here], [where[n] for n in here]
+        loads = self._loads_of(self._jobs[job], tasks, machines, demands)
+        of_demand = {id(demand): demand for demand in demands}
+        kinds = {each: self._kind(demand) for each, demand in of_demand.items()}
+        per_byte = self._weights.move_per_gib / _GIB
+        prices = {each: per_byte * demand.memory_bytes for each, demand in of_demand.items()}
+        alike = list(map(id, demands))
+        used_rru, used_memory, used_network = self._used
+        for at, (rru, memory_bytes, mbps) in zip(where, loads, strict=True):
+            used_rru[at] += rru
+            used_memory[at] += memory_bytes
+            used_network[at] += mbps
+        for column, numbers in (
+            ("index", tasks),
+            ("kind", [kinds[each] for each in alike]),
+            ("machine", where),
+        ):
             self._columns[column].fromlist(numbers)
-        self._columns["job"].fromlist([job] * len(here))
-        self._prices.fromlist(prices)
-        self._loads.fromlist(loads)
-        self._can.extend(map(movable, tasks))
+        self._columns["job"].fromlist([job] * len(tasks))
+        self._prices.fromlist([prices[each] for each in alike])
+        self._loads.fromlist(list(chain.from_iterable(loads)))
+        self._can.extend(map(terms.movable, tasks) if terms is not None else bytes(len(tasks)))
+
+    def _loads_of(
+        self, job: str, tasks: list[int], machines: list[Machine], demands: list[Demand]
+    ) -> list[Load]:
+        """Return what tasks use: measured, else what they claim."""
+        found = self._sources.measured(job, tasks)
+        known = [load for load in found if load is not None]
+        self._measured += len(known)
+        if len(known) == len(found):
+            return known
+        claimed = map(claimed_load, demands, machines)
+        return [load or other for load, other in zip(found, claimed, strict=True)]
 
     def _kind(self, demand: Demand) -> int:
         key = demand.size
@@ -230,9 +249,8 @@ class Survey:
     def _offer(self) -> Generator[None, None, None]:
         """List free machines as those of pools that have hot ones."""
         hot: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        for at, used in self._used.items():
-            machine = self._machines[at]
-            if hottest(used, machine) > self._weights.hot_from:
+        for at, machine in enumerate(self._machines):
+            if hottest([column[at] for column in self._used], machine) > self._weights.hot_from:
                 hot[self._pool_of[at]][machine.place.msb] += 1
         for pool, msbs in sorted(hot.items()):
             wanted = min(msbs.total(), self._free_left)
@@ -328,7 +346,7 @@ class Survey:
         for count, other in enumerate(sources.indexes[0].machines.values()):
             machine = sources.owner(other.pool).machines.get(other.name) or other
             at = self._number.get(machine)
-            rru = self._used[at][0] if at is not None else _claimed_rru(machine)
+            rru = self._used[0][at] if at is not None else _claimed_rru(machine)
             watts, _ = sources.drawn(machine, rru)
             moving = watts_per_rru(machine.capacity) * rru if at is not None else 0.0
             for budget in power.budgets_of(machine.place) if machine.blocked != DOWN else ():

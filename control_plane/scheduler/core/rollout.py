@@ -236,12 +236,13 @@ def is_moving(task: TaskRecord) -> bool:
 
 def is_quiet(record: JobRecord) -> bool:
     """Return whether a job is as it is wanted and nothing is done to it but for its spread."""
+    newest = record.version if is_plain(record) else 0
     return (
         len(record.tasks) == wanted_tasks(record)
         and not record.leaving
         and all(
             task.listed
-            and task.version == target_of(record, task)
+            and task.version == (newest if newest and not task.wants else target_of(record, task))
             and task.phase is TaskPhase.RUNNING
             and (task.operation is None or task.operation.cause is Cause.REBALANCE)
             for task in record.tasks

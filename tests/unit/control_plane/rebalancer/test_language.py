@@ -25,6 +25,7 @@ from control_plane.rebalancer.core.language import (
 from tests.bench.roadef import checked, generated, instances, read_instance
 from wire.errors import InvalidInput
 
+ROOT = Path(__file__).resolve().parents[4]
 TEXT = """
 [[container]]
 name = "m1"
@@ -77,6 +78,17 @@ def test_a_model_is_read_from_toml_and_solved() -> None:
         assert answer.moves == [("web-0", "m1", "m2")]
         assert answer.before == pytest.approx(0.9 - 0.45 - 0.1 + 1.0)
         assert answer.after == pytest.approx(0.01)
+
+
+def test_the_example_of_the_page_is_a_model() -> None:
+    page = (ROOT / "docs" / "rebalancing.md").read_text()
+    _, _, rest = page.partition("## Models in TOML\n```toml\n")
+
+    model = read_model(rest.partition("```")[0])
+
+    assert [container.name for container in model.containers] == ["m1", "m2"]
+    assert model.constraints
+    assert model.goals
 
 
 def test_a_model_is_said_in_words() -> None:

@@ -19,12 +19,13 @@ def read(at: float, cpu_s: float, *, network: int | None = None, energy: float |
 def test_two_readings_give_rates_in_the_units_of_the_model() -> None:
     loads = Loads(smooth_s=60.0)
     loads.read("m1", TYPE, read(100.0, 50.0, network=0), now=0.0)
-    assert loads.of_task("web-0", 0.0, 60.0) is None
+    assert loads.of_tasks("web", [0], since=-60.0) == [None]
 
     loads.read("m1", TYPE, read(110.0, 70.0, network=10_000_000), now=10.0)
-    found = loads.of_task("web-0", 10.0, 60.0)
+    found, other = loads.of_tasks("web", [0, 1], since=-50.0)
 
     assert found is not None
+    assert other is None
     assert (found.rru, found.network_mbps) == (1.0, 8.0)  # 2 cores of 4 are half of 2 RRU
 
 
@@ -33,7 +34,7 @@ def test_a_new_level_has_63_percent_of_the_weight_after_the_smoothing_time() -> 
     for at, cpu_s in ((0.0, 0.0), (60.0, 0.0), (120.0, 120.0)):
         loads.read("m1", TYPE, read(at, cpu_s), now=at)
 
-    assert loads.tasks["web-0"].rru == pytest.approx(0.632, abs=0.001)
+    assert loads.tasks["web"][0].rru == pytest.approx(0.632, abs=0.001)
 
 
 def test_a_restart_of_a_task_or_of_its_host_gives_no_rate() -> None:
@@ -51,8 +52,8 @@ def test_what_was_not_read_for_long_is_not_known() -> None:
     loads.read("m1", TYPE, read(0.0, 0.0), now=0.0)
     loads.read("m1", TYPE, read(10.0, 1.0), now=10.0)
 
-    assert loads.of_task("web-0", 370.0, within_s=360.0) is not None
-    assert loads.of_task("web-0", 370.1, within_s=360.0) is None
+    assert loads.of_tasks("web", [0], since=10.0) != [None]
+    assert loads.of_tasks("web", [0], since=10.1) == [None]
     assert loads.oldest_s(370.0, 360.0) == 360.0
     assert loads.oldest_s(370.1, 360.0) is None
     list(loads.forgetting(["m2"], 400.0, 360.0))

@@ -295,7 +295,9 @@ def test_a_plan_says_how_much_of_each_entitlement_is_in_use() -> None:
         await w.packed(quota=3)
         machine = next(m for m in w.cp._allocator.index.machines.values() if m.jobs)
         rru, memory = machine.capacity.rru, machine.capacity.memory_bytes
-        w.cp.rebalancer.planner.measured = lambda *_: (rru / 10, memory / 5, 0.0)
+        w.cp.rebalancer.planner.measured = lambda _job, tasks: [
+            (rru / 10, memory / 5, 0.0) for _ in tasks
+        ]
 
         plan = await w.cp.rebalancer.plan()
 

@@ -130,7 +130,7 @@ def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> 
 
     async def body(w: Rebalanced) -> None:
         planner = w.cp.rebalancer.planner
-        planner.measured = lambda _job, task, _machine: LIES[lie] if task % 2 else None
+        planner.measured = lambda _job, tasks: [LIES[lie] if task % 2 else None for task in tasks]
         await w.packed()
         await asyncio.sleep(1_800)
         await w.stable()
