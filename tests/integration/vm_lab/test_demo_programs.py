@@ -40,7 +40,7 @@ def a_lab_command(folder: Path) -> None:
     file.chmod(0o755)
 
 
-def test_exec_becomes_the_program_so_that_signals_reach_it(tmp_path):
+def test_exec_becomes_the_program_so_that_signals_reach_it(tmp_path: Path) -> None:
     a_lab_command(tmp_path)
     words = [tmp_path / "twine-lab", "exec", "--", "sh", "-c", "echo $$; exec sleep 1000"]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as started:
@@ -51,7 +51,9 @@ def test_exec_becomes_the_program_so_that_signals_reach_it(tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_programs_of_a_demo_end_with_it_however_it_ends(tmp_path, how):
+def test_programs_of_a_demo_end_with_it_however_it_ends(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     a_lab_command(tmp_path)
     words = [sys.executable, "-c", DEMO, tmp_path]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as demo:
