@@ -42,7 +42,7 @@ def a_lab_command(folder: Path) -> None:
 
 def test_exec_becomes_the_program_so_that_signals_reach_it(tmp_path: Path) -> None:
     a_lab_command(tmp_path)
-    words = [tmp_path / "twine-lab", "exec", "--", "sh", "-c", "echo $$; exec sleep 1000"]
+    words = [str(tmp_path / "twine-lab"), "exec", "--", "sh", "-c", "echo $$; exec sleep 1000"]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
         assert int(started.stdout.readline()) == started.pid
@@ -55,7 +55,7 @@ def test_programs_of_a_demo_end_with_it_however_it_ends(
     tmp_path: Path, how: signal.Signals
 ) -> None:
     a_lab_command(tmp_path)
-    words = [sys.executable, "-c", DEMO, tmp_path]
+    words = [sys.executable, "-c", DEMO, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as demo:
         programs = [psutil.Process(pid) for pid in printed_numbers(demo, 2)]
         os.kill(demo.pid, how)
