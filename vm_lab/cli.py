@@ -1,7 +1,7 @@
 """The `twine-lab` command."""
 
 import importlib
-import subprocess
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -338,14 +338,15 @@ def _without_dashes(words: Sequence[str]) -> Sequence[str]:
 
 
 def _become(lab: Lab, command: Callable[[], list[str]]) -> None:
-    """Run the command on this terminal and end with its status."""
+    """Replace this process by the command, so that a signal for this process reaches it."""
     try:
         require_root()
         argv = command()
     except LabError as e:
         raise click.ClickException(f"{e}\nhint: {e.hint}" if e.hint else str(e)) from e
     lab.paths.ssh.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sys.exit(subprocess.run(argv, check=False).returncode)
+    sys.stdout.flush()
+    os.execvp(argv[0], argv)
 
 
 if __name__ == "__main__":

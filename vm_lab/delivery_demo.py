@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 
 import click
 
-from vm_lab.demo import PROXY, Demo, short_path
+from vm_lab.demo import Demo, short_path
 from vm_lab.image.app import BAD_VERSIONS, VERSIONS
 from vm_lab.progress import PATIENCE_S
 
@@ -150,11 +149,6 @@ class DeliveryDemo(Demo):
         if run["state"] != state or failed not in (None, outcome["failed"]):
             sys.exit(1)
         return outcome
-
-    def _traffic(self) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "vm_lab.traffic", "--endpoint", self.endpoint]
-        words += ["--job", "web", "--url", PROXY]
-        return self._inside(*words, pipes=True)
 
 
 def _is_reached(view: Any) -> bool:

@@ -5,13 +5,16 @@ Only commands that a user could type: each is printed before it runs.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from vm_lab.state import LabPaths, process_ref
 JOB_FILE = Path(__file__).parent / "jobs" / "web.toml"
 PROXY = "http://10.77.0.1:8080/"
 """Where `twine-lab proxy start` says that it listens."""
+_PR_SET_PDEATHSIG = 1
+"""prctl(2)."""
 NEXT = """
 What next? (in this shell first:  . .venv/bin/activate; export TWINE_ENDPOINT={endpoint})
 
@@ -131,15 +136,7 @@ class Demo:
         """
         click.echo("\nA rolling update, under constant requests through a proxy:")
         self._lab_command("proxy", "start", "web:http")
-        traffic = subprocess.Popen(
-            [
-                *(str(self._bin / "twine-lab"), "exec", "--name", self._lab, "--"),
-                *(sys.executable, "-m", "vm_lab.traffic"),
-                *("--endpoint", self.endpoint, "--job", "web", "--url", PROXY),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        traffic = self._traffic()
         began = time.monotonic()
         self._apply(image)
         took = time.monotonic() - began
@@ -169,13 +166,35 @@ class Demo:
         self._say_command(["twine-lab", "exec", "--", *words])
         self._programs.append(self._inside(*words))
 
+    def _traffic(self) -> subprocess.Popen[bytes]:
+        """Start requests to the web job that go on until the end of their standard input."""
+        words = [
+            "-m",
+            "vm_lab.traffic",
+            "--endpoint",
+            self.endpoint,
+            "--job",
+            "web",
+            "--url",
+            PROXY,
+        ]
+        return self._inside(sys.executable, *words, pipes=True)
+
     def _inside(self, *words: str, pipes: bool = False) -> subprocess.Popen[bytes]:
-        """Start a program in the lab's network."""
+        """Start a program in the lab's network.
+
+        The kernel ends it with the demo, also where the demo is killed: `twine-lab exec` becomes
+        the program, and the signal at the parent's death stays set.
+        """
         argv = [str(self._bin / "twine-lab"), "exec", "--name", self._lab, "--", *words]
+        bind = partial(_end_with, os.getpid())
         if pipes:
-            return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            ends = subprocess.PIPE
+            return subprocess.Popen(argv, stdin=ends, stdout=ends, preexec_fn=bind)
         with (self._folder / "log").open("ab") as log:
-            return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=bind
+            )
 
     def _wait(self, what: str, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -183,6 +202,13 @@ class Demo:
             if time.monotonic() > deadline:
                 raise click.ClickException(f"not within {PATIENCE_S:g} s: {what}")
             time.sleep(0.1)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends; for `preexec_fn`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
 
 
 def short_path(path: Path) -> str:

@@ -21,7 +21,7 @@ import click
 
 from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
-from vm_lab.demo import PROXY, Demo
+from vm_lab.demo import Demo
 from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths
@@ -133,13 +133,7 @@ class HaDemo(Demo):
 
     def _under_traffic(self) -> tuple[dict[str, Any], list[tuple[str, float, int]], int]:
         """Kill each leader while clients ask and write; return what they noticed."""
-        argv = ("exec", "--name", self._lab, "--", sys.executable, "-m", "vm_lab.traffic")
-        where = ("--endpoint", self.endpoint, "--job", "web", "--url", PROXY)
-        traffic = subprocess.Popen(
-            [str(self._bin / "twine-lab"), *argv, *where],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        traffic = self._traffic()
         rows, lost = asyncio.run(self._kill_in_turn())
         out, _ = traffic.communicate(timeout=PATIENCE_S)
         return json.loads(out.splitlines()[-1]), rows, lost

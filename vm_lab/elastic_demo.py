@@ -6,17 +6,23 @@ requests return. Autoscaler, Optimus, Prometheus and HAProxy are processes on th
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
+from control_plane.api.elastic import LoanView
+from control_plane.api.jobs import JobStatus
+from control_plane.client import ControlPlaneClient
 from vm_lab.demo import PROXY, Demo, short_path
 from vm_lab.image.app import LIMITED_VERSION
 
@@ -32,11 +38,49 @@ LATENCY_LIMIT_S = 5.0
 PHASE_S = 1500.0
 
 
+@dataclass(frozen=True)
+class DemoLook:
+    """The web job, the best-effort work (None: not begun), and the loans, at one time."""
+
+    web: JobStatus
+    work: JobStatus | None
+    loans: list[LoanView]
+
+    def __str__(self) -> str:
+        places = ", ".join(f"{m} {n}" for m, n in sorted(machines_of(self.web).items()))
+        lent = ", ".join(loan.machine for loan in self.loans) or "none"
+        tasks, healthy = self.web.record.spec.tasks, self.web.healthy
+        return f"web: {tasks} tasks, {healthy} healthy ({places}); lent: {lent}"
+
+    @property
+    def grown(self) -> bool:
+        """The tasks of the peak are healthy."""
+        return self.web.healthy >= NEEDED
+
+    @property
+    def work_runs(self) -> bool:
+        """Best-effort work runs, and only on machines that are lent."""
+        lent = {loan.machine for loan in self.loans}
+        work = self.work
+        return work is not None and work.running > 0 and set(machines_of(work)) <= lent
+
+    @property
+    def called_back(self) -> bool:
+        """No machine is lent that its owner did not call back."""
+        return all(loan.revoked_at is not None for loan in self.loans)
+
+
+def machines_of(job: JobStatus) -> Counter[str]:
+    """Return how many tasks of a job are on each machine."""
+    return Counter(task.placement.machine for task in job.record.tasks if task.placement)
+
+
 class ElasticDemo(Demo):
     """The demo on one lab, and what the long lab test asks of it."""
 
-    def __init__(self, lab: str) -> None:
+    def __init__(self, lab: str, step_s: float) -> None:
         super().__init__(lab)
+        self._step_s = step_s
         self._folder = self._paths.state / "elastic"
         self._autoscaler = self._paths.run / "autoscaler.sock"
         self._optimus = self._paths.run / "optimus.sock"
@@ -95,26 +139,27 @@ class ElasticDemo(Demo):
         seen: dict[str, Any] = {"began": time.time()}
         click.secho("\nRequests rise: the job grows", bold=True)
         self._rise(tide.stdin)
-        self._until("the peak's tasks are healthy", lambda: self._healthy() >= NEEDED)
+        self._until("the peak's tasks are healthy", lambda look: look.grown)
         seen["grown"] = time.time()
         click.secho("\nRequests fall: the job shrinks, a machine is lent", bold=True)
         self._set(tide.stdin, LOW)
         file = self._folder / "index.toml"
         file.write_text(f'image = "{self._image}"\n{(FILES / "index.toml").read_text()}')
         self._twinectl("work", "submit", str(file), "--socket", str(self._optimus))
-        self._until("best-effort work runs on a lent machine", self._work_runs)
-        seen["lent"], seen["loan"] = time.time(), self._loans()[0]
+        look = self._until("best-effort work runs on a lent machine", lambda look: look.work_runs)
+        loan = look.loans[0]
+        seen |= {"lent": time.time(), "machine": loan.machine, "promise_s": loan.promise_s}
         self._twinectl("capacity", "elastic", "--loans")
-        seen["tasks_when_lent"] = self._ask("job", "status", "web")["record"]["spec"]["tasks"]
+        seen["tasks_when_lent"] = look.web.record.spec.tasks
         click.secho("\nRequests return: the machine comes back", bold=True)
         self._rise(tide.stdin)
-        self._until("the machine was called back", self._called_back)
+        self._until("the machine was called back", lambda look: look.called_back)
         seen["called"] = time.time()
-        self._until("the loan ended", lambda: not self._loans())
+        self._until("the loan ended", lambda look: not look.loans)
         seen["back"] = time.time()
-        self._until("the peak's tasks are healthy", lambda: self._healthy() >= NEEDED)
+        look = self._until("the peak's tasks are healthy", lambda look: look.grown)
         seen["grown_again"] = time.time()
-        seen["web_on"] = sorted(self._machines_of("web"))
+        seen["web_on"] = sorted(machines_of(look.web))
         out, _ = tide.communicate(timeout=PHASE_S)
         self._tide = None
         seen["requests"] = json.loads(out.splitlines()[-1])
@@ -136,7 +181,7 @@ class ElasticDemo(Demo):
         kept = seen["report"]["promises"]
         if not kept or any(p["broken"] for p in kept) or not any(p["revoked"] for p in kept):
             found.append(f"the promise was not kept: {kept}")
-        if seen["loan"]["machine"] not in seen["web_on"]:
+        if seen["machine"] not in seen["web_on"]:
             found.append("the machine that was lent has no task of the web job again")
         return found
 
@@ -145,24 +190,25 @@ class ElasticDemo(Demo):
     def _rise(self, pipe: IO[bytes] | None) -> None:
         for step in range(1, STEPS + 1):
             self._set(pipe, LOW + (HIGH - LOW) * step / STEPS)
-            time.sleep(STEP_S)
+            time.sleep(self._step_s)
 
     def _set(self, pipe: IO[bytes] | None, rate: float) -> None:
         assert pipe is not None
-        self._progress.say(f"{rate:.0f} requests a second; {self._sizes()}")
         pipe.write(f"{rate}\n".encode())
         pipe.flush()
+        self._progress.say(f"{rate:.1f} requests a second; {self._look()}")
 
-    def _until(self, what: str, holds: Callable[[], bool]) -> None:
+    def _until(self, what: str, holds: Callable[[DemoLook], bool]) -> DemoLook:
         deadline, shown = time.monotonic() + PHASE_S, ""
-        while not holds():
+        while not holds(seen := self._look()):
             if time.monotonic() > deadline:
-                raise click.ClickException(f"not within {PHASE_S:g} s: {what}; {self._sizes()}")
-            if (now := self._sizes()) != shown:
-                shown = now
-                self._progress.say(now)
-            time.sleep(2)
-        self._progress.say(f"{what}; {self._sizes()}")
+                raise click.ClickException(f"not within {PHASE_S:g} s: {what}; {seen}")
+            if str(seen) != shown:
+                shown = str(seen)
+                self._progress.say(shown)
+            time.sleep(1)
+        self._progress.say(f"{what}; {seen}")
+        return seen
 
     def _client(self, name: str, socket: Path, extra: str) -> None:
         config = self._folder / f"{name}.toml"
@@ -173,39 +219,15 @@ class ElasticDemo(Demo):
         self._start(str(self._bin / f"twine-{name}"), "--config", str(config))
         self._wait(f"{name} serves", socket.exists)
 
-    # -- what is there
+    def _look(self) -> DemoLook:
+        """Ask the front end, without a process for each question: guests need the CPUs."""
 
-    def _healthy(self) -> int:
-        return int(self._ask("job", "status", "web")["healthy"])
+        async def ask() -> DemoLook:
+            async with ControlPlaneClient(self.endpoint) as client:
+                jobs = {job.record.spec.name: job for job in (await client.list_jobs()).jobs}
+                return DemoLook(jobs["web"], jobs.get("index"), (await client.get_elastic()).loans)
 
-    def _sizes(self) -> str:
-        job = self._ask("job", "status", "web")
-        places = ", ".join(f"{m} {n}" for m, n in sorted(self._machines_of("web").items()))
-        lent = ", ".join(view["machine"] for view in self._loans()) or "none"
-        return (
-            f"web: {job['record']['spec']['tasks']} tasks, {job['healthy']} healthy ({places}); "
-            f"lent: {lent}"
-        )
-
-    def _machines_of(self, job: str) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for task in self._ask("job", "status", job)["record"]["tasks"]:
-            if place := task.get("placement"):
-                found[place["machine"]] = found.get(place["machine"], 0) + 1
-        return found
-
-    def _loans(self) -> list[dict[str, Any]]:
-        return list(self._ask("capacity", "elastic")["loans"])
-
-    def _work_runs(self) -> bool:
-        lent = {view["machine"] for view in self._loans()}
-        if not lent:
-            return False
-        job = self._ask("job", "status", "index")
-        return bool(job["running"]) and set(self._machines_of("index")) <= lent
-
-    def _called_back(self) -> bool:
-        return all(view.get("revoked_at") is not None for view in self._loans())
+        return asyncio.run(ask())
 
     def _show(self, seen: dict[str, Any]) -> None:
         requests = seen["requests"]
@@ -215,7 +237,7 @@ class ElasticDemo(Demo):
             f"{slowest:g} s at 95 %. Grown after {seen['grown'] - seen['began']:.0f} s, lent "
             f"{seen['lent'] - seen['grown']:.0f} s after the fall with {seen['tasks_when_lent']} "
             f"tasks left; back {seen['back'] - seen['called']:.0f} s after the call (promised: "
-            f"{seen['loan']['promise_s']:g} s)",
+            f"{seen['promise_s']:g} s)",
             bold=True,
         )
         (self._folder / "seen.json").write_text(json.dumps(seen, indent=1))
@@ -223,9 +245,17 @@ class ElasticDemo(Demo):
 
 @click.command()
 @click.option("--name", default="lab", show_default=True, help="Which lab.")
-def main(name: str) -> None:
+@click.option(
+    "--step",
+    "step_s",
+    type=click.FloatRange(10),
+    default=STEP_S,
+    show_default=True,
+    help="Seconds between two of the steps in which requests rise.",
+)
+def main(name: str, step_s: float) -> None:
     """Show elastic capacity on three real machines."""
-    ElasticDemo(name).run()
+    ElasticDemo(name, step_s).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the autoscaler stores: one value of at most 12 KB for each job, in a store of its own."""
+"""What the autoscaler stores: one value of at most 14 KB for each job, in a store of its own."""
 
 from __future__ import annotations
 

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWish, QueuedWork, WorkQueue
 from control_plane.cli import show
-from control_plane.cli.jobfile import read_document
+from control_plane.cli.jobfile import read_job
 from control_plane.cli.show import output_option
-from wire.routes import invalid
-from wire.violations import violations
 
 if TYPE_CHECKING:
     from wire.client import WireClient
@@ -55,10 +52,7 @@ def _ask(socket: str, call: Callable[[WireClient], Awaitable[Any]]) -> Any:
 @output_option
 def work_submit(file: Path, priority: int, attempts: int, socket: str, output: str) -> None:
     """Hand in the work of a job FILE, to run on lent machines."""
-    document = {"job": read_document(file), "priority": priority, "attempts": attempts}
-    if found := violations(document, QueuedWish):
-        raise invalid(found, str(file))
-    wish = msgspec.convert(document, QueuedWish)
+    wish = QueuedWish(job=read_job(file, ()), priority=priority, attempts=attempts)
     made: QueuedWork = _ask(
         socket, lambda client: client.call(_ROUTE["submit_work"], wish, work=wish.job.name)
     )

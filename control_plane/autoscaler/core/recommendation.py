@@ -23,6 +23,7 @@ from control_plane.autoscaler.core.sizing import (
     needed,
     with_size,
 )
+from control_plane.autoscaler.core.ways import WaysState, compare
 
 STALE_S = 180.0
 """A measurement older than this is none: three evaluations."""
@@ -70,12 +71,15 @@ class SizingState(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[float, ...] = ()
     """How long the last increases took until all tasks were healthy, in seconds."""
     growing_since: float = 0.0
-    """When the size rose to what is not healthy yet; 0: all are."""
+    """When the size rose last to what is not healthy yet; 0: all are …"""
+    grown_from: int = 0
+    """… and from what it began to rise."""
     push_seen: float = 0.0
     """When tasks were being replaced last."""
     predicted: Forecast | None = None
     predicted_for: float = 0.0
     """When `predicted` was made."""
+    ways: WaysState = WaysState()
 
 
 @dataclass(slots=True)
@@ -101,7 +105,14 @@ class JobSizing:
         predicted = self.state.predicted
         if predicted is not None and seen.at - self.state.predicted_for > SLOT_S + STALE_S:
             predicted = None
-        return recommend(policy, seen, load, predicted, self.state.sizes)
+        per_task = policy.target * seen.capacity
+        ahead = _counted(load, predicted)
+        if load is not None and ahead is not None and per_task > 0:
+            start_s = max(self.state.starts, default=START_S)
+            measured = seen.at, load, ahead
+            ways = compare(self.state.ways, policy.quantile, measured, per_task, start_s)
+            self._set(ways=ways)
+        return recommend(policy, seen, load, predicted, self.state)
 
     def _set(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
@@ -112,19 +123,20 @@ class JobSizing:
     def _note_sizes(self, policy: Autoscale, seen: JobObservation) -> None:
         state = self.state
         before = state.sizes[-1][1] if state.sizes else seen.tasks
-        since, starts = state.growing_since, state.starts
-        if seen.tasks > before and not since:
-            since = seen.at
-        if since and seen.healthy >= seen.tasks:
+        since, starts, grown_from = state.growing_since, state.starts, state.grown_from
+        if seen.tasks > before:  # the newest tasks are healthy last
+            since, grown_from = seen.at, grown_from if since else before
+        if seen.tasks < before:  # what still starts goes on growing
+            since = since if seen.healthy < seen.tasks else 0.0
+        elif since and seen.healthy >= seen.tasks:
             took = min(max(0.0, seen.at - since), START_MAX_S)
             starts, since = (*starts, took)[-STARTS_KEPT:], 0.0
-        elif seen.tasks < before:
-            since = 0.0
         keep_s = max(policy.up.per_s, policy.down.per_s)
         self._set(
             sizes=with_size(state.sizes, seen.tasks, seen.at, keep_s),
             starts=starts,
             growing_since=since,
+            grown_from=grown_from,
             push_seen=seen.at if seen.pushing else min(state.push_seen, seen.at),
         )
 
@@ -150,48 +162,71 @@ def recommend(
     seen: JobObservation,
     load: float | None,
     predicted: Forecast | None,
-    sizes: tuple[tuple[float, int], ...],
+    state: SizingState,
 ) -> Recommendation:
     """Return the size for a load that was measured, and for its forecast."""
     low, high, schedule = bounds_at(policy, seen.at)
-    counted = _counted(load, predicted)
+    counted, followed = _counted(load, predicted), ""
+    if load is not None and state.ways.at == seen.at:
+        followed = state.ways.explained()
+        counted = max(load, state.ways.load_of(state.ways.cheapest)) if followed else counted
     if counted is None or seen.capacity <= 0:
         return _hold(seen, low, _why_missing(policy, seen))
     size = needed(policy, counted, seen.capacity, seen.msbs)
     notes = [_why(policy, seen, counted, load, predicted), f"{size.tasks} tasks needed"]
+    if followed:
+        notes.insert(1, followed)
     if size.tasks > size.at_target:
         notes.append(f"{size.at_target} at target, more for the loss of 1 of {seen.msbs} MSBs")
-    wanted, held = size.tasks, ""
-    bounded = min(max(wanted, low), high)
-    if bounded != wanted:
+    bounded = min(max(size.tasks, low), high)
+    if bounded != size.tasks:
         when = f" ({schedule} UTC)" if schedule else ""
         notes.append(f"bounds are {low} to {high}{when}")
-    tasks = bounded
-    if tasks < seen.tasks:
-        held = _why_not_down(seen, load)
-        if not held and seen.tasks * (1 - TOLERANCE) <= tasks and seen.tasks <= high and wanted:
-            held = f"within {TOLERANCE:.0%} of the present size"
+    held = _why_held(seen, load, bounded, high, state) if bounded < seen.tasks else ""
     if held:
         tasks = max(seen.tasks, low)
+        notes.append(f"kept at {tasks}: {held}")
     else:
-        limited = _limited(policy, seen, bounded, sizes)
-        tasks = min(max(limited, low), high)
-        if tasks != bounded:
+        limited = _limited(policy, seen, bounded, state.sizes)
+        tasks = min(max(limited, _least(seen, bounded, state), low), high)
+        if limited != bounded:
             way = policy.up if limited < bounded else policy.down
             notes.append(f"speed limit of {way.share:.0%} in {way.per_s:g} s: {tasks} now")
-    if held:
-        notes.append(f"kept at {tasks}: {held}")
+        elif tasks > max(bounded, low):
+            notes.append(f"{tasks} stay while others start")
     return Recommendation(
         at=seen.at,
         tasks=tasks,
         was=seen.tasks,
         reason="; ".join(notes),
-        wanted=wanted,
+        wanted=size.tasks,
         held=held,
         load=load,
         forecast=predicted,
         capacity=seen.capacity,
     )
+
+
+def _least(seen: JobObservation, tasks: int, state: SizingState) -> int:
+    """Return what a smaller size leaves while tasks start: those that serve, and those before."""
+    starting = tasks < seen.tasks and seen.healthy < seen.tasks
+    return min(max(seen.healthy, state.grown_from), seen.tasks) if starting else 0
+
+
+def _why_held(
+    seen: JobObservation, load: float | None, tasks: int, high: int, state: SizingState
+) -> str:
+    """Return why a job does not get a smaller size now; empty: it may."""
+    if seen.pushing:
+        return f"not reduced: {seen.pushing}"
+    if load is None:
+        return "not reduced: the load is not measured at present"
+    ill = seen.healthy < seen.tasks
+    if ill and not (state.growing_since and _least(seen, tasks, state) < seen.tasks):
+        return f"not reduced: {seen.healthy} of {seen.tasks} tasks are healthy"
+    if seen.tasks * (1 - TOLERANCE) <= tasks and seen.tasks <= high:
+        return f"within {TOLERANCE:.0%} of the present size"
+    return ""
 
 
 def _counted(load: float | None, predicted: Forecast | None) -> float | None:
@@ -209,17 +244,6 @@ def _limited(
     if tasks < seen.tasks:
         return min(seen.tasks, max(tasks, lowest_allowed(known, policy.down, seen.at)))
     return tasks
-
-
-def _why_not_down(seen: JobObservation, load: float | None) -> str:
-    """Return why a job must not lose tasks now, whatever the load is; empty: it may."""
-    if seen.pushing:
-        return f"not reduced: {seen.pushing}"
-    if load is None:
-        return "not reduced: the load is not measured at present"
-    if seen.healthy < seen.tasks:
-        return f"not reduced: {seen.healthy} of {seen.tasks} tasks are healthy"
-    return ""
 
 
 def _hold(seen: JobObservation, low: int, why: str) -> Recommendation:

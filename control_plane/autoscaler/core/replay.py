@@ -16,10 +16,9 @@ from control_plane.api.autoscale import Autoscale
 from control_plane.api.sizings import ReplayCost, Simulation
 from control_plane.autoscaler.core.recommendation import START_S, JobObservation, JobSizing
 from control_plane.autoscaler.core.sizing import SECONDS_OF_DAY, tasks_for
+from control_plane.autoscaler.core.ways import PENALTY
 
 STEP_S = 60.0
-PENALTY = 10.0
-"""A missing task-minute costs as much as so many that are too many."""
 GAP_S = 3600.0
 """Between points that are further apart the load is not known."""
 Rule = Callable[[float, float | None, int, int], int]

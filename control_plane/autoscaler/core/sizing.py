@@ -85,17 +85,17 @@ def _second_of(time_of_day: str) -> int:
 
 def highest_allowed(sizes: Sequence[tuple[float, int]], limit: SpeedLimit, now: float) -> int:
     """Return the largest size that the limit allows, after these sizes (time, tasks; in order)."""
-    base = min(_within(sizes, limit.per_s, now))
+    base = min(in_force(sizes, limit.per_s, now))
     return max(base + 1, math.floor(base * (1 + limit.share) + 1e-6))
 
 
 def lowest_allowed(sizes: Sequence[tuple[float, int]], limit: SpeedLimit, now: float) -> int:
     """Return the smallest size that the limit allows, after these sizes (time, tasks; in order)."""
-    base = max(_within(sizes, limit.per_s, now))
+    base = max(in_force(sizes, limit.per_s, now))
     return max(0, min(base - 1, math.ceil(base * (1 - limit.share) - 1e-6)))
 
 
-def _within(sizes: Sequence[tuple[float, int]], per_s: float, now: float) -> list[int]:
+def in_force(sizes: Sequence[tuple[float, int]], per_s: float, now: float) -> list[int]:
     """Return the sizes that were in force within the time before now."""
     begin = now - per_s
     before = [tasks for at, tasks in sizes if at <= begin]

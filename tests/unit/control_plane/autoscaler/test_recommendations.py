@@ -13,6 +13,7 @@ from control_plane.autoscaler.core.recommendation import (
     SETTLE_S,
     STALE_S,
     JobSizing,
+    SizingState,
     horizon_s,
     recommend,
 )
@@ -25,7 +26,7 @@ FREE = {"up": SpeedLimit(share=100, per_s=60), "down": SpeedLimit(share=100, per
 def of(load: float | None, tasks: int = 10, policy: Any = None, **changes: Any) -> Recommendation:
     observed = seen(load, tasks, **changes)
     counted = load if load is not None and math.isfinite(load) else None
-    return recommend(policy or a_policy(**FREE), observed, counted, None, ())
+    return recommend(policy or a_policy(**FREE), observed, counted, None, SizingState())
 
 
 def test_sizes_are_rounded_up_but_not_for_a_millionth() -> None:
@@ -42,7 +43,7 @@ def test_the_size_carries_the_load_at_the_target() -> None:
 
 def test_the_larger_of_load_and_forecast_counts() -> None:
     ahead = Forecast(load=30.0, expected=28.0, horizon_s=420.0)
-    found = recommend(a_policy(**FREE), seen(12.0), 12.0, ahead, ())
+    found = recommend(a_policy(**FREE), seen(12.0), 12.0, ahead, SizingState())
     assert found.tasks == 30
     assert "at most 30 cores within 420 s" in found.reason
 
@@ -132,6 +133,29 @@ def test_nothing_is_taken_while_tasks_are_not_healthy() -> None:
     assert of(5.0, tasks=30, healthy=28).held == "not reduced: 28 of 30 tasks are healthy"
 
 
+def test_what_was_added_is_taken_back_while_it_starts() -> None:
+    """AS1: a burst that is over. Tasks that serve stay, and as many as there were before it."""
+    policy, sizing = a_policy(**FREE), JobSizing()
+    sizing.advance(policy, seen(10.0, 10))
+    sizing.advance(policy, seen(30.0, 30, at=NOON + 60, healthy=10))
+    found = sizing.advance(policy, seen(8.0, 30, at=NOON + 120, healthy=15))
+    assert (found.tasks, found.held) == (15, "")
+    assert found.reason.endswith("15 stay while others start")
+    ill = sizing.advance(policy, seen(10.0, 30, at=NOON + 180, healthy=7))
+    assert ill.tasks == 12  # though three of them do not serve
+    before = sizing.advance(policy, seen(2.0, 10, at=NOON + 240, healthy=7))
+    assert before.tasks >= 10
+
+
+def test_a_start_is_measured_from_the_last_rise() -> None:
+    """A load that rises for long does not make starts look long."""
+    policy, sizing = a_policy(), JobSizing()
+    for minute in range(30):
+        sizing.advance(policy, seen(10.0, 10 + minute, at=NOON + 60 * minute, healthy=10))
+    sizing.advance(policy, seen(10.0, 39, at=NOON + 60 * 31))
+    assert sizing.state.starts == (120.0,)
+
+
 def test_a_slightly_larger_size_is_kept() -> None:
     assert of(29.0, tasks=30).tasks == 30
     assert of(28.0, tasks=30).tasks == 28
@@ -152,7 +176,7 @@ def test_a_mad_forecast_is_held_by_the_limits() -> None:
     """AS1: a forecast gone mad is held by speed limit and maximum."""
     for load in (1e30, math.inf, math.nan):
         mad = Forecast(load=load, expected=load)
-        assert recommend(a_policy(), seen(10.0), 10.0, mad, ()).tasks <= 20
+        assert recommend(a_policy(), seen(10.0), 10.0, mad, SizingState()).tasks <= 20
 
 
 @pytest.mark.parametrize("step_s", [-86_400.0, -3600.0, -90.0, 90.0, 3600.0, 86_400.0])

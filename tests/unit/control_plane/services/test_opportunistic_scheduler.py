@@ -1,6 +1,11 @@
 """EL8, AP10: best-effort work runs on loans, in turns by share, and again after a revocation."""
 
+import asyncio
+from pathlib import Path
+
+import msgspec
 import pytest
+from click.testing import CliRunner, Result
 from msgspec.structs import replace
 from world import World, a_job, scenario
 
@@ -8,12 +13,16 @@ from agent.api import Exit, Limits, TaskState
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.elastic import Elastic, ElasticMode, ElasticSettings
 from control_plane.api.jobs import JobSpec
-from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork
+from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork, WorkQueue
+from control_plane.cli import main
 from control_plane.optimus.core.choosing import chosen, in_order, job_of
+from control_plane.optimus.daemon import OptimusConfig, serve
 from control_plane.optimus.service import Optimus
 from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, Unprocessable
 
+INDEX = Path(__file__).parents[4] / "vm_lab/elastic/index.toml"
+"""Of `make demo-elastic`."""
 APPLY = ElasticSettings(mode=ElasticMode.APPLY, every_s=30, free_idle_s=60)
 WHOLE = Limits(memory_max_bytes=800 << 20)
 
@@ -189,3 +198,34 @@ def test_work_that_failed_waits_and_large_work_is_begun_alone() -> None:
 def test_its_jobs_are_in_its_entitlement_and_do_not_restart_by_themselves() -> None:
     job: JobSpec = job_of(work("index"), "batch")
     assert (job.name, job.entitlement, job.restart.when) == ("index", "batch", "never")
+
+
+def typed(socket: str, *words: str) -> Result:
+    return CliRunner().invoke(main, ["work", *words, "--socket", socket])
+
+
+async def test_a_job_file_is_handed_in_as_it_is_written(tmp_path: Path) -> None:
+    """EL8: through the socket; times and sizes with units, as `job apply` takes them."""
+    config = OptimusConfig(
+        entitlement="batch",
+        endpoint=f"unix:{tmp_path}/nobody",
+        state=f"{tmp_path}/state",
+        socket=f"{tmp_path}/socket",
+    )
+    file, stopping = tmp_path / "index.toml", asyncio.Event()
+    file.write_text(f'image = "sha256:{64 * "0"}"\n' + INDEX.read_text())
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('name = "x"\nstop_timeout_s = "soon"\n')
+    serving = asyncio.create_task(serve(config, stopping))
+    while not Path(config.socket).exists():
+        await asyncio.sleep(0.01)
+    refused = await asyncio.to_thread(typed, config.socket, "submit", str(wrong))
+    assert refused.exit_code != 0
+    assert "stop_timeout_s" in refused.output
+    made = await asyncio.to_thread(typed, config.socket, "submit", str(file))
+    assert made.exit_code == 0, made.output
+    listed = await asyncio.to_thread(typed, config.socket, "list", "-o", "json")
+    stopping.set()
+    await serving
+    job = msgspec.json.decode(listed.output, type=WorkQueue).work[0].wish.job
+    assert (job.name, job.stop_timeout_s, job.limits.memory_max_bytes) == ("index", 5.0, 16 << 20)

@@ -1,0 +1,138 @@
+"""Ways of following a load, and which of them costs a job least. Pure.
+
+A forecast is right where former days and the last minutes say what comes. Bursts that no history
+announces cost less with a factor on the present load; bursts that return cost less if the size
+stays for a while. All ways are sized in thought at each evaluation; their cost is what `simulate`
+counts, and fades. The cheapest is followed. docs/adr/0204 has the measured cost of each.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from control_plane.autoscaler.core.sizing import in_force, tasks_for, with_size
+
+PENALTY = 10.0
+"""A missing task-minute costs as much as so many that are too many."""
+USUAL_QUANTILE = 0.8
+"""At this quantile of a policy the penalty is `PENALTY`; at others it grows with their odds."""
+HALF_LIFE_S = 3 * 86_400.0
+"""After this long a cost counts half."""
+LEARNT_S = 86_400.0
+"""The forecast is followed until the costs of so long are known."""
+STEP_MAX_S = 300.0
+"""What one evaluation adds to the costs: after a gap the sizes of before say nothing."""
+START_MAX_S = 1800.0
+"""Tasks in thought take this long at most until they are healthy: it bounds what is kept."""
+
+
+class FollowedWay(msgspec.Struct, frozen=True, kw_only=True):
+    """How the load that a size is for follows from the measured one."""
+
+    name: str
+    ahead: bool
+    """By the larger of load and forecast; else by the load."""
+    factor: float = 1.0
+    hold_s: float = 0.0
+    """By the largest value of so long."""
+
+
+WAYS = (
+    FollowedWay(name="the forecast", ahead=True),
+    FollowedWay(name="the forecast, kept for 10 min", ahead=True, hold_s=600.0),
+    FollowedWay(name="the forecast, kept for 30 min", ahead=True, hold_s=1800.0),
+    FollowedWay(name="the load, kept for 30 min", ahead=False, hold_s=1800.0),
+    FollowedWay(name="the load times 1.35", ahead=False, factor=1.35),
+)
+_HOLD_S = max(way.hold_s for way in WAYS)
+_Peaks = tuple[tuple[float, float], ...]
+
+
+class WaysState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the ways of one job."""
+
+    at: float = 0.0
+    """When it was evaluated last, in seconds since 1970."""
+    learnt_s: float = 0.0
+    """Time whose costs were counted, up to `LEARNT_S`."""
+    needed: float = 0.0
+    """Task-minutes that the load needed; fades as the costs do."""
+    costs: tuple[float, ...] = (0.0,) * len(WAYS)
+    """By way, in idle task-minutes."""
+    loads: _Peaks = ()
+    """Time and load of the last `_HOLD_S`: what a later load exceeded is left out …"""
+    aheads: _Peaks = ()
+    """… and so the larger of load and forecast."""
+    sizes: tuple[tuple[tuple[float, int], ...], ...] = ((),) * len(WAYS)
+    """By way, the sizes in thought while tasks start."""
+
+    @property
+    def cheapest(self) -> int:
+        """The number of the way to follow."""
+        if self.learnt_s < LEARNT_S:
+            return 0
+        return min(range(len(WAYS)), key=self.costs.__getitem__)
+
+    def load_of(self, number: int) -> float:
+        """Return the load that a way sizes for; 0 before the first evaluation."""
+        way = WAYS[number]
+        peaks = self.aheads if way.ahead else self.loads
+        if not way.hold_s:
+            return way.factor * peaks[-1][1] if peaks else 0.0
+        since = self.at - way.hold_s
+        return way.factor * next((value for at, value in peaks if at >= since), 0.0)
+
+    def explained(self) -> str:
+        """Return in a sentence what is followed, and what it costs beside the forecast."""
+        chosen = self.cheapest
+        if chosen == 0 or self.needed <= 0:
+            return ""
+        cost, usual = self.costs[chosen] / self.needed, self.costs[0] / self.needed
+        return f"by {WAYS[chosen].name}: it cost {cost:.3g} of the load, the forecast {usual:.3g}"
+
+
+def compare(
+    state: WaysState,
+    quantile: float,
+    measured: tuple[float, float, float],
+    per_task: float,
+    start_s: float,
+) -> WaysState:
+    """Return the state after a measurement: its time, the load, and the larger of it and forecast.
+
+    `per_task` is the load that a task carries, `start_s` the time until a new one is healthy.
+    """
+    at, load, ahead = measured
+    passed_s = min(max(0.0, at - state.at), STEP_MAX_S) if state.at else 0.0
+    need, fades = tasks_for(load, per_task), 0.5 ** (passed_s / HALF_LIFE_S)
+    start_s = min(start_s, START_MAX_S)
+    moved = msgspec.structs.replace(
+        state,
+        at=at,
+        learnt_s=min(state.learnt_s + passed_s, LEARNT_S),
+        needed=state.needed * fades + need * passed_s / 60,
+        loads=_with_peak(state.loads, at, load),
+        aheads=_with_peak(state.aheads, at, ahead),
+    )
+    sizes = tuple(
+        with_size(known, tasks_for(moved.load_of(number), per_task), at, start_s)
+        for number, known in enumerate(state.sizes)
+    )
+    missing, costs = penalty(quantile), []
+    for cost, known in zip(state.costs, sizes, strict=True):
+        short = max(0, need - min(in_force(known, start_s, at)))
+        now = short * missing + max(0, known[-1][1] - need)
+        costs.append(cost * fades + now * passed_s / 60)
+    return msgspec.structs.replace(moved, sizes=sizes, costs=tuple(costs))
+
+
+def penalty(quantile: float) -> float:
+    """Return what a missing task-minute costs in idle ones: more where a policy asks for more."""
+    usual = USUAL_QUANTILE / (1 - USUAL_QUANTILE)
+    return PENALTY * quantile / (1 - quantile) / usual
+
+
+def _with_peak(peaks: _Peaks, at: float, value: float) -> _Peaks:
+    """Return the peaks with a new value; after a clock went back, those of later are of now."""
+    since = at - _HOLD_S
+    return (*((min(t, at), v) for t, v in peaks if t >= since and v > value), (at, value))
