@@ -23,7 +23,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from agent.api import Limits, Location
@@ -58,6 +58,12 @@ class Pauses:
         self.phase = "start"
         self.wall: dict[str, float] = {}
         self.cpu: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        self.phase = phase
+        yield
+        self.phase = "between"
 
     async def watch(self) -> None:
         while True:
