@@ -164,14 +164,14 @@ class PromiseKeeper:
         if len({_kind(quota) for quota in quotas.values()}) <= 1:
             self._take(None, [])
             return
-        held = {pool: self._count(pool) for pool in quotas}
-        supply = self._count(FREE)
+        held = {pool: dict(self._held[pool]) for pool in [*quotas, FREE] if pool in self._held}
         yield
         left = {}
         for number, (pool, quota) in enumerate(quotas.items()):
-            left[pool] = quota_left(quota, held[pool])
+            left[pool] = quota_left(quota, self._without_aside(pool, held.get(pool)))
             if number % _STEP == _STEP - 1:
                 yield
+        supply = self._without_aside(FREE, held.get(FREE))
         promises = yield from Promises.in_steps(left, supply)
         self._follow()
         if this == self._begun:
@@ -187,11 +187,16 @@ class PromiseKeeper:
             self._ledger.follow(self._since)
             self._outdated = self._outdated or not self._ledger.is_true
 
-    def _count(self, pool: str) -> Counter[MachineClass]:
-        if pool not in self._held:
-            return Counter()
-        found = self._held[pool].copy()
-        found.subtract(self._aside(pool))
+    def _without_aside(
+        self, pool: str, held: Mapping[MachineClass, int] | None
+    ) -> Counter[MachineClass]:
+        """Return what counts of the machines that a pool held when the sums were begun.
+
+        What is put aside meanwhile makes the sums outdated, so it may be read later.
+        """
+        found = Counter(held)
+        if held:
+            found.subtract(self._aside(pool))
         return +found
 
 
