@@ -101,8 +101,9 @@ bench: setup ## every file of tests/bench, into tests/bench/RESULTS.md (root)
 pictures: setup ## the pictures of docs/web.md again, in Debian's Chromium
 	$(BIN)/python -m tests.integration.web.pictures docs/images
 
-mutants: setup ## bugs planted in the allocator, one at a time: do the tests notice?
+mutants: setup ## bugs planted one at a time, and 200 changes drawn by a seed: do tests notice? SEED=2 COUNT=50
 	$(BIN)/python tools/mutants
+	$(BIN)/python tools/mutants --seed $(or $(SEED),1) --count $(or $(COUNT),200)
 
 proto: setup ## generate the messages of etcd's interface again, with the oldest protobuf that is supported
 	$(BIN)/python -m venv $(VENV)/proto && $(VENV)/proto/bin/pip install -q 'grpcio-tools==1.74.0'

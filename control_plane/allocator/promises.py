@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 from control_plane.allocator.core.ledger import Ledger
 from control_plane.allocator.core.machine_pools import Bucket
@@ -21,6 +21,8 @@ _REST_S = 1.0
 """Between two of those sums."""
 _STEP = 20
 """Pools whose quotas are looked at between two chances for others to run."""
+_BUCKETS = 1000
+"""Buckets whose machines are counted between two such chances, when all of a region are new."""
 Limits = Mapping[tuple[str, str, int], int]
 """Type, data center and millionths of RRU → how many may be taken; of others any number."""
 
@@ -44,6 +46,8 @@ class PromiseKeeper:
         self._index, self._quotas, self._aside = index, quotas, aside
         self._runtime = runtime
         self._known: Mapping[str, Quota] | None = None
+        self._held: defaultdict[str, Counter[MachineClass]] = defaultdict(Counter)
+        """Pool → its machines, those put aside included, as of the last time they were followed."""
         self._outdated = True
         """Something happened that a ledger cannot follow …"""
         self._overtaken = False
@@ -84,6 +88,10 @@ class PromiseKeeper:
 
     async def load(self) -> None:
         """Do the sums once, at a start, so that no pool is refused for want of them."""
+        changed = list(self._index.take_moves().items())
+        for first in range(0, len(changed), _BUCKETS):
+            self._count_in(changed[first : first + _BUCKETS])
+            await self._runtime.checkpoint()
         self._follow()
         self._known = quotas = self._quotas()
         for _ in self._sums(quotas):
@@ -125,15 +133,22 @@ class PromiseKeeper:
 
     def _follow(self) -> None:
         """Take in which machines changed hands."""
-        changed = self._index.take_moves()
-        if not changed:
-            return
+        if changed := self._index.take_moves():
+            self._count_in(changed.items())
+
+    def _count_in(self, changed: Iterable[tuple[Bucket, int]]) -> None:
         moves: Counter[tuple[str, MachineClass]] = Counter()
-        for bucket, by in changed.items():
+        for bucket, by in changed:
             moves[bucket.pool.name, _class_of(bucket)] += by
         moves = Counter({key: by for key, by in moves.items() if by})
         if not moves:
             return
+        for (pool, kind), by in moves.items():
+            self._held[pool][kind] += by
+            if not self._held[pool][kind]:
+                del self._held[pool][kind]
+                if not self._held[pool]:
+                    del self._held[pool]
         self._since.update(moves)
         self._promises = None
         self._limits = {}
@@ -149,14 +164,14 @@ class PromiseKeeper:
         if len({_kind(quota) for quota in quotas.values()}) <= 1:
             self._take(None, [])
             return
-        held = {pool: self._count(pool) for pool in quotas}
-        supply = self._count(FREE)
+        held = {pool: dict(self._held[pool]) for pool in [*quotas, FREE] if pool in self._held}
         yield
         left = {}
         for number, (pool, quota) in enumerate(quotas.items()):
-            left[pool] = quota_left(quota, held[pool])
+            left[pool] = quota_left(quota, self._without_aside(pool, held.get(pool)))
             if number % _STEP == _STEP - 1:
                 yield
+        supply = self._without_aside(FREE, held.get(FREE))
         promises = yield from Promises.in_steps(left, supply)
         self._follow()
         if this == self._begun:
@@ -172,13 +187,16 @@ class PromiseKeeper:
             self._ledger.follow(self._since)
             self._outdated = self._outdated or not self._ledger.is_true
 
-    def _count(self, pool_name: str) -> Counter[MachineClass]:
-        pool, found = self._index.pools.get(pool_name), Counter[MachineClass]()
-        if pool is None:
-            return found
-        for bucket in pool.buckets.values():
-            found[_class_of(bucket)] += bucket.size
-        found.subtract(self._aside(pool_name))
+    def _without_aside(
+        self, pool: str, held: Mapping[MachineClass, int] | None
+    ) -> Counter[MachineClass]:
+        """Return what counts of the machines that a pool held when the sums were begun.
+
+        What is put aside meanwhile makes the sums outdated, so it may be read later.
+        """
+        found = Counter(held)
+        if held:
+            found.subtract(self._aside(pool))
         return +found
 
 

@@ -23,7 +23,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from agent.api import Limits, Location
@@ -60,6 +60,12 @@ class Pauses:
         self.cpu: dict[str, float] = {}
         self.held: dict[str, float] = {}
         """What the whole process computed, less what it may during the sleep."""
+
+    @contextlib.contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        self.phase = phase
+        yield
+        self.phase = "between"
 
     async def watch(self) -> None:
         while True:

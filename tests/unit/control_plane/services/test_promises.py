@@ -112,6 +112,32 @@ async def test_what_is_taken_between_two_sums_is_subtracted(monkeypatch):
     assert keeper.limits("any") == {P: 1, R: 1}
 
 
+async def test_machines_of_a_whole_region_are_counted_in_parts(monkeypatch):
+    """One step of a million machines kept the loop from all others for 0.8 s of computing."""
+    monkeypatch.setattr(promises, "_BUCKETS", 2)
+    index, parts = a_region(), []
+    for number in range(7):
+        add(index, f"other{number}", pool="any", machine_type=f"type{number}")
+    keeper = a_keeper(index, {"any": Quota(machines=9), "only": ONLY})
+    count_in = keeper._count_in
+    monkeypatch.setattr(keeper, "_count_in", lambda part: parts.append(len(part)) or count_in(part))
+    await keeper.load()
+    assert parts == [2, 2, 2, 2, 1]
+    assert {k: n for k, n in (keeper.limits("any") or {}).items() if n} == {P: 1, R: 1}
+
+
+async def test_machines_that_come_while_a_region_is_counted_count_too(monkeypatch):
+    monkeypatch.setattr(promises, "_BUCKETS", 1)
+    index = a_region()
+    keeper = a_keeper(index, {"any": ANY, "only": ONLY})
+    loading = asyncio.create_task(keeper.load())
+    await asyncio.sleep(0)
+    give(index, "m2", "only")
+    add(index, "m4", pool=FREE, machine_type="plain")
+    await loading
+    assert keeper.limits("any") == {P: 2, R: 1}
+
+
 async def test_machines_change_hands_at_every_step_of_the_sums(monkeypatch):
     """BUG-CP2: sums in a thread ended the process when the loop changed what they iterated."""
     monkeypatch.setattr(promises, "MANY", 2)
