@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from wire.errors import Problem
+from wire.fairness import Peer
 from wire.limits import ConnectionLimits
 
 MAX_LINE_BYTES = 8190
@@ -48,6 +49,7 @@ class HttpConnection(web.RequestHandler):
         "name",
         "network",
         "not_after",
+        "peer",
         "stir",
         "valid_from",
     )
@@ -76,6 +78,8 @@ class HttpConnection(web.RequestHandler):
         self.address, self.network, self.name = address, network, name
         self.valid_from, self.not_after = 0.0, float("inf")
         """When its certificate begins and ends, in seconds since 1970."""
+        self.peer: Peer | None = None
+        """Who it says that it is, once a request was looked at."""
         self._left = left
         self.stir: Callable[[], None] = _nothing
         """Called where a deadline begins, which may be sooner than the one before."""

@@ -7,6 +7,7 @@ hold a secret and is not repeated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import msgspec
@@ -189,11 +190,17 @@ def _detail(body: Any) -> str:
         return ""
     told: dict[str, Any] = {}
     for part in (body, getattr(body, "spec", None)):
-        for name in _TOLD:
-            value = getattr(part, name, None)
+        for name in _told_of(type(part)):
+            value = getattr(part, name)
             if value not in (None, "", [], {}, False):
                 told[name] = _short(value)
     return ", ".join(f"{name}={value}" for name, value in told.items())
+
+
+@cache
+def _told_of(kind: type) -> tuple[str, ...]:
+    """Return the fields of a type that may be told."""
+    return tuple(name for name in _TOLD if hasattr(kind, name))
 
 
 def _short(value: Any) -> Any:

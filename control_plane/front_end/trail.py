@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 AUDIT = "audit/"
 HEAD = "audit-head"
-"""Sequence of an entry that is at most `_GAP` older than the newest one."""
+"""Sequence of an entry that is about `_HEAD_EVERY` older than the newest one at most: `load` looks
+for the newest from there on."""
+_HEAD_EVERY = 500
 _GAP = 1000
 _DROPPED = 100
 """Entries that one transaction drops."""
@@ -97,10 +99,9 @@ class Trail:
         """Write an entry before the change is made; if that fails, nothing may be changed."""
         self._last += 1
         entry = _bounded(replace(entry, sequence=self._last, at=self._runtime.wall()))
-        operations: list[Operation] = [
-            Put(_key(entry.sequence), msgspec.json.encode(entry)),
-            Put(HEAD, str(entry.sequence).encode()),
-        ]
+        operations: list[Operation] = [Put(_key(entry.sequence), msgspec.json.encode(entry))]
+        if entry.sequence % _HEAD_EVERY == 1:
+            operations.append(Put(HEAD, str(entry.sequence).encode()))
         if entry.sequence > self._keep:
             operations.append(Delete(_key(entry.sequence - self._keep)))
         try:

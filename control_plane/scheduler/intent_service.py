@@ -74,8 +74,11 @@ class IntentService:
 
     async def size(self, name: str, wish: SizeWish, writer: str) -> JobIntents:
         """Say how many tasks there shall be."""
-        change = sizing(name, wish, writer, self._runtime.date())
-        return self._shown(await self._control.write(change))
+        return self._shown(await self.resize(name, wish, writer))
+
+    async def resize(self, name: str, wish: SizeWish, writer: str) -> JobRecord:
+        """Write a size; what it does to the job is not composed for the answer."""
+        return await self._control.write(sizing(name, wish, writer, self._runtime.date()))
 
     async def canary(self, name: str, wish: CanaryWish, writer: str) -> JobIntents:
         """Have some tasks run a variant for a while."""

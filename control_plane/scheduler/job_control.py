@@ -98,15 +98,17 @@ class JobControl:
                 hint="restore it, or drop it:"
                 f" twine-control-plane check-store --forget jobs/{name}",
             )
-        spec = self._claiming(change.spec(self._jobs.find(name)))
-        image = await self._find_image(spec.image)
-        async with self._turn(spec.entitlement), self._jobs.lock(name):
-            known, before = self._jobs.find(name), spec
+        before = self._checked(change, self._jobs.find(name))
+        image = None if change.is_resize else await self._find_image(before.image)
+        async with self._turn(before.entitlement), self._jobs.lock(name):
+            known = self._jobs.find(name)
             retired = RetiredJob() if known else await retired_job(self._store, name)
-            spec = self._claiming(change.spec(known))
-            if (spec.image, spec.entitlement) != (before.image, before.entitlement):
+            spec = self._checked(change, known)
+            is_other_image = spec.image != before.image and not change.is_resize
+            if is_other_image or spec.entitlement != before.entitlement:
                 raise Conflict(f"job {name!r} was changed meanwhile", hint="write it again")
-            self._check(change.fitting(spec), image, moves=change.moves)
+            if not change.is_resize:
+                self._check(change.fitting(spec), image, moves=change.moves)
             self._check_share(spec, known)
             record = change.record(known or self._new(spec, retired), spec)
             if not dry_run and record != known:
@@ -115,7 +117,8 @@ class JobControl:
                 also = [Put(USES + spec.entitlement, b"{}")] if comes else []
                 with self._portal.applying(spec.entitlement):
                     await self._jobs.commit(name, record, compare, also)
-                log.info("job applied", extra={"job": name, "version": record.version})
+                level = logging.DEBUG if change.is_resize else logging.INFO
+                log.log(level, "job applied", extra={"job": name, "version": record.version})
         return record
 
     def _check(self, spec: JobSpec, image: ImageInfo | None, *, moves: bool) -> None:
@@ -137,8 +140,11 @@ class JobControl:
             listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
             raise InvalidInput(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
 
-    def _claiming(self, spec: JobSpec) -> JobSpec:
-        known = self._jobs.find(spec.name)
+    def _checked(self, change: JobChange, known: JobRecord | None) -> JobSpec:
+        """Return what is checked of a change, with what its tasks claim of CPU."""
+        spec = change.spec(known)
+        if change.is_resize:
+            return spec
         return claiming(spec, known.spec if known is not None else None, self._default_cpus)
 
     def _turn(self, entitlement: str) -> AbstractAsyncContextManager[object]:

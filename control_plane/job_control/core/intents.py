@@ -263,6 +263,23 @@ def is_composed(record: JobRecord) -> bool:
     return record.composed == (0 if is_plain(record) else writes_of(record))
 
 
+def ask_the_same(before: JobRecord, after: JobRecord) -> bool:
+    """Return whether a write of intents left all as it was but who wrote them, when and why.
+
+    An autoscaler writes most sizes to confirm them. Only of a plain job all that intents ask for is
+    in its specification.
+    """
+    return (
+        after.tasks is before.tasks
+        and after.spec is before.spec
+        and is_plain(after)
+        and is_composed(after)
+        and next_end(after) is None
+        and is_plain(before)
+        and replace(after, intents=before.intents) == before
+    )
+
+
 def next_version(record: JobRecord) -> int:
     """Return the number of the next version: never one that there was."""
     return max(record.version, record.highest) + 1
