@@ -138,8 +138,8 @@ class FrontEnd(
 
     def app(self, access: Access, version: str) -> web.Application:
         """Return the application; the routes that it has are exactly those of the table."""
-        recorder = Recorder(self._trail, self, ROUTES)
         forward = Forwarding(self._control_plane, self._shard_tls)
+        recorder = Recorder(self._trail, self, ROUTES, forward.is_here)
         found = {r.name: forward.wrapped(r, getattr(self, r.name)) for r in ROUTES}
         self.handlers = {r.name: self._guarded(r, found[r.name], recorder) for r in ROUTES}
         self._recorder, self._access = recorder, access
@@ -218,7 +218,7 @@ class FrontEnd(
     async def _resize(self, call: Call) -> JobRecord:
         """Write a size; its effect on the tasks is shown to a caller of `put_size` alone."""
         writer = caller_of(call.peer)
-        return await self._intents.resize(call.path["job"], call.body, writer)
+        return await self._intents.resize(call.path["job"], call.body, writer, call.also)
 
     async def fetch_image(self, call: Call) -> AsyncIterator[bytes]:
         """Stream an image out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from weakref import WeakValueDictionary
 
@@ -47,7 +48,7 @@ from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
 from control_plane.scheduler.event_log import retired_job
 from control_plane.scheduler.ports import Entitlements
-from control_plane.store import Put
+from control_plane.store import Operation, Put
 from control_plane.store.records import USES
 from wire.errors import Conflict, InvalidInput, NotFound
 
@@ -88,8 +89,13 @@ class JobControl:
         """
         return await self.write(applied(spec, writer, self._runtime.date()), dry_run=dry_run)
 
-    async def write(self, change: JobChange, *, dry_run: bool = False) -> JobRecord:
-        """Store what a write makes of a job, checked under the lock of the job."""
+    async def write(
+        self, change: JobChange, *, dry_run: bool = False, also: Sequence[Operation] = ()
+    ) -> JobRecord:
+        """Store what a write makes of a job, checked under the lock of the job.
+
+        `also` is written in the same transaction, also if the record stays as it was.
+        """
         name = change.job
         if name in self._jobs.set_aside:
             raise Conflict(
@@ -111,12 +117,12 @@ class JobControl:
                 self._check(change.fitting(spec), image, moves=change.moves)
             self._check_share(spec, known)
             record = change.record(known or self._new(spec, retired), spec)
-            if not dry_run and record != known:
+            if not dry_run and (also or record != known):
                 compare = self._portal.table.expect([spec.entitlement])
                 comes = known is None or known.spec.entitlement != spec.entitlement
-                also = [Put(USES + spec.entitlement, b"{}")] if comes else []
+                uses = [Put(USES + spec.entitlement, b"{}")] if comes else []
                 with self._portal.applying(spec.entitlement):
-                    await self._jobs.commit(name, record, compare, also)
+                    await self._jobs.commit(name, record, compare, [*uses, *also])
                 level = logging.DEBUG if change.is_resize else logging.INFO
                 log.log(level, "job applied", extra={"job": name, "version": record.version})
         return record
