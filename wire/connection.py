@@ -15,7 +15,6 @@ import msgspec
 from aiohttp import web
 
 from wire.errors import Problem
-from wire.fairness import Peer
 from wire.limits import ConnectionLimits
 
 MAX_LINE_BYTES = 8190
@@ -78,8 +77,8 @@ class HttpConnection(web.RequestHandler):
         self.address, self.network, self.name = address, network, name
         self.valid_from, self.not_after = 0.0, float("inf")
         """When its certificate begins and ends, in seconds since 1970."""
-        self.peer: Peer | None = None
-        """Who it says that it is, once a request was looked at."""
+        self.peer: Any = None
+        """What the server remembers of the caller that its certificate names; None: nothing yet."""
         self._left = left
         self.stir: Callable[[], None] = _nothing
         """Called where a deadline begins, which may be sooner than the one before."""

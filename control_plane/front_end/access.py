@@ -55,6 +55,7 @@ class Access:
         if user is not None:
             return self._local(user[0])
         connection = request.protocol
+        peer: Peer
         if not isinstance(connection, HttpConnection):
             peer = self._proved(request)
         elif connection.peer is None or time.time() >= connection.not_after:

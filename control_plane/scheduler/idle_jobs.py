@@ -53,7 +53,7 @@ class IdleJobs:
         """Jobs that were woken since their last round."""
 
     def follow(self, jobs: JobTable, wake: Callable[[str], None]) -> None:
-        """Wake jobs whose records change; not one at rest of which the same is asked."""
+        """Wake jobs whose records change; not one at rest whose intents ask for the same."""
 
         def heard(name: str, before: JobRecord | None, after: JobRecord | None) -> None:
             if before is None or after is None or not ask_the_same(before, after):

@@ -22,7 +22,7 @@ from control_plane.api.intents import (
     SizeIntent,
     StoredIntent,
 )
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, is_untouched
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.job_control.core.compose import CanaryWanted, JobWants, Pushed, UnifiedSpec
 from wire.errors import Conflict
@@ -271,8 +271,7 @@ def ask_the_same(before: JobRecord, after: JobRecord) -> bool:
     in its specification.
     """
     return (
-        after.tasks is before.tasks
-        and after.spec is before.spec
+        is_untouched(before, after)
         and is_plain(after)
         and is_composed(after)
         and next_end(after) is None
