@@ -51,10 +51,10 @@ class Call:
     path: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     stream: AsyncIterator[bytes] | None = None
-    also: Sequence[Any] = ()
-    """What the handler stores in the transaction of its change: the caller's record of it."""
     request_id: str = ""
     """Made here for each request; the caller finds it in the header `X-Request-Id`."""
+    also: Sequence[Any] = ()
+    """What the handler stores in the transaction of its change: the record of who made it."""
 
     def number(self, name: str, default: float | None = None) -> float | None:
         """Return a query parameter as a number that is finite and not negative."""
