@@ -220,7 +220,8 @@ def _detail(body: Any) -> str:
         return ""
     told: dict[str, Any] = {}
     for part in (body, getattr(body, "spec", None)):
-        for name in _told_of(type(part)):
+        kind: Any = type(part)
+        for name in _told_of(kind):
             value = getattr(part, name)
             if value not in (None, "", [], {}, False):
                 told[name] = _short(value)

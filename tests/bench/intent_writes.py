@@ -2,16 +2,18 @@
 
     python -m tests.bench.intent_writes [--json] [--seconds 20]
 
-Sizes of 500 jobs, another one with each write, over TLS to a control plane of its own process. A
-write is answered once it is on disk with its entry in the audit log (goal: 1,000 a second).
+Sizes of 500 jobs over TLS to a control plane of its own process. A write is answered once it is on
+disk with its entry in the audit log (goal: 1,000 a second). Another size with each write, so the
+scheduler has work with each, except where it is said.
 
 - `single_…`: one size a request, by 48 writers that wait for their answers.
+- `confirming_…`: the same with the size that is in force, as most writes of an autoscaler are.
 - `together_…`: 100 sizes a request by 4 writers, as the autoscaler writes them.
 - `bare_…`: what can be had: a server of nothing but aiohttp and SQLite, which stores the same bytes
   with the same certificates, with one sync for all that wait, for the 48 writers of `single_…`.
 - `…_cpu_ms` is what the server computes for one write, `client_cpu_ms` this process. With less than
   1 ms a core is enough for 1,000 a second, whatever else the host does.
-- `single_ratio` is `bare_cpu_ms` over `single_cpu_ms`.
+- `single_ratio` and `confirming_ratio` are `bare_cpu_ms` over theirs.
 """
 
 from __future__ import annotations
@@ -110,6 +112,13 @@ def single(writer: int) -> Iterator[bytes]:
         yield _request(f"/v1/jobs/job{job}/intents/size", _wish(writer, number))
 
 
+def confirming(writer: int) -> Iterator[bytes]:
+    """Yield requests of one size, always the same one."""
+    for number in count():
+        job = (writer + number * WRITERS) % WRITTEN
+        yield _request(f"/v1/jobs/job{job}/intents/size", _wish(writer, 0))
+
+
 def together(writer: int) -> Iterator[bytes]:
     """Yield requests of 100 sizes."""
     names = [f"job{(writer * AT_ONCE + n) % WRITTEN}" for n in range(AT_ONCE)]
@@ -191,11 +200,15 @@ def of_front_end(face: Face, seconds: float) -> dict[str, float]:
     asyncio.run(granted())
     served = face.port, face.context("user", "root"), face.process.pid, seconds
     one_per_s, one_ms, own_ms = asyncio.run(rate(*served, WRITERS, single))
+    asyncio.run(rate(*served, WRITERS, confirming))  # all jobs get that size, and come to rest
+    same_per_s, same_ms, _ = asyncio.run(rate(*served, WRITERS, confirming))
     many_per_s, many_ms, _ = asyncio.run(rate(*served, TOGETHER, together))
     return {
         "single_writes_per_s": round(one_per_s, 1),
         "single_cpu_ms": round(one_ms, 3),
         "client_cpu_ms": round(own_ms, 3),
+        "confirming_writes_per_s": round(same_per_s, 1),
+        "confirming_cpu_ms": round(same_ms, 3),
         "together_writes_per_s": round(many_per_s * AT_ONCE, 1),
         "together_cpu_ms": round(many_ms / AT_ONCE, 3),
     }
@@ -292,7 +305,8 @@ def main() -> None:
             served = port, context, pid, options.seconds
             per_s, ms, _ = asyncio.run(rate(*served, WRITERS, single))
     figures |= {"bare_writes_per_s": round(per_s, 1), "bare_cpu_ms": round(ms, 3)}
-    figures["single_ratio"] = round(ms / figures["single_cpu_ms"], 3)
+    for name in ("single", "confirming"):
+        figures[f"{name}_ratio"] = round(ms / figures[f"{name}_cpu_ms"], 3)
     figures["load"] = round(os.getloadavg()[0], 1)
     if options.json:
         print(json.dumps(figures))

@@ -1,6 +1,7 @@
 """Jobs in which there is nothing to do cost no rounds, and none that they need is left out."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from world import World, a_job, scenario
@@ -125,7 +126,10 @@ def test_sizes_that_confirm_the_one_in_force_cost_a_calm_job_no_round(rounds: li
         assert w.cp._jobs.get("web").intents["size"].version == before + 20
         await w.cp.intents.size("web", SizeWish(tasks=4), "user:as")
         await w.stable()
-        assert len(w.cp._jobs.get("web").tasks) == 4
+        tasks = w.cp._jobs.get("web").tasks
+        assert len(tasks) == 4
+        assert w.cp.census.tasks == Counter(task.phase for task in tasks)
+        assert listed(w) == 4
 
     story()
 
