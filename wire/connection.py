@@ -48,6 +48,7 @@ class HttpConnection(web.RequestHandler):
         "name",
         "network",
         "not_after",
+        "peer",
         "stir",
         "valid_from",
     )
@@ -76,6 +77,8 @@ class HttpConnection(web.RequestHandler):
         self.address, self.network, self.name = address, network, name
         self.valid_from, self.not_after = 0.0, float("inf")
         """When its certificate begins and ends, in seconds since 1970."""
+        self.peer: Any = None
+        """What the server remembers of the caller that its certificate names; None: nothing yet."""
         self._left = left
         self.stir: Callable[[], None] = _nothing
         """Called where a deadline begins, which may be sooner than the one before."""

@@ -53,6 +53,8 @@ class Call:
     stream: AsyncIterator[bytes] | None = None
     request_id: str = ""
     """Made here for each request; the caller finds it in the header `X-Request-Id`."""
+    also: Sequence[Any] = ()
+    """What the handler stores in the transaction of its change: the record of who made it."""
 
     def number(self, name: str, default: float | None = None) -> float | None:
         """Return a query parameter as a number that is finite and not negative."""
@@ -159,7 +161,7 @@ def _endpoint(
             stream = _received(request)
         elif route.request is not None:
             limit = body_limit(route, peer)
-            data = b"".join([chunk async for chunk in _received(request, limit)])
+            data = await _body(request, limit)
             await computing.turn(peer)  # many bodies of one caller may have come meanwhile
         return _decode(route, request, peer, data, stream)
 
@@ -226,6 +228,21 @@ def _decode(
     return Call(route, peer, body, dict(request.match_info), query, stream, request_id())
 
 
+async def _body(request: web.Request, limit: int) -> bytes:
+    """Return the whole body; a small one mostly came with its header, and is there already."""
+    content = request.content
+    if not content.is_eof() or content.exception() is not None:
+        return b"".join([chunk async for chunk in _received(request, limit)])
+    data = content.read_nowait()
+    if len(data) > limit:
+        raise _too_large(limit)
+    return data
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the request body is over {limit} bytes")
+
+
 async def _received(request: web.Request, limit: int | None = None) -> AsyncIterator[bytes]:
     """Yield the body as it comes; one that breaks off is the caller's error, not ours."""
     size, clock = 0, asyncio.get_running_loop().time
@@ -242,7 +259,7 @@ async def _received(request: web.Request, limit: int | None = None) -> AsyncIter
                 return
             size += len(chunk)
             if limit is not None and size > limit:
-                raise TooLarge(f"the request body is over {limit} bytes")
+                raise _too_large(limit)
             yield chunk
     except TimeoutError as e:
         raise TooSlow(

@@ -43,7 +43,7 @@ from control_plane.allocator.shards import Member, Shards
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
-from control_plane.api.jobs import JobRecord, JobSpec, bound_to, spec_of
+from control_plane.api.jobs import JobRecord, JobSpec, bound_to, is_untouched, spec_of
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.policy import Admission
 from control_plane.broker.core.capacity import Kinds
@@ -485,13 +485,13 @@ class Allocator:
             self.index.block(name, self._blocked(record))
 
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
+        if is_untouched(before, after):
+            return
         changed = self.directory.settle(name, after)
-        if before is not None:
-            for entitlement in bound_to(before):
-                self._by_entitlement[entitlement].pop(name, None)
-        if after is not None:
-            for entitlement in bound_to(after):
-                self._by_entitlement[entitlement][name] = None
+        for entitlement in bound_to(before) if before is not None else ():
+            self._by_entitlement[entitlement].pop(name, None)
+        for entitlement in bound_to(after) if after is not None else ():
+            self._by_entitlement[entitlement][name] = None
         self._neighbours.note(name, Near.of(after.spec) if after is not None else None)
         for machine in changed:
             self._machine_seen(machine)

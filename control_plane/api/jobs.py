@@ -371,6 +371,22 @@ def task_id(job: str, index: int) -> str:
     return f"{job}-{index}"
 
 
+def is_untouched(before: JobRecord | None, after: JobRecord | None) -> bool:
+    """Return whether a write of intents at most lies between two records of a job.
+
+    Tasks and specifications are the same objects; an autoscaler writes most sizes to confirm them.
+    """
+    return (
+        before is not None
+        and after is not None
+        and before.tasks is after.tasks
+        and before.leaving is after.leaving
+        and before.spec is after.spec
+        and before.specs is after.specs
+        and before.rollout is after.rollout
+    )
+
+
 def bound_to(record: JobRecord) -> set[str]:
     """Return the entitlements that a job needs: that it is in, that its tasks are in, and that an
     update which is not done goes back to.

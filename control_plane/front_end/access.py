@@ -9,12 +9,13 @@ import grp
 import os
 import pwd
 import re
+import time
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from control_plane.api.shard_routes import CALLER_HEADER
-from wire.connection import IDENTITY
+from wire.connection import IDENTITY, HttpConnection
 from wire.errors import Forbidden, Unauthenticated
 from wire.fairness import Peer
 from wire.peers import local_user, peer_of, principal
@@ -53,15 +54,26 @@ class Access:
         user = local_user(transport)
         if user is not None:
             return self._local(user[0])
-        address = request.remote or ""
+        connection = request.protocol
+        peer: Peer
+        if not isinstance(connection, HttpConnection):
+            peer = self._proved(request)
+        elif connection.peer is None or time.time() >= connection.not_after:
+            peer = connection.peer = self._proved(request)
+        else:
+            peer = connection.peer
+        return self._spoken_for(peer, request.headers.get(CALLER_HEADER, ""))
+
+    def _proved(self, request: web.Request) -> Peer:
+        """Return who proved an identity when the connection was made."""
+        transport, address = request.transport, request.remote or ""
         ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
         if ssl_object is None:
             raise Unauthenticated("the front end is served over TLS only")
         certificate = ssl_object.getpeercert()
         if not certificate:
             return Peer(name=ANYONE, role=ANYONE, address=address)
-        peer = dataclasses.replace(peer_of(certificate, self.domain), address=address)
-        return self._spoken_for(peer, request.headers.get(CALLER_HEADER, ""))
+        return dataclasses.replace(peer_of(certificate, self.domain), address=address)
 
     def _spoken_for(self, peer: Peer, said: str) -> Peer:
         """Return the user for whom a front end calls; everybody else calls for themselves.

@@ -20,9 +20,9 @@ from agent.api import (
     Images,
     Liveness,
 )
-from control_plane.api.intent_wishes import SizesWritten, SizeWishes
+from control_plane.api.intent_wishes import JobIntents, SizesWritten, SizeWishes
 from control_plane.api.intents import Dimension
-from control_plane.api.jobs import Endpoints
+from control_plane.api.jobs import Endpoints, JobRecord
 from control_plane.api.people import IssuedCredential
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMapView
@@ -38,7 +38,7 @@ from control_plane.front_end.machine_handlers import MachineHandlers
 from control_plane.front_end.maintenance_handlers import MaintenanceHandlers, RebalanceHandlers
 from control_plane.front_end.metrics import Metrics, one_chunk
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
-from control_plane.front_end.recorder import Recorder
+from control_plane.front_end.recorder import Recorder, caller_of
 from control_plane.front_end.safety_handlers import SafetyHandlers
 from control_plane.front_end.task_handlers import TaskHandlers
 from control_plane.front_end.trail import Trail
@@ -54,6 +54,13 @@ from wire.server import Call, Handler, make_app
 
 MAX_WAIT_S = 60.0
 _PUT_SIZE = next(route for route in ROUTES if route.name == "put_size")
+
+
+def _size_version(answer: JobRecord | JobIntents) -> int:
+    """Return the version of a size that was written here, or by the process of a shard."""
+    if isinstance(answer, JobRecord):
+        return answer.intents[Dimension.SIZE].version
+    return next(v.intent.version for v in answer.intents if v.dimension == Dimension.SIZE)
 
 
 async def _nothing_issued() -> list[IssuedCredential]:
@@ -131,11 +138,12 @@ class FrontEnd(
 
     def app(self, access: Access, version: str) -> web.Application:
         """Return the application; the routes that it has are exactly those of the table."""
-        recorder = Recorder(self._trail, self, ROUTES)
         forward = Forwarding(self._control_plane, self._shard_tls)
+        recorder = Recorder(self._trail, self, ROUTES, forward.is_here)
         found = {r.name: forward.wrapped(r, getattr(self, r.name)) for r in ROUTES}
         self.handlers = {r.name: self._guarded(r, found[r.name], recorder) for r in ROUTES}
-        self._access = access
+        self._recorder, self._access = recorder, access
+        self._put_one = forward.wrapped(_PUT_SIZE, self._resize)
         app = make_app(
             "Twine control plane",
             ROUTES,
@@ -153,7 +161,10 @@ class FrontEnd(
         peer = self._access(request, route)
         self._guard.people.check(peer)
         self._guard.check_early(peer, route)
-        return dataclasses.replace(peer, is_trusted=self._guard.is_trusted(peer))
+        is_trusted = self._guard.is_trusted(peer)
+        if is_trusted is peer.is_trusted:
+            return peer
+        return dataclasses.replace(peer, is_trusted=is_trusted)
 
     def _guarded(self, route: Route, handler: Handler, recorder: Recorder) -> Handler:
         """Return a handler behind the guard, and behind the recorder if it changes something."""
@@ -192,8 +203,8 @@ class FrontEnd(
         }
         for one in calls.values():
             self._guard.check(one)
-        put = self.handlers[_PUT_SIZE.name]
-        found = await asyncio.gather(*map(put, calls.values()), return_exceptions=True)
+        written = (self._recorder.carry_out(one, self._put_one) for one in calls.values())
+        found = await asyncio.gather(*written, return_exceptions=True)
         versions, refused = dict[str, int](), dict[str, Problem]()
         for job, answer in zip(calls, found, strict=True):
             if isinstance(answer, TwineError):
@@ -201,9 +212,13 @@ class FrontEnd(
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                size = (v for v in answer.intents if v.dimension == Dimension.SIZE)
-                versions[job] = next(size).intent.version
+                versions[job] = _size_version(answer)
         return SizesWritten(versions=versions, refused=refused)
+
+    async def _resize(self, call: Call) -> JobRecord:
+        """Write a size; its effect on the tasks is shown to a caller of `put_size` alone."""
+        writer = caller_of(call.peer)
+        return await self._intents.resize(call.path["job"], call.body, writer, call.also)
 
     async def fetch_image(self, call: Call) -> AsyncIterator[bytes]:
         """Stream an image out."""

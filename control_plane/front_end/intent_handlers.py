@@ -52,7 +52,8 @@ class IntentHandlers:
 
     async def put_size(self, call: Call) -> JobIntents:
         """Say how many tasks there shall be."""
-        return await self._intents.size(call.path["job"], call.body, caller_of(call.peer))
+        writer = caller_of(call.peer)
+        return await self._intents.size(call.path["job"], call.body, writer, call.also)
 
     async def put_canary(self, call: Call) -> JobIntents:
         """Have some tasks run a variant."""

@@ -6,7 +6,9 @@ hold a secret and is not repeated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import msgspec
@@ -43,6 +45,8 @@ _WORDS = {
     "plan": "maintenance-plan",
     "admin": "host-admin",
 }
+_AT_ONCE = frozenset(("put_size",))
+"""Rows whose change is one transaction: their handlers store `Call.also` in it."""
 _TOLD = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
     *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
@@ -64,8 +68,18 @@ class Revisions(Protocol):
 class Recorder:
     """Stands between the guard and the handlers of all rows that change something."""
 
-    def __init__(self, trail: Trail, revisions: Revisions, routes: Sequence[Route]) -> None:
-        """Take where to write, and whom to ask for revisions."""
+    def __init__(
+        self,
+        trail: Trail,
+        revisions: Revisions,
+        routes: Sequence[Route],
+        is_here: Callable[[Call], bool] = lambda _: True,
+    ) -> None:
+        """Take where to write, and whom to ask for revisions.
+
+        `is_here` says whether this process makes the change of a call, not that of a shard.
+        """
+        self._is_here = is_here
         self._trail = trail
         self._revisions = revisions
         self._routes = {(r.method, r.path): r for r in routes}
@@ -83,6 +97,8 @@ class Recorder:
         self._begun.add(call.request_id)
         if call.peer.role == "anyone":
             return await self._for_anyone(replace(entry, before=before), call, handler)
+        if call.route.name in _AT_ONCE and self._is_here(call):
+            return await self._at_once(replace(entry, before=before), call, handler)
         entry = await self._trail.begin(replace(entry, before=before))
         try:
             result = await handler(call)
@@ -98,6 +114,21 @@ class Recorder:
         done = replace(entry, outcome=Outcome.DONE, after=after, also=_changed(result))
         await self._trail.end(done)
         return result
+
+    async def _at_once(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
+        """Make a change with its entry in the same transaction; one that fails has it after."""
+        done = replace(entry, outcome=Outcome.DONE)
+        entry, operations = self._trail.prepared(done)
+        try:
+            return await handler(dataclasses.replace(call, also=operations))
+        except TwineError as e:
+            outcome = Outcome.REFUSED if isinstance(e, Forbidden) else Outcome.FAILED
+            await self._trail.failed(replace(entry, outcome=outcome, reason=str(e)))
+            raise
+        except Exception:
+            reason = "a bug; the log has more"
+            await self._trail.failed(replace(entry, outcome=Outcome.FAILED, reason=reason))
+            raise
 
     async def _for_anyone(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
         """Make the change of an unknown caller: a host that joins.
@@ -189,11 +220,18 @@ def _detail(body: Any) -> str:
         return ""
     told: dict[str, Any] = {}
     for part in (body, getattr(body, "spec", None)):
-        for name in _TOLD:
-            value = getattr(part, name, None)
+        kind: Any = type(part)
+        for name in _told_of(kind):
+            value = getattr(part, name)
             if value not in (None, "", [], {}, False):
                 told[name] = _short(value)
     return ", ".join(f"{name}={value}" for name, value in told.items())
+
+
+@cache
+def _told_of(kind: type) -> tuple[str, ...]:
+    """Return the fields of a type that may be told."""
+    return tuple(name for name in _TOLD if hasattr(kind, name))
 
 
 def _short(value: Any) -> Any:

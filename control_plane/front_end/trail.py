@@ -1,7 +1,8 @@
 """The audit log: who changed what, from where, and what came of it; also what was refused.
 
 An entry is on disk before the change begins and is completed before it is acknowledged, so
-every acknowledged change has one. Where the process ends in between it stays `begun`.
+every acknowledged change has one. Where the process ends in between it stays `begun`. A change that
+is one transaction of the store has its entry in it (docs/adr/0198).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ log = logging.getLogger(__name__)
 
 AUDIT = "audit/"
 HEAD = "audit-head"
-"""Sequence of an entry that is at most `_GAP` older than the newest one."""
+"""Sequence of an entry that is about `_HEAD_EVERY` older than the newest one at most: `load` looks
+for the newest from there on."""
+_HEAD_EVERY = 500
 _GAP = 1000
 _DROPPED = 100
 """Entries that one transaction drops."""
@@ -95,14 +98,7 @@ class Trail:
 
     async def begin(self, entry: AuditEntry) -> AuditEntry:
         """Write an entry before the change is made; if that fails, nothing may be changed."""
-        self._last += 1
-        entry = _bounded(replace(entry, sequence=self._last, at=self._runtime.wall()))
-        operations: list[Operation] = [
-            Put(_key(entry.sequence), msgspec.json.encode(entry)),
-            Put(HEAD, str(entry.sequence).encode()),
-        ]
-        if entry.sequence > self._keep:
-            operations.append(Delete(_key(entry.sequence - self._keep)))
+        entry, operations = self.prepared(entry)
         try:
             await self._store.txn({}, operations)
         except TwineError as e:
@@ -111,12 +107,38 @@ class Trail:
             ) from e
         return entry
 
+    def prepared(self, entry: AuditEntry) -> tuple[AuditEntry, list[Operation]]:
+        """Return the next entry of the log, and what writes it.
+
+        In the transaction of its change it is there exactly if the change is. Then it says that it
+        is done, and the revision of that transaction is its `after`.
+        """
+        self._last += 1
+        entry = _bounded(replace(entry, sequence=self._last, at=self._runtime.wall()))
+        return entry, self._operations(entry)
+
+    def _operations(self, entry: AuditEntry) -> list[Operation]:
+        number = entry.sequence
+        operations: list[Operation] = [Put(_key(number), msgspec.json.encode(entry))]
+        if number % _HEAD_EVERY == 1:
+            operations.append(Put(HEAD, str(number).encode()))
+        if number > self._keep:
+            operations.append(Delete(_key(number - self._keep)))
+        return operations
+
     async def end(self, entry: AuditEntry) -> None:
         """Complete an entry; where that fails it stays `begun`, and the answer is given still."""
+        await self._complete(
+            entry, [Put(_key(entry.sequence), msgspec.json.encode(_bounded(entry)))]
+        )
+
+    async def failed(self, entry: AuditEntry) -> None:
+        """Write a prepared entry whose change was not made."""
+        await self._complete(entry, self._operations(_bounded(entry)))
+
+    async def _complete(self, entry: AuditEntry, operations: list[Operation]) -> None:
         try:
-            await self._store.txn(
-                {}, [Put(_key(entry.sequence), msgspec.json.encode(_bounded(entry)))]
-            )
+            await self._store.txn({}, operations)
         except TwineError as e:
             self.lost += 1
             fields = {"sequence": entry.sequence, "action": entry.action, "reason": str(e)}
@@ -169,7 +191,7 @@ class Trail:
             low = max(floor, top - PAGE)
             listed = await self._store.list_prefix(AUDIT, _key(low), top - low)
             for raw in reversed(listed.entries):
-                entry = msgspec.json.decode(raw.value, type=AuditEntry)
+                entry = _read(raw)
                 if entry.sequence > top:
                     continue
                 if entry.at < query.since:
@@ -207,6 +229,15 @@ class Trail:
 
 def _key(sequence: int) -> str:
     return f"{AUDIT}{max(0, sequence):016d}"
+
+
+def _read(raw: Entry) -> AuditEntry:
+    """Return an entry; one that was stored by its change got the same revision."""
+    entry = msgspec.json.decode(raw.value, type=AuditEntry)
+    is_with_change = entry.outcome is Outcome.DONE and entry.before is not None
+    if is_with_change and entry.after is None:
+        return replace(entry, after=raw.revision)
+    return entry
 
 
 def _bounded(entry: AuditEntry) -> AuditEntry:

@@ -37,6 +37,8 @@ from wire.violations import violations
 log = logging.getLogger(__name__)
 
 MAX_GROUPS = MAX_GRANTS = 1000
+MAX_CALLERS = 4096
+"""Users whose groups and grants are remembered as they were looked up."""
 _GRANTED = {Role.OPERATOR: OPERATORS, Role.HOST_ADMIN: HOST_ADMINS}
 """Role that can be granted → where its grants are."""
 _KINDS = {"group": GROUPS, "operator": OPERATORS, "host-admin": HOST_ADMINS}
@@ -64,6 +66,8 @@ class People:
         self._revisions: dict[str, int] = {}
         self._revoked: dict[str, Revocation] = {}
         """By the last two parts of the identity: `user/ann`, `host/vm1`."""
+        self._callers: dict[str, Caller] = {}
+        """What `user` returned, until a group or a grant changes."""
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
@@ -115,6 +119,14 @@ class People:
 
     def user(self, name: str) -> Caller:
         """Return what is known about a user."""
+        known = self._callers.get(name)
+        if known is None:
+            if len(self._callers) >= MAX_CALLERS:
+                self._callers.clear()
+            known = self._callers[name] = self._look_up(name)
+        return known
+
+    def _look_up(self, name: str) -> Caller:
         groups = frozenset(g.name for g in self._groups.values() if name in g.members)
         caller = Caller(name, groups=groups, is_approver=name in self._approvers)
         if caller.is_among(self._grants[Role.HOST_ADMIN]):
@@ -152,6 +164,7 @@ class People:
             if self._groups.get(name) != group:
                 await self._write(GROUPS + name, msgspec.json.encode(group))
                 self._groups[name] = group
+                self._callers.clear()
         return group
 
     async def delete_group(self, name: str) -> None:
@@ -161,6 +174,7 @@ class People:
                 raise NotFound(f"there is no group {name!r}", hint="twinectl group list")
             await self._write(GROUPS + name, None)
             del self._groups[name]
+            self._callers.clear()
 
     async def grant(self, who: str, by: str, role: Role = Role.OPERATOR) -> Grant:
         """Make a user an operator, or a host admin."""
@@ -177,6 +191,7 @@ class People:
             grant = Grant(who=who, role=role, at=self._runtime.wall(), by=by)
             await self._write(_GRANTED[role] + who, msgspec.json.encode(grant))
             grants[who] = grant
+            self._callers.clear()
         log.warning("a role was granted", extra={"role": role, "who": who, "by": by})
         return grant
 
@@ -193,6 +208,7 @@ class People:
                 raise NotFound(f"{who!r} is no {role}", hint="twinectl role list")
             await self._write(_GRANTED[role] + who, None)
             del grants[who]
+            self._callers.clear()
         log.warning("a role was taken away", extra={"role": role, "who": who})
 
     async def _write(self, key: str, value: bytes | None) -> None:

@@ -210,7 +210,7 @@ class JobTable(Table[JobRecord]):
             return compare, [Delete(self.prefix + name), *map(Delete, keys)]
         changed = _changed(known, record)
         gone, operations = set(changed), list[Operation]()
-        for number, chunk in chunks_in_turn(record, changed):
+        for number, chunk in chunks_in_turn(record, changed) if changed else ():
             await self._breathe()
             gone.discard(number)
             operations.append(Put(task_chunk_key(name, number), encode(chunk)))
@@ -229,7 +229,7 @@ class JobTable(Table[JobRecord]):
         else:
             changed = _changed(known, record)
             chunks = self._chunks.setdefault(name, {})
-            there = chunk_numbers(record)
+            there = chunk_numbers(record) if changed else changed
             for number in changed:
                 if number in there:
                     chunks[number] = revision

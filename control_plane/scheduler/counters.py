@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from control_plane.api.jobs import JobRecord, TaskPhase
+from control_plane.api.jobs import JobRecord, TaskPhase, is_untouched
 from control_plane.api.machines import MachineRecord, MachineState
 
 
@@ -33,6 +33,8 @@ class Counters:
 
     def job_heard(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
         """Follow the change of one job; going through its tasks costs less than storing them."""
+        if is_untouched(before, after):
+            return
         if before is not None:
             self.tasks.subtract(task.phase for task in before.tasks)
         if after is not None:

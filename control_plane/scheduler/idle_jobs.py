@@ -1,5 +1,7 @@
 """Skips rounds of jobs whose last round changed nothing and whose machines still report the same.
 
+A write of intents that asks for the same, as most writes of an autoscaler do, wakes no job either.
+
 A round builds all that a decision is based on. Most rounds find nothing, since a machine that is
 heard again, or one of whose tasks changes, wakes every job that has tasks on it. So a round that
 found nothing is remembered with the very record it looked at, and while that is the record and
@@ -11,12 +13,16 @@ the clock at all tasks of each was a quarter of a core.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from control_plane.agents.observations import Observations
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord
+from control_plane.job_control.core.intents import ask_the_same
+from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import ignore
 from control_plane.scheduler.core.reconcile import serves_as_seen
 from control_plane.scheduler.core.rollout import is_quiet
 
@@ -41,8 +47,24 @@ class IdleJobs:
     def __init__(self, observations: Observations, runtime: Runtime, resync_s: float) -> None:
         self._observations, self._runtime, self._resync_s = observations, runtime, resync_s
         self._known: dict[str, _Idle] = {}
+        self.asked_at: dict[str, int] = {}
+        """Job → the revision since which its record asks for the same; none: since the start."""
         self._news: set[str] = set()
         """Jobs that were woken since their last round."""
+
+    def follow(self, jobs: JobTable, wake: Callable[[str], None]) -> None:
+        """Wake jobs whose records change; not one at rest whose intents ask for the same."""
+
+        def heard(name: str, before: JobRecord | None, after: JobRecord | None) -> None:
+            if before is None or after is None or not ask_the_same(before, after):
+                self.asked_at[name] = jobs.revision(name)
+                wake(name)
+            elif (known := self._known.get(name)) is not None and known.record is before:
+                known.record = after
+            else:
+                wake(name)
+
+        jobs.listen(heard, loaded=ignore)
 
     def heard(self, name: str) -> None:
         """Have the next look at a job be at its tasks, too."""
@@ -96,6 +118,7 @@ class IdleJobs:
         """Keep nothing of a job that is no more."""
         self.forget(name)
         self._news.discard(name)
+        self.asked_at.pop(name, None)
 
     def _serve(self, record: JobRecord, pool: str) -> bool:
         steady = self._observations.steady

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from control_plane.allocator.core.claims import Claim
 from control_plane.api.intent_wishes import (
@@ -30,6 +30,7 @@ from control_plane.scheduler.core.release import begun
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.scheduler.core.rollout_words import told
 from control_plane.scheduler.job_control import JobControl
+from control_plane.store import Operation
 from wire.errors import InvalidInput
 
 _MANY = 500
@@ -80,10 +81,21 @@ class IntentService:
         change = pushing(name, wish, writer, self._runtime.date())
         return self._shown(await self._control.write(change))
 
-    async def size(self, name: str, wish: SizeWish, writer: str) -> JobIntents:
-        """Say how many tasks there shall be."""
+    async def size(
+        self, name: str, wish: SizeWish, writer: str, also: Sequence[Operation] = ()
+    ) -> JobIntents:
+        """Say how many tasks there shall be; see `resize`."""
+        return self._shown(await self.resize(name, wish, writer, also))
+
+    async def resize(
+        self, name: str, wish: SizeWish, writer: str, also: Sequence[Operation] = ()
+    ) -> JobRecord:
+        """Write a size, and `also` in the same transaction.
+
+        What it does to the job is not composed for the answer.
+        """
         change = sizing(name, wish, writer, self._runtime.date())
-        return self._shown(await self._control.write(change))
+        return await self._control.write(change, also=also)
 
     async def canary(self, name: str, wish: CanaryWish, writer: str) -> JobIntents:
         """Have some tasks run a variant for a while."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from weakref import WeakValueDictionary
 
@@ -47,7 +48,7 @@ from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
 from control_plane.scheduler.event_log import retired_job
 from control_plane.scheduler.ports import Entitlements
-from control_plane.store import Put
+from control_plane.store import Operation, Put
 from control_plane.store.records import USES
 from wire.errors import Conflict, InvalidInput, NotFound
 
@@ -88,8 +89,13 @@ class JobControl:
         """
         return await self.write(applied(spec, writer, self._runtime.date()), dry_run=dry_run)
 
-    async def write(self, change: JobChange, *, dry_run: bool = False) -> JobRecord:
-        """Store what a write makes of a job, checked under the lock of the job."""
+    async def write(
+        self, change: JobChange, *, dry_run: bool = False, also: Sequence[Operation] = ()
+    ) -> JobRecord:
+        """Store what a write makes of a job, checked under the lock of the job.
+
+        `also` is written in the same transaction, also if the record stays as it was.
+        """
         name = change.job
         if name in self._jobs.set_aside:
             raise Conflict(
@@ -98,24 +104,27 @@ class JobControl:
                 hint="restore it, or drop it:"
                 f" twine-control-plane check-store --forget jobs/{name}",
             )
-        spec = self._claiming(change.spec(self._jobs.find(name)))
-        image = await self._find_image(spec.image)
-        async with self._turn(spec.entitlement), self._jobs.lock(name):
-            known, before = self._jobs.find(name), spec
+        before = self._checked(change, self._jobs.find(name))
+        image = None if change.is_resize else await self._find_image(before.image)
+        async with self._turn(before.entitlement), self._jobs.lock(name):
+            known = self._jobs.find(name)
             retired = RetiredJob() if known else await retired_job(self._store, name)
-            spec = self._claiming(change.spec(known))
-            if (spec.image, spec.entitlement) != (before.image, before.entitlement):
+            spec = self._checked(change, known)
+            is_other_image = spec.image != before.image and not change.is_resize
+            if is_other_image or spec.entitlement != before.entitlement:
                 raise Conflict(f"job {name!r} was changed meanwhile", hint="write it again")
-            self._check(change.fitting(spec), image, moves=change.moves)
+            if not change.is_resize:
+                self._check(change.fitting(spec), image, moves=change.moves)
             self._check_share(spec, known)
             record = change.record(known or self._new(spec, retired), spec)
-            if not dry_run and record != known:
+            if not dry_run and (also or record != known):
                 compare = self._portal.table.expect([spec.entitlement])
                 comes = known is None or known.spec.entitlement != spec.entitlement
-                also = [Put(USES + spec.entitlement, b"{}")] if comes else []
+                uses = [Put(USES + spec.entitlement, b"{}")] if comes else []
                 with self._portal.applying(spec.entitlement):
-                    await self._jobs.commit(name, record, compare, also)
-                log.info("job applied", extra={"job": name, "version": record.version})
+                    await self._jobs.commit(name, record, compare, [*uses, *also])
+                level = logging.DEBUG if change.is_resize else logging.INFO
+                log.log(level, "job applied", extra={"job": name, "version": record.version})
         return record
 
     def _check(self, spec: JobSpec, image: ImageInfo | None, *, moves: bool) -> None:
@@ -137,8 +146,11 @@ class JobControl:
             listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
             raise InvalidInput(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
 
-    def _claiming(self, spec: JobSpec) -> JobSpec:
-        known = self._jobs.find(spec.name)
+    def _checked(self, change: JobChange, known: JobRecord | None) -> JobSpec:
+        """Return what is checked of a change, with what its tasks claim of CPU."""
+        spec = change.spec(known)
+        if change.is_resize:
+            return spec
         return claiming(spec, known.spec if known is not None else None, self._default_cpus)
 
     def _turn(self, entitlement: str) -> AbstractAsyncContextManager[object]:

@@ -114,7 +114,7 @@ class Scheduler:
             region.settings.capped_moves_burst,
         )
         controllers.listen(self.wake)
-        jobs.listen(lambda name, *_: self.wake(name), loaded=ignore)
+        self._idle_jobs.follow(jobs, self.wake)
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.observations.listen(self._machine_seen, self._one_seen)
 
@@ -247,7 +247,7 @@ class Scheduler:
         return self._idle_jobs.rests_s(record, home.entitlement, standing, home.pool)
 
     def _standing(self, record: JobRecord, pool: str) -> tuple[int, int]:
-        return self._jobs.revision(record.name), self._placements.index.gains(pool)
+        return self._idle_jobs.asked_at.get(record.name, 0), self._placements.index.gains(pool)
 
     def _pause_s(self, name: str) -> float:
         record = self._jobs.find(name)

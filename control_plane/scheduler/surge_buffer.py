@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord
+from control_plane.api.jobs import JobRecord, is_untouched
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.decision import Decision
 
@@ -51,6 +51,8 @@ class SurgeBuffer:
 
     def _job_heard(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
         """Take in what is stored now; where an extra task went, another job may have one."""
+        if is_untouched(before, after):
+            return
         for entitlement in {r.spec.entitlement for r in (before, after) if r is not None}:
             is_here = after is not None and after.spec.entitlement == entitlement
             extras, now = self._extras[entitlement], _extra(after) if is_here and after else 0

@@ -1,19 +1,19 @@
-"""How many writes of intents a control plane takes, and what many writers cost it.
+"""How many durable writes of sizes a control plane takes through its front end.
 
-    python -m tests.bench.intent_writes [--json] [--jobs 10000] [--seconds 60] [--only writes|load]
+    python -m tests.bench.intent_writes [--json] [--seconds 20]
 
-- `writes_per_s`: sizes of 500 jobs written through the front end of a control plane of its own
-  process, over TLS, each answered once it is on disk (goal: 1,000): one job a request by 48 writers
-  (`single_…`), and 100 jobs a request by 4, as the autoscaler does it (`together_…`).
-  `…_cpu_ms` is what that process computes for one. `store_per_s` is what the store alone takes
-  in the same run of the same kind of transactions, three of them for each write, 300 in flight,
-  and `together_ratio` the part of it that the front end reaches.
-- `load_…`: a control plane with 10,000 jobs of one task and 1,000 hosts in memory. An autoscaler
-  writes the size of each once a minute, 100 together, and lists all jobs in brief once a minute; a
-  tenth of the writes change the size. Beside that a job is pushed to each second.
-  `load_cpu_percent` is of one core, the writers and the hosts in memory included, and
-  `load_idle_cpu_percent` the same without any writes; `load_behind_s` is the longest from the
-  answer to a write until the job's tasks were composed for it (goals: 25 % and 5 s).
+Sizes of 500 jobs over TLS to a control plane of its own process. A write is answered once it is on
+disk with its entry in the audit log (goal: 1,000 a second). Another size with each write, so the
+scheduler has work with each, except where it is said.
+
+- `single_…`: one size a request, by 48 writers that wait for their answers.
+- `confirming_…`: the same with the size that is in force, as most writes of an autoscaler are.
+- `together_…`: 100 sizes a request by 4 writers, as the autoscaler writes them.
+- `bare_…`: what can be had: a server of nothing but aiohttp and SQLite, which stores the same bytes
+  with the same certificates, with one sync for all that wait, for the 48 writers of `single_…`.
+- `…_cpu_ms` is what the server computes for one write, `client_cpu_ms` this process. With less than
+  1 ms a core is enough for 1,000 a second, whatever else the host does.
+- `single_ratio` and `confirming_ratio` are `bare_cpu_ms` over theirs.
 """
 
 from __future__ import annotations
@@ -23,115 +23,156 @@ import asyncio
 import json
 import logging
 import os
+import queue
+import re
+import sqlite3
+import ssl
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+
+import msgspec
+from aiohttp import web
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(ROOT), str(ROOT / "tests/integration")]
 
-from attack.face import Face, running  # noqa: E402
+from attack.face import USER, Face, running  # noqa: E402
 
-from agent.api import ImageFormat, Limits, Location  # noqa: E402
+from agent.api import ImageFormat  # noqa: E402
 from control_plane.api.capacity import EntitlementSpec  # noqa: E402
-from control_plane.api.intent_wishes import PushWish, SizeWish  # noqa: E402
-from control_plane.api.intents import Dimension  # noqa: E402
-from control_plane.api.jobs import JobSpec, UpdatePolicy  # noqa: E402
-from control_plane.api.settings import PortalSettings, SchedulerSettings  # noqa: E402
-from control_plane.broker.keys import prefix_of  # noqa: E402
+from control_plane.api.intent_wishes import SizeWish, SizeWishes  # noqa: E402
+from control_plane.api.jobs import JobSpec  # noqa: E402
 from control_plane.client import ControlPlaneClient  # noqa: E402
-from control_plane.job_control.core.intents import is_composed  # noqa: E402
-from control_plane.roles import ControlPlane  # noqa: E402
-from control_plane.runtime.garbage import heap_that_stays  # noqa: E402
-from control_plane.runtime.runtime import Runtime  # noqa: E402
-from control_plane.store import Put  # noqa: E402
-from control_plane.store.bulk import put_all  # noqa: E402
-from control_plane.store.records import encode  # noqa: E402
-from control_plane.store.sqlite import SqliteStore  # noqa: E402
-from tests.bench.front_end import DIGEST, IMAGE, _url  # noqa: E402
-from tests.bench.hosts_in_memory import IMAGE as RUNS  # noqa: E402
-from tests.bench.hosts_in_memory import Hosts, find_image  # noqa: E402
+from control_plane.identity.authority import CertificateSubject  # noqa: E402
+from tests.bench.front_end import DIGEST, IMAGE  # noqa: E402
+from wire import tls  # noqa: E402
 
 WRITERS, TOGETHER, AT_ONCE, WRITTEN = 48, 4, 100, 500
-MACHINES_PER_JOB = 0.1
-CHANGES = 10
-"""Of so many writes one changes the size."""
-READY_S = 1_800.0
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+_STORED = {"jobs": 1500, "audit": 300}
+"""Bytes that a write of a size stores: the job's intent, and the entry of the audit log."""
 
 
-# -- through the front end
+# -- a client that costs little: both servers share the host with it
 
 
-PutSizes = Callable[[ControlPlaneClient, int, int], Awaitable[int]]
-"""Write sizes: with a client, as writer N, for the Nth time; returns how many were written."""
+class _Writer(asyncio.Protocol):
+    """Sends a request once the one before was answered, until told to stop."""
+
+    def __init__(self, requests: Iterator[bytes], answered: Callable[[], None]) -> None:
+        self._requests, self._answered, self._got = requests, answered, b""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_stopping = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def write(self) -> None:
+        self._transport.write(next(self._requests))
+
+    def data_received(self, data: bytes) -> None:
+        self._got += data
+        head, _, body = self._got.partition(b"\r\n\r\n")
+        found = _LENGTH.search(head)
+        if found is None or len(body) < int(found[1]):
+            return
+        if not head.startswith(b"HTTP/1.1 200") or b'"refused":{"' in body:
+            self.ended.set_exception(AssertionError(self._got[:2000]))
+            return
+        self._got = b""
+        self._answered()
+        if self.is_stopping:
+            self.ended.set_result(None)
+        else:
+            self.write()
 
 
-async def _one(client: ControlPlaneClient, number: int, count: int) -> int:
-    job = f"job{(number + count * WRITERS) % WRITTEN}"
-    wish = SizeWish(tasks=count % 3, reason=f"write {count} of writer {number}")
-    await client.put_intent(job, Dimension.SIZE, wish)
-    return 1
+def _request(path: str, body: object) -> bytes:
+    data = msgspec.json.encode(body)
+    head = f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-async def _many(client: ControlPlaneClient, number: int, count: int) -> int:
-    wish = SizeWish(tasks=count % 3, reason=f"write {count} of writer {number}")
-    first = number * AT_ONCE
-    names = [f"job{(first + n) % WRITTEN}" for n in range(AT_ONCE)]
-    answer = await client.put_sizes(dict.fromkeys(names, wish))
-    assert not answer.refused, answer.refused
-    return len(answer.versions)
+def _wish(writer: int, number: int) -> SizeWish:
+    return SizeWish(tasks=number % 3, reason=f"write {number} of writer {writer}")
 
 
-async def writes_per_s(face: Face, seconds: float, writers: int, put: PutSizes) -> dict[str, float]:
-    """Return the acknowledged writes in a second, and what one costs the control plane."""
-    context = face.context("user", "root")
-    async with AsyncExitStack() as stack:
-        clients = [
-            await stack.enter_async_context(ControlPlaneClient(_url(face), context))
-            for _ in range(writers)
-        ]
-        began, used = time.monotonic(), _cpu_s(face.process.pid)
-        until = began + seconds
-
-        async def writer(number: int) -> int:
-            made = count = 0
-            while time.monotonic() < until:
-                made += await put(clients[number], number, count)
-                count += 1
-            return made
-
-        made = sum(await asyncio.gather(*map(writer, range(writers))))
-        took, used = time.monotonic() - began, _cpu_s(face.process.pid) - used
-    name = put.__name__
-    name = {"_one": "single", "_many": "together"}[name]
-    return {
-        f"{name}_writes_per_s": round(made / took, 1),
-        f"{name}_cpu_ms": round(1e3 * used / made, 2),
-    }
+def single(writer: int) -> Iterator[bytes]:
+    """Yield requests of one size."""
+    for number in count():
+        job = (writer + number * WRITERS) % WRITTEN
+        yield _request(f"/v1/jobs/job{job}/intents/size", _wish(writer, number))
 
 
-async def store_per_s(seconds: float) -> float:
-    """Return how many writes a second the store alone takes: three transactions in turn."""
-    with tempfile.TemporaryDirectory(prefix="twine-bench-") as folder:
-        async with SqliteStore(Path(folder)) as store:
-            until = time.monotonic() + seconds
+def confirming(writer: int) -> Iterator[bytes]:
+    """Yield requests of one size, always the same one."""
+    for number in count():
+        job = (writer + number * WRITERS) % WRITTEN
+        yield _request(f"/v1/jobs/job{job}/intents/size", _wish(writer, 0))
 
-            async def lane(number: int) -> int:
-                made = revision = 0
-                while time.monotonic() < until:
-                    entry = f"audit/{number:08d}-{made}"
-                    await store.txn({}, [Put(entry, b"a" * 300), Put("audit-head", b"1")])
-                    key = f"jobs/job{number}"
-                    revision = await store.txn({key: revision}, [Put(key, b"j" * 1500)])
-                    await store.txn({}, [Put(entry, b"a" * 300)])
-                    made += 1
-                return made
 
-            made = sum(await asyncio.gather(*map(lane, range(TOGETHER * AT_ONCE))))
-            return made / seconds
+def together(writer: int) -> Iterator[bytes]:
+    """Yield requests of 100 sizes."""
+    names = [f"job{(writer * AT_ONCE + n) % WRITTEN}" for n in range(AT_ONCE)]
+    for number in count():
+        sizes = dict.fromkeys(names, _wish(writer, number))
+        yield _request("/v1/sizes", SizeWishes(sizes=sizes))
+
+
+async def rate(
+    port: int,
+    context: ssl.SSLContext,
+    pid: int,
+    seconds: float,
+    writers: int,
+    requests: Callable[[int], Iterator[bytes]],
+) -> tuple[float, float, float]:
+    """Return requests answered in a second, and the ms of both processes for each.
+
+    All connections are made, and have had an answer, when the clock starts.
+    """
+    loop, made = asyncio.get_running_loop(), 0
+
+    def answered() -> None:
+        nonlocal made
+        made += 1
+
+    connections = []
+    for number in range(writers):
+        made_one = loop.create_connection(
+            lambda number=number: _Writer(requests(number), answered),  # type: ignore[misc]
+            *(USER, port),
+            ssl=context,
+        )
+        connections.append((await made_one)[1])
+        connections[-1].write()
+    while made < 2 * writers:
+        await asyncio.sleep(0.01)
+    began, used, own, first = time.monotonic(), _cpu_s(pid), time.process_time(), made
+    await asyncio.sleep(seconds)
+    took, done = time.monotonic() - began, made - first
+    used, own = _cpu_s(pid) - used, time.process_time() - own
+    for connection in connections:
+        connection.is_stopping = True
+    await asyncio.gather(*(connection.ended for connection in connections))
+    return done / took, 1e3 * used / done, 1e3 * own / done
+
+
+def _cpu_s(pid: int) -> float:
+    """Return seconds that all threads of a process computed, to the nanosecond."""
+    folder = Path(f"/proc/{pid}/task")
+    return sum(int((one / "schedstat").read_text().split()[0]) for one in folder.iterdir()) / 1e9
+
+
+# -- the control plane
 
 
 async def _prepare(client: ControlPlaneClient) -> None:
@@ -148,178 +189,125 @@ async def _prepare(client: ControlPlaneClient) -> None:
         await client.apply_job(spec)
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def of_front_end(seconds: float) -> dict[str, float]:
+def of_front_end(face: Face, seconds: float) -> dict[str, float]:
     """Measure the writes through the front end."""
-    with tempfile.TemporaryDirectory() as folder, running("control plane", Path(folder)) as face:
 
-        async def granted() -> None:
-            async with ControlPlaneClient(f"unix:{face.socket}") as client:
-                await client.grant_operator("user:root")
-                await _prepare(client)
+    async def granted() -> None:
+        async with ControlPlaneClient(f"unix:{face.socket}") as client:
+            await client.grant_operator("user:root")
+            await _prepare(client)
 
-        asyncio.run(granted())
-        figures = asyncio.run(writes_per_s(face, seconds, WRITERS, _one))
-        figures |= asyncio.run(writes_per_s(face, seconds, TOGETHER, _many))
-    alone = asyncio.run(store_per_s(min(5.0, seconds)))
-    ratio = figures["together_writes_per_s"] / alone
-    return figures | {"store_per_s": round(alone, 1), "together_ratio": round(ratio, 3)}
+    asyncio.run(granted())
+    served = face.port, face.context("user", "root"), face.process.pid, seconds
+    one_per_s, one_ms, own_ms = asyncio.run(rate(*served, WRITERS, single))
+    asyncio.run(rate(*served, WRITERS, confirming))  # all jobs get that size, and come to rest
+    same_per_s, same_ms, _ = asyncio.run(rate(*served, WRITERS, confirming))
+    many_per_s, many_ms, _ = asyncio.run(rate(*served, TOGETHER, together))
+    return {
+        "single_writes_per_s": round(one_per_s, 1),
+        "single_cpu_ms": round(one_ms, 3),
+        "client_cpu_ms": round(own_ms, 3),
+        "confirming_writes_per_s": round(same_per_s, 1),
+        "confirming_cpu_ms": round(same_ms, 3),
+        "together_writes_per_s": round(many_per_s * AT_ONCE, 1),
+        "together_cpu_ms": round(many_ms / AT_ONCE, 3),
+    }
 
 
-# -- many jobs
+# -- what can be had
 
 
-class ManyJobs:
-    """Jobs of one task, their autoscaler, and pushes."""
+class _Rows:
+    """A thread that stores rows: all that wait share a transaction and its sync."""
 
-    def __init__(self, jobs: int, seconds: float) -> None:
-        self.jobs, self.seconds = jobs, seconds
-        self.machines = max(10, round(jobs * MACHINES_PER_JOB))
-        self.hosts, self.runtime = Hosts(), Runtime(seed=1)
-        self.cp: ControlPlane
-        self.waiting: dict[str, float] = {}
-        """Job → when its write was answered, until its tasks are composed for it."""
-        self.behind_s, self.writes = 0.0, 0
+    def __init__(self, path: Path) -> None:
+        self._waiting: queue.SimpleQueue[tuple[str, asyncio.Future[None]]] = queue.SimpleQueue()
+        self._path, self._loop = path, asyncio.get_running_loop()
+        threading.Thread(target=self._run, daemon=True).start()
 
-    async def run(self) -> dict[str, float]:
-        with tempfile.TemporaryDirectory(prefix="twine-bench-") as folder:
-            async with SqliteStore(Path(folder)) as store:
-                await self._fill(store)
-                settings = SchedulerSettings(
-                    **dict.fromkeys(("destructive_per_s", "profile_switches_per_s"), 1e6),
-                    **dict.fromkeys(("destructive_burst", "profile_switches_burst"), 1_000_000),
-                    join_grace_s=0,
-                )
-                with heap_that_stays():
-                    self.cp = ControlPlane(
-                        store,
-                        self.hosts.agent,
-                        self.runtime,
-                        settings,
-                        find_image,
-                        PortalSettings(),
-                    )
-                    await self.cp.__aenter__()
-                try:
-                    return await self._measured()
-                finally:
-                    await self.cp.__aexit__(None, None, None)
+    async def store(self, job: str) -> None:
+        """Return once the rows of a write are on disk."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.put((job, done))
+        await done
 
-    async def _fill(self, store: SqliteStore) -> None:
-        records = []
-        for number in range(self.machines):
-            msb = number % 12
-            where = Location(datacenter=f"dc{msb % 4}", msb=f"msb{msb}", rack=f"r{msb}")
-            record = self.hosts.add(f"m{number:06}", where)
-            records.append((prefix_of(where.datacenter) + record.machine, encode(record)))
-        await put_all(store, iter(records))
+    def _run(self) -> None:
+        db = sqlite3.connect(self._path, isolation_level=None)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("CREATE TABLE t (key TEXT PRIMARY KEY, value BLOB)")
+        for number in count(0, 1_000):
+            group = [self._waiting.get()]
+            while not self._waiting.empty() and len(group) < 512:
+                group.append(self._waiting.get())
+            rows = [(f"jobs/{job}", bytes(_STORED["jobs"])) for job, _ in group]
+            rows += [
+                (f"audit/{number + n:012}", bytes(_STORED["audit"])) for n in range(len(group))
+            ]
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany("INSERT OR REPLACE INTO t VALUES (?, ?)", rows)
+            db.execute("COMMIT")
+            self._loop.call_soon_threadsafe(self._answer, [done for _, done in group])
 
-    async def _measured(self) -> dict[str, float]:
-        await self.cp.put_entitlement("e0", EntitlementSpec(machines=self.machines))
-        for number in range(self.jobs):
-            await self.cp.apply_job(self._spec(number, "1"))
-        async with asyncio.timeout(READY_S):
-            while self.hosts.running.get("1", 0) < self.jobs:
-                await asyncio.sleep(1.0)
-        await asyncio.sleep(10.0)
-        idle = await self._cpu(asyncio.sleep(self.seconds / 2))
-        loaded = await self._cpu(self._load())
-        return {
-            "load_jobs": self.jobs,
-            "load_writes_per_s": round(self.writes / self.seconds, 1),
-            "load_idle_cpu_percent": idle,
-            "load_cpu_percent": loaded,
-            "load_behind_s": round(self.behind_s, 2),
-        }
+    def _answer(self, waiting: list[asyncio.Future[None]]) -> None:
+        for done in waiting:
+            done.set_result(None)
 
-    def _spec(self, number: int, release: str) -> JobSpec:
-        return JobSpec(
-            name=f"job{number}",
-            entitlement="e0",
-            tasks=1,
-            image=RUNS,
-            command=["/bin/serve"],
-            environment={"RELEASE": release},
-            limits=Limits(memory_max_bytes=256 << 20, cpu_max_cores=0.2),
-            update=UpdatePolicy(drain_s=0.0),
-        )
 
-    async def _cpu(self, work) -> float:  # type: ignore[no-untyped-def]
-        began, used = time.perf_counter(), time.process_time()
-        await work
-        return round(100 * (time.process_time() - used) / (time.perf_counter() - began), 1)
+async def _serve_bare(folder: Path) -> None:
+    rows = _Rows(folder / "rows.db")
 
-    async def _load(self) -> None:
-        until = time.monotonic() + self.seconds
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._autoscaler(until))
-            group.create_task(self._pushes(until))
-            group.create_task(self._look(until))
+    async def put(request: web.Request) -> web.Response:
+        msgspec.json.decode(await request.read(), type=SizeWish)
+        await rows.store(request.match_info["job"])
+        return web.json_response({"version": 1})
 
-    async def _autoscaler(self, until: float) -> None:
-        sizes, number = [1] * self.jobs, 0
-        due, gap = time.monotonic(), 60.0 / self.jobs * AT_ONCE
-        await self.cp.intents.briefs()
-        while time.monotonic() < until:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(AT_ONCE):
-                    job = number % self.jobs
-                    if number % CHANGES == 0:
-                        sizes[job] = 3 - sizes[job]
-                    wish = SizeWish(tasks=sizes[job], reason=f"load {number}")
-                    group.create_task(self._resize(f"job{job}", wish))
-                    number += 1
-            if number % self.jobs == 0:
-                await self.cp.intents.briefs()
-            due += gap
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
+    app = web.Application()
+    app.router.add_put("/v1/jobs/{job}/intents/size", put)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    context = tls.server_context(tls.load(folder / "bare.json"), require_client=True)
+    site = web.TCPSite(runner, USER, 0, ssl_context=context)
+    await site.start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
 
-    async def _resize(self, name: str, wish: SizeWish) -> None:
-        await self.cp.intents.size(name, wish, "user:scaler")
-        self.waiting.setdefault(name, time.monotonic())
-        self.writes += 1
 
-    async def _pushes(self, until: float) -> None:
-        number = 7
-        while time.monotonic() < until:
-            name = f"job{number % self.jobs}"
-            spec = self._spec(number % self.jobs, "2")
-            await self.cp.intents.push(name, PushWish(spec=spec), "user:conveyor")
-            self.waiting.setdefault(name, time.monotonic())
-            number += 97
-            await asyncio.sleep(1.0)
-
-    async def _look(self, until: float) -> None:
-        """Find out how long jobs wait until they are composed, to a tenth of a second."""
-        while time.monotonic() < until or self.waiting:
-            now = time.monotonic()
-            for name, since in list(self.waiting.items()):
-                record = self.cp._jobs.get(name)
-                self.behind_s = max(self.behind_s, now - since)
-                going = sum(1 for t in record.tasks if t.operation and t.operation.kind == "remove")
-                if is_composed(record) and len(record.tasks) - going == record.spec.tasks:
-                    del self.waiting[name]
-            await asyncio.sleep(0.1)
+@contextmanager
+def bare_server(face: Face, folder: Path) -> Iterator[tuple[int, int]]:
+    """Run a server of aiohttp and SQLite with the authority of a face; yields port and pid."""
+    subject = CertificateSubject("component", tls.CONTROL_PLANE.rpartition("/")[2], (USER,))
+    tls.save(face.authority.credential(subject, ""), folder / "bare.json")
+    program = [sys.executable, "-m", "tests.bench.intent_writes", "--bare", str(folder)]
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline()), process.pid
+        finally:
+            process.kill()
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--only", choices=("writes", "load"))
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    figures: dict[str, float] = {}
-    if options.only != "load":
-        figures |= of_front_end(min(20.0, options.seconds))
-    if options.only != "writes":
-        figures |= asyncio.run(ManyJobs(options.jobs, options.seconds).run())
+    if options.bare is not None:
+        asyncio.run(_serve_bare(options.bare))
+        return
+    with tempfile.TemporaryDirectory() as name, running("control plane", Path(name)) as face:
+        figures = of_front_end(face, options.seconds)
+        context = face.context("user", "root")
+        with bare_server(face, Path(name)) as (port, pid):
+            served = port, context, pid, options.seconds
+            per_s, ms, _ = asyncio.run(rate(*served, WRITERS, single))
+    figures |= {"bare_writes_per_s": round(per_s, 1), "bare_cpu_ms": round(ms, 3)}
+    for name in ("single", "confirming"):
+        figures[f"{name}_ratio"] = round(ms / figures[f"{name}_cpu_ms"], 3)
+    figures["load"] = round(os.getloadavg()[0], 1)
     if options.json:
         print(json.dumps(figures))
     else:

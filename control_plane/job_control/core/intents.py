@@ -7,6 +7,7 @@ gets `Conflict`, and nothing is written.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from control_plane.api.intents import (
     SizeIntent,
     StoredIntent,
 )
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, is_untouched
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.job_control.core.compose import CanaryWanted, JobWants, Pushed, UnifiedSpec
 from wire.errors import Conflict
@@ -263,6 +264,22 @@ def is_composed(record: JobRecord) -> bool:
     return record.composed == (0 if is_plain(record) else writes_of(record))
 
 
+def ask_the_same(before: JobRecord, after: JobRecord) -> bool:
+    """Return whether a write of intents left all as it was but who wrote them, when and why.
+
+    An autoscaler writes most sizes to confirm them. Only of a plain job all that intents ask for is
+    in its specification.
+    """
+    return (
+        is_untouched(before, after)
+        and is_plain(after)
+        and is_composed(after)
+        and next_end(after) is None
+        and is_plain(before)
+        and replace(after, intents=before.intents) == before
+    )
+
+
 def next_version(record: JobRecord) -> int:
     """Return the number of the next version: never one that there was."""
     return max(record.version, record.highest) + 1
@@ -288,36 +305,39 @@ def _value(record: JobRecord, dimension: Dimension) -> dict[str, Any] | None:
 
 def views(record: JobRecord, unified: UnifiedSpec) -> list[IntentView]:
     """Return every dimension that was ever written, the strongest first, with its effect now."""
+    effects = _effects(record, unified)
     known = [dimension for dimension in Dimension if dimension in record.intents]
-    found = [_view(record, dimension, unified) for dimension in known]
+    found = [_view(record.intents[one], one, effects[one], unified) for one in known]
     for name in sorted(record.intents.keys() - set(Dimension)):
         effect = "none: this release does not know the dimension"
         found.append(IntentView(dimension=name, intent=record.intents[name], effect=effect))
     return found
 
 
-def _view(record: JobRecord, dimension: Dimension, unified: UnifiedSpec) -> IntentView:
-    intent = record.intents[dimension]
-    if intent.value is None:
-        return IntentView(dimension=dimension, intent=intent, effect="none: it was withdrawn")
-    counts: dict[int, int] = {}
-    for task in unified.tasks.values():
-        counts[task.version] = counts.get(task.version, 0) + 1
+def _effects(record: JobRecord, unified: UnifiedSpec) -> dict[Dimension, str]:
+    """Return what each dimension does now, if it has a value."""
+    counts = Counter(task.version for task in unified.tasks.values())
     canary = canary_of(record)
-    effects = {
+    return {
         Dimension.HOLD: "nothing that an intent asks for is begun",
-        Dimension.PUSH: f"{counts.get(record.version, 0)} of {unified.size} tasks are to run"
+        Dimension.PUSH: f"{counts[record.version]} of {unified.size} tasks are to run"
         f" version {record.version}",
         Dimension.SIZE: f"{unified.size} tasks",
-        Dimension.CANARY: f"{counts.get(canary.version, 0)} tasks are to run version"
-        f" {canary.version}"
+        Dimension.CANARY: f"{counts[canary.version]} tasks are to run version {canary.version}"
         if canary is not None
         else "",
         Dimension.INFRASTRUCTURE: f"the push runs runtime {unified.runtime or 'of the agent'}",
     }
+
+
+def _view(
+    intent: StoredIntent, dimension: Dimension, effect: str, unified: UnifiedSpec
+) -> IntentView:
+    if intent.value is None:
+        return IntentView(dimension=dimension, intent=intent, effect="none: it was withdrawn")
     return IntentView(
         dimension=dimension,
         intent=intent,
-        effect=effects[dimension],
+        effect=effect,
         waits_for=unified.waits.get(dimension, ""),
     )

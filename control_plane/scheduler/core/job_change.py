@@ -49,6 +49,9 @@ class JobChange:
     """It may bring the job to another entitlement."""
     must_fit: int | None = None
     """So many tasks at least must have room, others may wait for it (AS5); None: all."""
+    is_resize: bool = False
+    """What a task runs stays as it was checked when it was pushed. Only the entitlement's quota is
+    checked again; tasks that find no room wait for it (AS5)."""
 
     def fitting(self, spec: JobSpec) -> JobSpec:
         """Return the specification with the tasks that must have room."""
@@ -196,7 +199,7 @@ def sizing(name: str, wish: SizeWish, writer: str, now: float) -> JobChange:
         )
         return sized(after)
 
-    return JobChange(name, writer, now, checked, record, must_fit=1)
+    return JobChange(name, writer, now, checked, record, is_resize=True)
 
 
 def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:

@@ -36,7 +36,7 @@ from control_plane.agents.region import Region as SharedRegion
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.transactions import Allocations
-from control_plane.api.intent_wishes import IntentView, JobIntents, TaskCount
+from control_plane.api.intent_wishes import IntentView, JobIntents, SizeWish, TaskCount
 from control_plane.api.intents import StoredIntent
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
@@ -104,7 +104,7 @@ from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.rebalance_desk import RebalanceDesk
 from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.task_service import TaskService
-from control_plane.store import Store
+from control_plane.store import Operation, Store
 from control_plane.store.memory import MemoryStore
 from wire import tls
 from wire.client import WireClient
@@ -175,7 +175,8 @@ class CannedShards:
 class CannedIntents:
     """Remembers who wrote what, and answers alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self.written: list[tuple[str, str, object, str]] = []
         self.jobs: dict[str, JobSpec] = {}
         self.stale: set[str] = set()
@@ -216,6 +217,19 @@ class CannedIntents:
             return await self.show(name)
 
         return write
+
+    async def size(
+        self, name: str, wish: SizeWish, writer: str, also: Sequence[Operation] = ()
+    ) -> JobIntents:
+        """Store what goes with the change, as the transaction of the job's record does."""
+        if name in self.stale:
+            raise Conflict(f"the size of job {name} has another version")
+        self.written.append(("size", name, wish, writer))
+        await self._store.txn({}, also)
+        return self.show(name)
+
+    async def resize(self, *said: Any) -> JobIntents:
+        return await self.size(*said)
 
 
 class CannedPlanner:
@@ -299,7 +313,7 @@ class CannedControlPlane(ControlPlane):
         self.task_desk = TaskService(table, _NoAgents())
         self.shards = CannedShards()  # type: ignore[assignment]
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
-        self.intents = CannedIntents()  # type: ignore[assignment]
+        self.intents = CannedIntents(store)  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = self.intents.jobs
         self.quarantined = []
         self.phase: JobPhase = JobPhase.STABLE

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +25,7 @@ from control_plane.autoscaler.prometheus import PrometheusSource
 from control_plane.autoscaler.signals import LoadReading
 from control_plane.cli import main
 from control_plane.runtime.runtime import Runtime
+from control_plane.store import Operation
 from tests.ports import free_port
 
 from .conftest import Region
@@ -246,12 +247,14 @@ def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
     region.control_plane.jobs["web"] = SPEC
     intents = region.control_plane.intents
 
-    async def size(name: str, wish: SizeWish, _writer: str) -> JobIntents:
+    async def resize(
+        name: str, wish: SizeWish, _writer: str, _also: Sequence[Operation]
+    ) -> JobIntents:
         known = region.control_plane.jobs[name]
         region.control_plane.jobs[name] = replace(known, tasks=wish.tasks)
         return await intents.show(name)
 
-    intents.size = size  # type: ignore[method-assign]
+    intents.resize = resize  # type: ignore[method-assign]
     answers = tmp_path / "a.sock"
     file = tmp_path / "web.json"
     document = {"minimum": 2, "maximum": 30, "target": 25, "signal": "query", "query": POLICY.query}

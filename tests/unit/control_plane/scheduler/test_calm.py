@@ -1,12 +1,15 @@
 """Jobs in which there is nothing to do cost no rounds, and none that they need is left out."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from world import World, a_job, scenario
 
 from agent.api import Health
+from control_plane.api.intent_wishes import HoldWish, SizeWish
 from control_plane.api.inventory import Drain
+from control_plane.job_control.core.intents import is_composed
 from control_plane.scheduler import idle_jobs as calm_jobs
 from control_plane.scheduler import scheduler
 
@@ -104,6 +107,50 @@ async def test_a_calm_job_leaves_a_machine_at_once_that_is_drained(w: World) -> 
     await w.cp.inventory.drain(Drain(machines=[name], reason="new fans"))
     await asyncio.sleep(1.0)
     assert any(task.operation for task in w.cp._jobs.get("web").tasks)
+
+
+def test_sizes_that_confirm_the_one_in_force_cost_a_calm_job_no_round(rounds: list[str]) -> None:
+    """Nine of ten writes of an autoscaler change nothing, and each cost a round and a second one
+    half a minute later.
+    """
+
+    @scenario()
+    async def story(w: World) -> None:
+        await calm(w)
+        before = w.cp._jobs.get("web").intents["size"].version
+        rounds.clear()
+        for number in range(20):
+            await w.cp.intents.size("web", SizeWish(tasks=3, reason=f"look {number}"), "user:as")
+            await asyncio.sleep(5.0)
+        assert rounds == []
+        assert w.cp._jobs.get("web").intents["size"].version == before + 20
+        await w.cp.intents.size("web", SizeWish(tasks=4), "user:as")
+        await w.stable()
+        tasks = w.cp._jobs.get("web").tasks
+        assert len(tasks) == 4
+        assert w.cp.census.tasks == Counter(task.phase for task in tasks)
+        assert listed(w) == 4
+
+    story()
+
+
+def test_a_size_of_a_job_on_trial_or_held_is_looked_at_though_it_confirms(
+    rounds: list[str],
+) -> None:
+    """What intents ask of such a job is composed anew after each write."""
+
+    @scenario()
+    async def story(w: World) -> None:
+        await calm(w)
+        await w.cp.intents.hold("web", HoldWish(lasts_s=3600.0), "user:sre")
+        await asyncio.sleep(3 * w.settings.resync_s)
+        rounds.clear()
+        await w.cp.intents.size("web", SizeWish(tasks=3), "user:as")
+        await asyncio.sleep(1.0)
+        assert rounds
+        assert is_composed(w.cp._jobs.get("web"))
+
+    story()
 
 
 @scenario()

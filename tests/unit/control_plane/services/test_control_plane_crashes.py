@@ -10,10 +10,20 @@ from virtual_time import run
 from world import World, a_job, a_region
 
 from agent.api import TaskState
-from control_plane.api.jobs import UpdatePolicy
+from control_plane.api.intent_wishes import SizeWish
+from control_plane.api.jobs import JobRecord, UpdatePolicy
+from control_plane.api.people import Outcome
+from control_plane.api.routes import ROUTES
+from control_plane.front_end.recorder import Recorder
+from control_plane.front_end.trail import Query, Trail
+from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
-from wire.errors import NotFound
+from wire.errors import Conflict, NotFound
+from wire.fairness import Peer
+from wire.server import Call
 
+PUT_SIZE = next(route for route in ROUTES if route.name == "put_size")
+SCALER = Peer(name="spiffe://twine/user/scaler", role="user")
 SPEC = a_job(3, update=UpdatePolicy(drain_s=1))
 
 
@@ -141,6 +151,59 @@ def test_a_crash_while_deploying_is_carried_on_from(after):
         writes = run(deploy_dying(die_at, after))
         die_at += 1
     assert writes > 10
+
+
+async def resized(die_at: int, after: bool) -> int:
+    """Return how many writes four sizes took; die at one of them, and look at what was made."""
+    store, acknowledged = DyingStore(), list[int]()
+    world = World(a_region(), store)
+    await living(world, deploy)
+
+    async def sizes(w: World) -> None:
+        trail = Trail(store, Runtime())
+        await trail.load()
+        recorder = Recorder(trail, w.cp, ROUTES)
+
+        async def put(call: Call) -> JobRecord:
+            return await w.cp.intents.resize("web", call.body, "user:scaler", call.also)
+
+        while len(acknowledged) < 4:
+            wish = SizeWish(tasks=2 + len(acknowledged) % 3)
+            made = await recorder.carry_out(
+                Call(PUT_SIZE, SCALER, wish, {"job": "web"}, request_id="r"), put
+            )
+            acknowledged.append(made.intents["size"].version)
+        stale = Call(PUT_SIZE, SCALER, SizeWish(tasks=2, expect=0), {"job": "web"})
+        with pytest.raises(Conflict):
+            await recorder.carry_out(stale, put)
+        entries = (await trail.page(Query(object="job/web"))).entries
+        assert entries[0].outcome is Outcome.FAILED
+        assert {e.after for e in entries if e.outcome is Outcome.FAILED} == {None}
+        made = [e for e in entries if e.outcome is not Outcome.FAILED]
+        assert {e.outcome for e in made} == {Outcome.DONE}
+        newest = w.cp._jobs.get("web").intents["size"].version
+        assert len(made) == newest - 1  # each change has its entry; the job came with the first
+        assert set(acknowledged) <= set(range(2, newest + 1))
+        assert newest - 1 <= len(acknowledged) + 1
+        revisions = [revision for e in reversed(made) for revision in (e.before, e.after)]
+        assert revisions == sorted(revisions)
+        await w.stable(within_s=300)
+
+    before = store.writes
+    store.die_at, store.after = before + die_at, after
+    await living(world, sizes)
+    assert world.region.broken_rules == []
+    return store.writes - before
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before-the-write", "after-the-write"])
+def test_a_crash_at_any_write_leaves_sizes_with_their_audit_entries(after):
+    """A size and its entry in the audit log are made by one transaction, or neither is."""
+    die_at, writes = 1, 1
+    while die_at <= writes:
+        writes = run(resized(die_at, after))
+        die_at += 1
+    assert writes > 5
 
 
 def test_a_restart_of_the_control_plane_restarts_no_task():  # P2
