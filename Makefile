@@ -54,6 +54,9 @@ test-simulation: setup ## the simulated region: seeds that must hold
 seeds: setup ## 2,000 new seeds of the simulated region; SEEDS=5001..7000 for others
 	$(BIN)/twine-lab region run everything --seeds $(or $(SEEDS),1001..3000) --jobs 2
 
+role-seeds: setup ## 500 seeds with roles in replicas and shards as processes; SEEDS=501..2500
+	$(BIN)/twine-lab region run roles --seeds $(or $(SEEDS),1..500) --jobs 2
+
 composed: setup ## 1,000 seeds in which every kind of event meets every other; SEEDS=1001..2000
 	$(BIN)/twine-lab region run composed --seeds $(or $(SEEDS),1..1000) --jobs 2
 

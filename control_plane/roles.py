@@ -102,8 +102,7 @@ class ControlPlane(JobCalls):
         term that they say; None: they say none. `processes` says who leads the roles that run in
         processes of their own, this one included; None: this process has all of them.
         """
-        self.clock = runtime.now
-        self._store = store
+        self.clock, self._store = runtime.now, store
         self._stores = [store, *(broker_stores or {}).values()]
         self._runtime = runtime
         self._anchor = Anchor(store, runtime, boot_id)
@@ -133,6 +132,7 @@ class ControlPlane(JobCalls):
             *(self._broker, self._observations, settings, runtime, self.limits),
             lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
             follows=self._follows,
+            hears=lambda record: self._follows(record.entitlement) or self.shards.has_left(record),
         )
         allocators = allocators_of(
             region, self._portal, self._jobs, store, self.ownership, role.runs

@@ -20,8 +20,10 @@ from control_plane.allocator import handover
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.pool_keeper import PoolKeeper
 from control_plane.api.jobs import JobRecord, JobSpec, bound_to
+from control_plane.api.machines import MachineRecord
 from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.plans import JobExplanation, JobPlan
+from control_plane.broker.core.assignment import FREE
 from control_plane.portal.core.pools import members, pool_of
 from control_plane.portal.portal import Portal
 from control_plane.runtime.job_table import JobTable
@@ -85,6 +87,7 @@ class RunningShards:
         self.all = [*self._by_number.values()]
         """Those of this process."""
         parts.dispatcher.follow(self._wanted)
+        parts.control.in_one_shard = self.in_one_shard
 
     def _made(self, number: int, allocator: Allocator) -> RunningShard:
         parts = self._parts
@@ -113,14 +116,27 @@ class RunningShards:
 
     def number_of_entitlement(self, name: str) -> int:
         """Return the number of the shard that places the tasks of an entitlement."""
-        record = self._parts.portal.table.find(name)
-        pool = pool_of(name, record.spec) if record is not None else name
-        return self._ownership.shard_of(pool)
+        return self._ownership.shard_of(self._pool_of(name))
+
+    def _pool_of(self, entitlement: str) -> str:
+        record = self._parts.portal.table.find(entitlement)
+        return pool_of(entitlement, record.spec) if record is not None else entitlement
 
     def number_of_job(self, name: str) -> int | None:
         """Return the number of the shard of a job; None: there is no such job."""
         record = self._parts.jobs.find(name)
         return None if record is None else self.number_of_entitlement(record.spec.entitlement)
+
+    def has_left(self, record: MachineRecord) -> bool:
+        """Return whether tasks of these shards have to be removed from a machine that is free.
+
+        One that was lost may be free when it comes back, with tasks on it that run elsewhere by
+        now. The process of their shard removes them: it alone knows that they left.
+        """
+        if record.entitlement != FREE:
+            return False
+        placed = self.all[0].allocator.directory.tasks(record.machine).values()
+        return any(on.leaving and self.number_of_job(on.job) in self._by_number for on in placed)
 
     def find_pool(self, pool: str) -> RunningShard | None:
         """Return the shard that owns a pool; None: another process runs it."""
@@ -222,6 +238,22 @@ class RunningShards:
                 f" in shard {there}; a job lives in one shard",
                 hint=f"twinectl shard move {entitlement} --to {here}",
             )
+
+    def in_one_shard(self, job: str, entitlement: str) -> Mapping[str, int]:
+        """Return comparisons that hold while a job and another entitlement stay in one shard.
+
+        Raises where they are in two, or one of both is on its way: such a job has no owner.
+        """
+        self.check_move(job, entitlement)
+        record = self._parts.jobs.get(job)
+        pools = sorted(map(self._pool_of, {record.spec.entitlement, entitlement}))
+        for pool in pools:
+            if self._ownership.is_moving(pool):
+                raise Busy(
+                    f"cannot move job {job!r}: entitlement {pool!r} is on its way to another shard",
+                    hint="try again in some seconds",
+                )
+        return self._ownership.table.expect(pools)
 
     async def list_shards(self) -> ShardLoads:
         """Return what each shard has to do, and in which term."""

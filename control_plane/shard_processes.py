@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from control_plane.allocator import handover
 from control_plane.allocator.allocator import Allocator
+from control_plane.api.jobs import JobRecord
 from control_plane.api.ownership import EntitlementOwner, ShardLoad
 from control_plane.running_shards import IDLE_S, RunningShard, RunningShards, ShardParts
 from control_plane.runtime.loops import Loops
@@ -49,6 +50,7 @@ class ShardProcesses(RunningShards):
         self.ask_ready: Callable[[int], Awaitable[bool]] = self._is_led
         """Ask the process of a shard whether it takes requests."""
         ownership.table.listen(self._heard)
+        parts.jobs.listen(self._job_changed)
 
     @property
     def count(self) -> int:
@@ -144,15 +146,28 @@ class ShardProcesses(RunningShards):
         else:
             self._wake(pool)
 
+    def _job_changed(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
+        """Follow machines from which tasks have to be removed, whosever they are by now."""
+        if (before.leaving if before else {}) != (after.leaving if after else {}):
+            self._look_where_left(before)
+            self._look_where_left(after)
+
+    def _look_where_left(self, record: JobRecord | None) -> None:
+        if self._runs and record is not None:
+            for machine in record.leaving:
+                self._look_at(machine)
+
     async def _release(self, pool: str) -> None:
         """End what is under way in an entitlement of this process, and say so."""
         source, jobs = self.of_pool(pool), self.jobs_in(pool)
         try:
             async with self._parts.jobs.lock(*jobs):
+                jobs = self.jobs_in(pool)
+                self._check_alone(pool, jobs)  # the core did not know of the last transfer, perhaps
                 await self._until_idle(pool, source, jobs)
                 await self._ownership.release(pool)
-        except Conflict:
-            pass  # it was withdrawn
+        except Conflict as e:  # or it was withdrawn
+            log.info("entitlement stays", extra={"entitlement": pool, "reason": str(e)})
         except TwineError as e:  # the core gives up after a while
             log.warning("entitlement not released", extra={"entitlement": pool, "reason": str(e)})
         for job in jobs:
@@ -162,6 +177,8 @@ class ShardProcesses(RunningShards):
         """Release an entitlement that has another owner, or take it over."""
         for record in self._parts.region.broker.held(pool):
             self._look_at(record.machine)
+        for job in self.jobs_in(pool):
+            self._look_where_left(self._parts.jobs.find(job))
         if old is not None:
             jobs = self.jobs_in(pool)
             handover.drop(old.allocator, jobs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from control_plane.agents.observations import Observations
 from control_plane.agents.ports import KnownMachines
+from control_plane.api.machines import MachineRecord
 from control_plane.api.settings import SchedulerSettings
 from control_plane.runtime.limits import FrontEndLimits
 from control_plane.runtime.runtime import Runtime
@@ -27,5 +28,7 @@ class Region:
     """Whether who has this region decides about a pool: the one shard of it (docs/adr/0152)."""
     follows: Callable[[str], bool] = lambda _pool: True
     """Whether this process follows the machines of a pool, `FREE` included: one process does."""
+    hears: Callable[[MachineRecord], bool] = lambda _record: True
+    """Whether this process talks to the agent of a machine: follows it, or has tasks left there."""
     shared: dict[str, object] = field(default_factory=dict)
     """What actors of one kind share where there are several in this process, by kind."""

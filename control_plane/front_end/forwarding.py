@@ -62,7 +62,7 @@ class ShardClient(WireClient):
     max_answer_bytes = 2 << 30
 
     def __init__(
-        self, url: str, shard: int, tls: ssl.SSLContext, written: Callable[[], int]
+        self, url: str, shard: int, written: Callable[[], int], tls: ssl.SSLContext | None
     ) -> None:
         """Open nothing yet; `written` returns the newest revision that the core has written."""
         super().__init__(url, tls, timeout_s=_CALL_S)
@@ -78,13 +78,18 @@ class ShardClient(WireClient):
             self.revision = max(self.revision, int(said))
 
 
+Connect = Callable[[str, int, Callable[[], int]], ShardClient]
+"""Returns a client of the process of a shard: URL, number, what the core has written."""
+
+
 class Forwarding:
     """Stands before the handlers of a core; with all roles in one process it does nothing."""
 
-    def __init__(self, control_plane: ControlPlane, tls: ssl.SSLContext | None) -> None:
-        self._plane, self._tls = control_plane, tls
+    def __init__(self, control_plane: ControlPlane, connect: Connect | None) -> None:
+        """Call shards through what `connect` returns; None: no other process has any."""
+        self._plane, self._connect = control_plane, connect
         self._clients: dict[int, ShardClient] = {}
-        if tls is not None:
+        if connect is not None:
             control_plane.ask_shard = self._release_idle
             control_plane.maintenance.ask_others = self._find_places
             if isinstance(control_plane.shards, ShardProcesses):
@@ -92,7 +97,7 @@ class Forwarding:
 
     def wrapped(self, route: Route, handler: Handler) -> Handler:
         """Return a handler that lets the shard answer which has to."""
-        if self._tls is None:
+        if self._connect is None:
             return handler
         if route.name in FORWARDED:
             return partial(self._forwarded, handler)
@@ -216,12 +221,12 @@ class Forwarding:
 
     def _client(self, number: int) -> ShardClient:
         """Return a client of a shard's process, where its newest leader said that it is."""
-        assert self._tls is not None
+        assert self._connect is not None
         url = self._processes.url_of(number)
         known = self._clients.get(number)
         if known is None or known.endpoint != url:
             written = self._processes.table.store.revision
-            known = self._clients[number] = ShardClient(url, number, self._tls, written)
+            known = self._clients[number] = self._connect(url, number, written)
         return known
 
     @property

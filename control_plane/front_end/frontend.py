@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -29,7 +30,7 @@ from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.front_end.access import Access
 from control_plane.front_end.capacity_handlers import CapacityHandlers, ProfileHandlers
-from control_plane.front_end.forwarding import Forwarding
+from control_plane.front_end.forwarding import Forwarding, ShardClient
 from control_plane.front_end.guard import Guard
 from control_plane.front_end.identity_handlers import IdentityHandlers
 from control_plane.front_end.intent_handlers import IntentHandlers
@@ -138,7 +139,9 @@ class FrontEnd(
 
     def app(self, access: Access, version: str) -> web.Application:
         """Return the application; the routes that it has are exactly those of the table."""
-        forward = Forwarding(self._control_plane, self._shard_tls)
+        tls = self._shard_tls
+        connect = None if tls is None else partial(ShardClient, tls=tls)
+        forward = Forwarding(self._control_plane, connect)
         recorder = Recorder(self._trail, self, ROUTES, forward.is_here)
         found = {r.name: forward.wrapped(r, getattr(self, r.name)) for r in ROUTES}
         self.handlers = {r.name: self._guarded(r, found[r.name], recorder) for r in ROUTES}

@@ -61,7 +61,7 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
             plane.quarantined,
             process=plane.process_counts,
         )
-        handlers = {r.name: self._checked(r, getattr(self, r.name)) for r in SHARD_ROUTES}
+        handlers = {r.name: self.handler(r) for r in SHARD_ROUTES}
         app = make_app("Twine shard", SHARD_ROUTES, handlers, self.authorize, version=version)
         app.middlewares.insert(0, self._metrics.count)
         app.middlewares.append(self._in_step)
@@ -89,11 +89,12 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         caller = request.headers.get(CALLER_HEADER, core.name)
         return Peer(name=caller, role="forwarded", is_trusted=True)
 
-    def _checked(self, route: Route, handler: Handler) -> Handler:
-        """Return a handler that refuses what another shard decides about.
+    def handler(self, route: Route) -> Handler:
+        """Return the handler of a row, which refuses what another shard decides about.
 
         Its answer counts only while this process still leads: another one may have changed it.
         """
+        handler: Handler = getattr(self, route.name)
 
         async def checked(call: Call) -> object:
             if route.name in FORWARDED:
@@ -118,12 +119,17 @@ class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
     async def _in_step(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
         """Answer once this process knows what the core knew, and say what the core has to know."""
         asked = request.headers.get(REVISION_HEADER, "")
-        if asked.isdecimal() and not await self._control_plane.followed(int(asked), BEHIND_S):
-            raise Busy("this shard is behind the store", hint="try again")
+        if asked.isdecimal():
+            await self.follow(int(asked))
         response = await handler(request)
         if not response.prepared:
             response.headers[REVISION_HEADER] = str(self._store.revision())
         return response
+
+    async def follow(self, revision: int) -> None:
+        """Return once this process knows what the core knew, or raise `Busy`."""
+        if not await self._control_plane.followed(revision, BEHIND_S):
+            raise Busy("this shard is behind the store", hint="try again")
 
     async def release_idle(self, call: Call) -> Ack:
         """Give back idle machines."""

@@ -39,7 +39,7 @@ class Follower:
     def __init__(self, region: Region, pool: AgentPool) -> None:
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
-        self._is_second, self._follows = region.is_second, region.follows
+        self._is_second, self._hears = region.is_second, region.hears
         self._pool = pool
         self._group: asyncio.TaskGroup | None = None
         self._followed: set[str] = set()
@@ -79,7 +79,7 @@ class Follower:
     def _ours(self, name: str) -> MachineRecord | None:
         """Return the record of a machine that this process has to follow."""
         record = self._broker.table.find(name)
-        return record if record is not None and self._follows(record.entitlement) else None
+        return record if record is not None and self._hears(record) else None
 
     def _sight_changed(self, name: str) -> None:
         if self._observations.observation(name).doubtful:

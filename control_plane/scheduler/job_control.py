@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from weakref import WeakValueDictionary
 
@@ -80,6 +80,8 @@ class JobControl:
         """By entitlement: two jobs that fit its quota alone may not fit it together."""
         self.skipped_generations = 0
         """Generations that a new job skips: an earlier job of its name may have used them."""
+        self.in_one_shard: Callable[[str, str], Mapping[str, int]] = lambda _job, _entitlement: {}
+        """Return what holds while a job and an entitlement are in one shard; the shards say it."""
 
     async def apply(self, spec: JobSpec, *, dry_run: bool, writer: str = "") -> JobRecord:
         """Create the job or change what is wanted of it: writes its push and its size.
@@ -119,6 +121,8 @@ class JobControl:
             record = change.record(known or self._new(spec, retired), spec)
             if not dry_run and (also or record != known):
                 compare = self._portal.table.expect([spec.entitlement])
+                if known is not None and known.spec.entitlement != spec.entitlement:
+                    compare |= self.in_one_shard(name, spec.entitlement)
                 comes = known is None or known.spec.entitlement != spec.entitlement
                 uses = [Put(USES + spec.entitlement, b"{}")] if comes else []
                 with self._portal.applying(spec.entitlement):

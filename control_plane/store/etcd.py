@@ -26,7 +26,7 @@ from control_plane.store.bounds import Bounds
 from control_plane.store.copies import Numbers
 from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.feed import HISTORY, Feed
-from control_plane.store.leadership import Leadership
+from control_plane.store.leadership import Leadership, now_s
 from control_plane.store.moved import MigrationNote, refuse
 from control_plane.store.protocol import (
     LAST,
@@ -68,12 +68,16 @@ class EtcdStore:
         announce: Callable[[int], Sequence[Put]] = lambda _epoch: (),
         *,
         migrating: bool = False,
+        client: Callable[[EtcdSettings], EtcdClient] = EtcdClient,
+        clock: Callable[[], float] = now_s,
     ) -> None:
         """Open nothing yet; `migrating` opens a store that has a note of a migration, too.
 
         Each `role` has a leader of its own; all of them write to one store, and their epochs are
-        those of one counter. What `announce(epoch)` returns is written with the election.
+        those of one counter. What `announce(epoch)` returns is written with the election. `clock`
+        is what leases are measured with, in seconds.
         """
+        self._connect, self._clock = client, clock
         self.bounds = Bounds(strict=True)
         self.times = WriteTimes()
         self._settings, self._history, self._standing_by = settings, history, standing_by
@@ -91,9 +95,11 @@ class EtcdStore:
     async def __aenter__(self) -> Self:
         """Become the leader; `Busy` if another process leads and `standby` is off."""
         async with AsyncExitStack() as stack:
-            self._client = await stack.enter_async_context(EtcdClient(self._settings))
+            self._client = await stack.enter_async_context(self._connect(self._settings))
             name = f"{socket.gethostname()}:{os.getpid()}"
-            leadership = Leadership(self._client, self._meta, self._settings.ttl_s, name)
+            leadership = Leadership(
+                *(self._client, self._meta, self._settings.ttl_s, name, self._clock)
+            )
             leadership.of_role(self._role, lambda epoch: map(self._put, self._announce(epoch)))
             self._copy = StandbyCopy(self._client, self._data, self._bytes(LAST))
             stack.push_async_callback(self._copy.end)

@@ -35,7 +35,15 @@ def now_s() -> float:
 class Leadership:
     """Held by this process from `take` until `failure` says why it is lost."""
 
-    def __init__(self, client: EtcdClient, prefix: bytes, ttl_s: int, name: str) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        prefix: bytes,
+        ttl_s: int,
+        name: str,
+        clock: Callable[[], float] = now_s,
+    ) -> None:
+        self._clock = clock
         self._client, self._ttl_s, self._name = client, ttl_s, name
         self.key, self._epoch_key = prefix + b"leader", prefix + b"epoch"
         self.term = 0
@@ -98,7 +106,7 @@ class Leadership:
         """Return why this process no longer leads; empty: it leads."""
         if self.lost.done():
             return self.lost.result()
-        if now_s() >= self._good_until:
+        if self._clock() >= self._good_until:
             self._lose("the lease could not be renewed in time")
             return self.lost.result()
         return ""
@@ -131,7 +139,7 @@ class Leadership:
 
     async def _try(self, epoch: pb.KeyValue | None) -> int:
         """Return the revision at which this process became the leader; 0: another was first."""
-        asked = now_s()
+        asked = self._clock()
         granted = await self._client.read("Lease/LeaseGrant", pb.LeaseGrantRequest(TTL=self._ttl_s))
         self._lease, number = granted.ID, int(epoch.value) + 1 if epoch is not None else 1
         equal, create, mod = pb.Compare.EQUAL, pb.Compare.CREATE, pb.Compare.MOD
@@ -168,7 +176,7 @@ class Leadership:
         pause_s = every_s = self._ttl_s / _RENEWALS
         while not self.failure():
             await asyncio.sleep(pause_s)
-            asked, pause_s = now_s(), every_s
+            asked, pause_s = self._clock(), every_s
             try:
                 ttl_s = await self._client.keep_alive(self._lease, timeout_s=every_s)
             except Busy as e:

@@ -217,12 +217,17 @@ class AgentCall:
     owner: OwnerTerm | None = None
     """In which term the sender owns the machine's entitlement; None: it has no owner."""
     mutates: bool = False
+    sender: int = 0
+    """The life of the process that sends it."""
 
 
 def answer(machine: SimulatedMachine, request: AgentCall) -> object:
     """Return what the agent answers, errors included."""
     try:
         _hear(machine, request)
-        return request.handle(machine, *request.args)
+        answered = request.handle(machine, *request.args)
+        if request.mutates:
+            machine.setting.obeyed(machine, request.sender)
+        return answered
     except TwineError as e:
         return e

@@ -238,11 +238,9 @@ class Checker(Observer):
         is_right = wanted is None or is_profile_of(profile.name, wanted.host_profile)
         return is_right and profile.state is ProfileState.VERIFIED
 
-    def _has_one_owner(self, entitlement: str) -> None:
+    def has_one_owner(self, entitlement: str) -> None:
         """An entitlement is one shard's at any time, and of none only while it is moved."""
-        plane = self.region.plane.serving
-        shards = plane.shards.all if plane is not None else []
-        owners = [shard.number for shard in shards if shard.allocator.region.owns(entitlement)]
+        owners = self.region.plane.owners(entitlement)
         if len(owners) > 1:
             self.violate("one-owner", f"shards {owners} own {entitlement}", entitlement)
 
@@ -257,7 +255,7 @@ class Checker(Observer):
                 f"{task_id} of {spec.entitlement} is sent to {machine.name}"
                 f" of {standing.entitlement or 'no entitlement'}",
             )
-        self._has_one_owner(spec.entitlement)
+        self.has_one_owner(spec.entitlement)
         owned = self.region.clients.jobs.get(task_id.rpartition("-")[0])
         if owned is not None and spec.image not in owned.images:
             self.violate(
@@ -348,7 +346,12 @@ class Checker(Observer):
         life = self.region.plane.life
         # a process that stands still concludes nothing: what is written now was under way
         frozen = life is not None and life.frozen
-        awake = self.now - (self._before_pause if frozen else self.undisturbed_since) + POLL_S
+        awake_since, writer = self.undisturbed_since, self.region.plane.writer
+        if writer is not None:
+            awake_since = writer.awake_since
+        elif frozen:
+            awake_since = self._before_pause
+        awake = self.now - awake_since + POLL_S
         if not excused and min(silent, awake) < after:
             self.violate(
                 "verdict",

@@ -201,11 +201,12 @@ class Clients:
     ) -> None:
         try:
             await wish.ask(control_plane)
+            life.check_leads()
         except TwineError as e:
-            if life.alive:
+            if life.alive and life is self._life:
                 self._failed(wish, e)
         else:
-            if life.alive:
+            if life.alive and life is self._life:
                 self._history.note(f"client is granted: {wish.text}")
                 wish.granted()
                 self._done(wish)
@@ -241,16 +242,17 @@ class Clients:
     async def _follow(self, job: str, life: PlaneLife, control_plane: ControlPlane) -> None:
         """Tell the observer about each change of a job's endpoints."""
         after = 0
-        while life.alive:
+        while life.alive and life is self._life:
             try:
                 found = await control_plane.endpoints(job, after, LISTEN_S)
+                life.check_leads()
             except NotFound:
                 break
             except TwineError:
                 await asyncio.sleep(AGAIN_S)
                 continue
-            if found.revision > after and life.alive:
+            if found.revision > after and life.alive and life is self._life:
                 after = found.revision
                 self.observer.listed(found)
-        if life.alive:
+        if life.alive and life is self._life:
             self._watched.discard(job)

@@ -15,6 +15,7 @@ from vm_lab.region.clients import ClientWish
 from vm_lab.region.machine import Copy, SimulatedMachine
 from vm_lab.region.network import Condition
 from vm_lab.region.operators import move_entitlement, power_cap, switch, upgrade
+from vm_lab.region.role_faults import STRIKES as OF_ROLES
 from vm_lab.region.stores import CrashPoint, SimulatedDisk, Trouble
 from vm_lab.region.story import Fault
 from vm_lab.region.topology import image
@@ -369,4 +370,5 @@ _STRIKES: dict[str, Strike] = {
     "power-cap": power_cap,
     "twice": _twice,
     **WRITES,
+    **OF_ROLES,
 }

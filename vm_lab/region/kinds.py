@@ -34,6 +34,23 @@ KINDS: dict[str, str] = {
     "plane-kill-after-write": "… after one of them, before any client hears of it",
     "plane-restart": "the control plane is restarted in good order",
     "plane-clock": "the clock of its host steps by `value` seconds",
+    "role-pause": "the process that leads a role is stopped and goes on later",
+    "role-kill": "… is killed, and started again",
+    "role-kill-at-step": "… before one of its next `value` steps",
+    "role-kill-at-write": "… before one of its next `value` transactions",
+    "role-kill-after-write": "… after one of them, before it hears of it",
+    "role-pause-at-write": "… is stopped as one of its next `value` transactions is on its way",
+    "role-pause-after-write": "… as the answer of one of them is",
+    "role-clock": "the clock of its host steps by `value` seconds",
+    "role-cut": "nothing gets to it or from it, either way",
+    "role-cut-in": "nothing reaches it",
+    "role-cut-out": "nothing that it sends arrives",
+    "etcd-cut": "nothing gets through between it and etcd; agents hear it",
+    "etcd-cut-in": "nothing of etcd reaches it",
+    "etcd-cut-out": "nothing that it sends to etcd arrives",
+    "etcd-late": "what it sends to etcd arrives up to `value` seconds later, and back",
+    "crash-in-move": "operators give an entitlement to another shard, and one of the processes is"
+    " killed before one of its next `value` transactions",
     "host-clock": "the clocks of hosts step by `value` seconds",
     "resize": "a job gets another size",
     "release": "a job gets a new image",
@@ -88,11 +105,15 @@ ON_MACHINES = frozenset(
 )
 """Those that strike machines, which may be named as that of a job's first task: `job:job2`."""
 
+ON_ROLES = tuple(kind for kind in KINDS if kind.startswith(("role-", "etcd-")))
+"""Those that strike the process of a role, the one that leads or a standby."""
+
 INSTANT = frozenset(
     {
         *("reboot", "task-crash", "task-lost", "drift", "host-clock", "plane-clock"),
         *("bad-release", "move-task", "move-job", "propose-profile", "patience"),
-        *("restart", "move-entitlement"),
+        *("restart", "move-entitlement", "crash-in-move", "role-clock", "role-kill-at-step"),
+        *("role-kill-at-write", "role-kill-after-write"),
         *("push", "stage", "size", "stale-size", "runtime", "old-file"),
         *("release", "resize", "twice", "plane-restart", "plane-kill-at-step"),
         *("plane-kill-at-write", "plane-kill-after-write"),

@@ -55,7 +55,7 @@ class AgentLink:
         if not self._life.alive:
             raise asyncio.CancelledError
         said = self._said(self._machine.name).get(OWNER_HEADER, "")
-        request = agents.AgentCall(handle, args, read_owner(said), mutates)
+        request = agents.AgentCall(handle, args, read_owner(said), mutates, self._life.number)
         exchange = Exchange(self._network, self._life, self._machine, request)
         exchange.send(deferred=deferred)
         return await exchange.future
@@ -79,7 +79,8 @@ class AgentLink:
 
     async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
         """Set the desired state of a task."""
-        self._life.observer.put_sent(self._machine, task_id, spec)
+        if self._life.leads:  # of one that was deposed only what is obeyed counts
+            self._life.observer.put_sent(self._machine, task_id, spec)
         found = await self._call(agents.put_task, task_id, spec, mutates=True)
         return found  # type: ignore[no-any-return]
 
@@ -198,6 +199,11 @@ class FollowedEvents:
         at = self._broken_at
         return self._life.seen(self._last_answer(self._network.timeline.now) if at is None else at)
 
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the process that listens was not killed."""
+        return self._life.alive
+
     async def next(self) -> api.Events:
         """Return once there is news, or raise why the line was given up."""
         if not self._life.alive:
@@ -239,6 +245,7 @@ class FollowedEvents:
         now, machine = self._network.timeline.now, self._machine
         # an answer that takes longer than the patience for it is none
         works = self._network.answers(machine) and machine.slow_s < GIVE_UP_S - POLL_S
+        works = works and self._life.way.open
         if works and not machine.garbled:
             if self._broken_at is not None and self._failure is None:
                 self._broken_at, self._anchor = None, now
@@ -246,7 +253,7 @@ class FollowedEvents:
         elif self._broken_at is None:
             self._broken_at = self._last_answer(now)
             path = self._network.paths[machine.name]
-            refuses = machine.on and not machine.agent_up and path.open
+            refuses = machine.on and not machine.agent_up and path.open and self._life.way.open
             wait = 2 * path.base_s if refuses else max(0.1, self._broken_at + GIVE_UP_S - now)
             self._network.timeline.after(wait, self._give_up, self._broken_at)
         self._life.contact_changed(machine)

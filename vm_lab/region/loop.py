@@ -111,6 +111,10 @@ class _Selector(selectors.BaseSelector):
         self._wait(float("inf") if timeout is None else line.now + timeout)
         return []
 
+    def rest(self) -> None:
+        """Record that there is nothing to do at this moment."""
+        self._busy = 0
+
     def _wait(self, until: float) -> None:
         line, ready = self.timeline, self.ready
         while not ready:
@@ -180,9 +184,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     get_debug = staticmethod(bool)  # False, and without a call of Python for each future
 
-    def __init__(self, timeline: Timeline) -> None:
-        """Run on a timeline that goes on after this loop."""
+    def __init__(self, timeline: Timeline, *, shared: bool = False) -> None:
+        """Run on a timeline that goes on after this loop.
+
+        With `shared` other loops run on it, too: who has them all lets time pass (`run_while_due`).
+        """
         self._virtual = _Selector(timeline)
+        self._shared = shared
         super().__init__(self._virtual)
         self._virtual.ready = self._soon = deque[_Handle]()
         self._later: list[tuple[float, int, _Handle]] = []
@@ -238,6 +246,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             wait = 0.0
         elif later:
             wait = max(0.0, later[0][0] - self.time())
+        if self._shared and not self._virtual.funeral and (wait is None or wait > RESOLUTION_S):
+            self._virtual.rest()
+            self.stop()
+            return
         self._virtual.select(wait)
         now = self.time() + RESOLUTION_S
         while later and later[0][0] < now:
@@ -251,6 +263,30 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                     raise
                 except BaseException as e:
                     self.call_exception_handler({"message": "a callback failed", "exception": e})
+
+    def run_while_due(self) -> None:
+        """Do all that is due at this moment, and return; `Killed` once the process is.
+
+        Only a loop that shares its timeline can.
+        """
+        if self._virtual.killed:
+            raise Killed
+        self.run_forever()
+
+    @property
+    def is_called(self) -> bool:
+        """Return whether something was handed to it, or it was killed."""
+        return self._virtual.killed or (bool(self._soon) and not self.frozen)
+
+    def next_at(self) -> float:
+        """Return when something of this loop is due; infinity: it waits for others."""
+        later, line = self._later, self._virtual.timeline
+        while later and later[0][2].call is None:
+            heapq.heappop(later)
+        if self._virtual.killed:
+            return line.now
+        due = line.now if self._soon else later[0][0] if later else float("inf")
+        return max(due, self._virtual.frozen_until, line.now)
 
     @property
     def steps(self) -> int:

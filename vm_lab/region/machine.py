@@ -83,6 +83,8 @@ class MachineSetting:
     timeline: Timeline
     history: History
     observer: Observer = field(default_factory=Observer)
+    obeyed: Callable[[SimulatedMachine, int], None] = lambda _machine, _sender: None
+    """Is told of each command that an agent obeyed, and whose it was: a life of a process."""
     known_images: set[str] = field(default_factory=set)
     bad_images: set[str] = field(default_factory=set)
     """Versions whose tasks never get healthy."""

@@ -145,7 +145,7 @@ class Exchange:
         network.calls += 1
         path, timeline = network.paths[machine.name], network.timeline
         kept = path.cut_out and not path.cut_in and timeline.now - path.cut_at < KEPT_S
-        if not machine.on or not (path.open or kept):
+        if not machine.on or self.life.way.cut_out or not (path.open or kept):
             self._fail_after(CONNECT_S)
             return
         if path.loss and machine.random.random() < path.loss / 2:
@@ -190,7 +190,8 @@ class Exchange:
         network.timeline.after(network.one_way(machine) + machine.slow_s, self._back, outcome)
 
     def _back(self, outcome: object) -> None:
-        if self.network.paths[self.machine.name].cut_out or not self.machine.on:
+        path = self.network.paths[self.machine.name]
+        if path.cut_out or self.life.way.cut_in or not self.machine.on:
             self._fail_after(ANSWER_S)
         else:
             self._settle(outcome)

@@ -160,7 +160,7 @@ def _in_waves(work: Work) -> MaintenanceWish:
 
 def move_entitlement(region: SimulatedRegion, _: Fault, number: int) -> None:
     """Give an entitlement to another shard; one that is busy stays where it is."""
-    names, shards = sorted(region.clients.entitlements), region.plane.settings.shards
+    names, shards = sorted(region.clients.entitlements), region.plane.shards
     if not names or shards < 2:
         return
     name, to = names[number % len(names)], (number // len(names)) % shards

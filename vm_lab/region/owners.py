@@ -143,8 +143,8 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     moved = owned.asked = replace(spec, entitlement=to)
 
     async def ask(cp: ControlPlane) -> None:
-        here = cp.shards.of_job(name).number
-        if cp.shards.of_entitlement(to).number != here:
+        here = cp.shards.number_of_job(name)
+        if here is not None and cp.shards.number_of_entitlement(to) != here:
             await cp.shards.move(to, here)  # a job lives in one shard
         try:
             await cp.move_job(name, to)

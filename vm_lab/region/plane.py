@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 from agent.api import ImageFormat, ImageInfo
 from control_plane.api.machines import MachineRecord
@@ -19,10 +20,13 @@ from vm_lab.region.history import History
 from vm_lab.region.link import AgentLink, FollowedEvents
 from vm_lab.region.loop import Killed, Timeline, VirtualLoop
 from vm_lab.region.machine import EPOCH_S, SimulatedMachine
-from vm_lab.region.network import SimulatedNetwork
+from vm_lab.region.network import Path, SimulatedNetwork
 from vm_lab.region.observer import Observer
 from vm_lab.region.stores import SimulatedDisk, StoreFacade, at_once
 from wire.errors import TwineError
+
+if TYPE_CHECKING:
+    from vm_lab.region.processes import ProcessLife
 
 RESTART_S = 2.0
 """Until a process that ended is started again (systemd's RestartSec)."""
@@ -35,19 +39,38 @@ CATCH_UP_S = 0.05
 class PlaneLife:
     """One life of the process: what it may reach, and whether it still may."""
 
+    name = "control plane"
+
     def __init__(
-        self, number: int, timeline: Timeline, history: History, observer: Observer
+        self,
+        number: int,
+        timeline: Timeline,
+        history: History,
+        observer: Observer,
+        way: Path | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
-        """A process that was just started."""
+        """A process that was just started; with `shared` others run on the same timeline."""
         self.number = number
         self.timeline, self.history, self.observer = timeline, history, observer
-        self.loop = VirtualLoop(timeline)
+        self.way = way or Path(base_s=0.0)
+        """What reaches the host of the process, and what leaves it."""
+        self.loop = VirtualLoop(timeline, shared=shared)
         self.alive = True
         self.control_plane: ControlPlane | None = None
         """Once it is loaded and its loops run."""
         self.streams: list[FollowedEvents] = []
         self.ended = asyncio.Event()
         self._frozen_at = self._thawed_at = float("-inf")
+
+    @property
+    def leads(self) -> bool:
+        """Return whether no other process has taken over from this one."""
+        return True
+
+    def check_leads(self) -> None:
+        """Raise if what this process answers counts for nothing: here it always counts."""
 
     @property
     def frozen(self) -> bool:
@@ -57,7 +80,7 @@ class PlaneLife:
     def kill(self, why: str) -> None:
         """End the process here and now; nothing that it does has an effect any more."""
         if self.alive:
-            self.history.note(f"control plane killed {why}")
+            self.history.note(f"{self.name} killed {why}")
             self.sever()
             self.loop.kill()
             self.observer.plane_changed("killed")
@@ -74,7 +97,7 @@ class PlaneLife:
         self._frozen_at = self.timeline.now
         self._thawed_at = self.timeline.now + seconds
         self.loop.freeze(self._thawed_at)
-        self.history.note(f"control plane stops for {seconds:.1f} s")
+        self.history.note(f"{self.name} stops for {seconds:.1f} s")
         self.observer.plane_changed("frozen")
         for stream in list(self.streams):
             stream.path_changed()
@@ -82,7 +105,7 @@ class PlaneLife:
 
     def _thaw(self) -> None:
         if self.alive:
-            self.history.note("control plane goes on")
+            self.history.note(f"{self.name} goes on")
             self.observer.plane_changed("thawed")
             for stream in list(self.streams):
                 stream.path_changed()
@@ -95,13 +118,15 @@ class PlaneLife:
         return self._frozen_at if self.timeline.now < read_at else read_at
 
     def contact_changed(self, machine: SimulatedMachine) -> None:
-        """Tell a machine whether it hears its control plane."""
-        own = [stream for stream in machine.streams if stream in self.streams]
-        if not self.alive or not own:
+        """Tell a machine whether it hears its control plane, from whichever process."""
+        heard = [stream.heard_by_agent() for stream in machine.streams if stream.is_alive]
+        last = [at for at in heard if at is not None]
+        if not heard:
             machine.contact(False, self.timeline.now)
-            return
-        last = own[-1].heard_by_agent()
-        machine.contact(last is None, last or 0.0)
+        elif len(last) < len(heard):
+            machine.contact(True, 0.0)
+        else:
+            machine.contact(False, max(last))
 
 
 class Plane:
@@ -120,6 +145,7 @@ class Plane:
         """`disks` are `main` and those of data centers with their own."""
         self.timeline, self.history, self.network = timeline, history, network
         self.disks, self.machines, self.settings = disks, machines, settings
+        self.shards = settings.shards
         self.observer = Observer()
         self.callers: Callable[[PlaneLife], CallController] = lambda _: no_controller
         """Returns what makes the calls of TaskControllers in a life."""
@@ -130,6 +156,8 @@ class Plane:
         self.clock_off_s = 0.0
         self.life: PlaneLife | None = None
         self.lives = 0
+        self.writer: ProcessLife | None = None
+        """Which of several processes made the write that is being told."""
         self.cpu_steps = 0
         self.started: list[Callable[[PlaneLife], None]] = []
         """Called with each life once it serves."""
@@ -142,6 +170,11 @@ class Plane:
         """Return the control plane, if one is up."""
         life = self.life
         return None if life is None or not life.alive else life.control_plane
+
+    def owners(self, entitlement: str) -> list[str]:
+        """Return which shards own an entitlement, as the processes that may command see it."""
+        shards = self.serving.shards.all if self.serving is not None else []
+        return [str(shard.number) for shard in shards if shard.allocator.region.owns(entitlement)]
 
     def run(self, until: float) -> None:
         """Let the region live up to a time."""
@@ -188,7 +221,7 @@ class Plane:
             if life.alive:
                 life.kill("at one of its steps")
         except Exception as e:
-            why = "; ".join(_causes(e))
+            why = "; ".join(causes(e))
             self.history.note(f"control plane ended: {why}")
             if life.control_plane is not None or not isinstance(e, TwineError):
                 self.observer.plane_failed(why)
@@ -239,7 +272,7 @@ class Plane:
             call_controller=self.callers(life),
             boot_id="always the same",
             portal=PortalSettings(profile_keys=self.profile_keys, overgrant=self.overgrant),
-            solve=_solved,
+            solve=solved,
             ownership=ownership,
         )
 
@@ -252,7 +285,7 @@ class Plane:
         return ImageInfo(digest=digest, format=ImageFormat.TAR, stream_bytes=1, created_at=0.0)
 
 
-async def _solved(model: RegionModel, effort: Effort) -> SolverAnswer:
+async def solved(model: RegionModel, effort: Effort) -> SolverAnswer:
     """Answer the ReBalancer at once, after as many steps in each run: here no time passes."""
     from control_plane.rebalancer.core.solving import solve
 
@@ -260,8 +293,8 @@ async def _solved(model: RegionModel, effort: Effort) -> SolverAnswer:
     return solve(model, counted, clock=lambda: 0.0)
 
 
-def _causes(error: BaseException) -> list[str]:
+def causes(error: BaseException) -> list[str]:
     """Return what went wrong, without the groups around it."""
     if isinstance(error, BaseExceptionGroup):
-        return [cause for inner in error.exceptions for cause in _causes(inner)]
+        return [cause for inner in error.exceptions for cause in causes(inner)]
     return [f"{type(error).__name__}: {error}"]

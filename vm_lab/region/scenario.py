@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.api import Name
 from control_plane.api.settings import SchedulerSettings
-from vm_lab.region.kinds import KINDS
+from vm_lab.region.kinds import KINDS, ON_ROLES
 from wire.errors import ConfigError, FieldError, NotFound
 from wire.violations import violations
 
@@ -85,6 +85,17 @@ class ScenarioWork(_Written, frozen=True, kw_only=True):
     """Share of the entitlements whose profile needs a reboot."""
 
 
+class RoleCounts(_Written, frozen=True, kw_only=True):
+    """Processes of the control plane, where it is not one on a store of its own."""
+
+    core: Annotated[int, Meta(ge=1, le=5)] = 3
+    """The one that leads, and those that stand by."""
+    shards: Annotated[int, Meta(ge=0, le=20)] = 2
+    """Shards that are processes; the core has one more."""
+    replicas: Annotated[int, Meta(ge=1, le=5)] = 2
+    """Of each of them."""
+
+
 class FaultRate(_Written, frozen=True, kw_only=True):
     """One kind of fault."""
 
@@ -112,6 +123,8 @@ class Scenario(_Written, frozen=True, kw_only=True):
     """… and how long everything then has to come to rest."""
     shape: Shape = Shape()
     work: ScenarioWork = ScenarioWork()
+    roles: RoleCounts | None = None
+    """The control plane is several processes on etcd; None: one, with stores of its own."""
     faults: list[FaultRate] = []
     story: Annotated[list[str], Meta(max_length=1000)] = []
     """What happens in every seed, as the lines of a story: `30.0s release job:job0`."""
@@ -159,6 +172,12 @@ def parse(text: str, name: str) -> Scenario:
             if rate.kind not in KINDS:
                 reason = f"{rate.kind!r} is none of {', '.join(sorted(KINDS))}"
                 found.append(FieldError(field=f"faults[{number}].kind", reason=reason))
+            elif rate.kind in ON_ROLES and scenario.roles is None:
+                reason = f"{rate.kind} needs [roles]: the control plane is one process here"
+                found.append(FieldError(field=f"faults[{number}].kind", reason=reason))
+        if scenario.roles is not None and scenario.shape.own_stores:
+            reason = "processes of a control plane share one store: leave it 0 beside [roles]"
+            found.append(FieldError(field="shape.own_stores", reason=reason))
         found += [
             replace(error, field=f"settings.{error.field}")
             for error in violations(scenario.settings, SchedulerSettings)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -34,8 +35,15 @@ from vm_lab.region.scenario import Scenario
 from vm_lab.region.stores import SimulatedDisk
 from vm_lab.region.story import Fault, draw
 
+if TYPE_CHECKING:
+    from vm_lab.region.processes import RegionProcesses
+
 SET_UP_S = 600.0
 """The most that a region without faults takes until all its jobs run."""
+ROLES_S = 5.0
+"""Until the processes of all shards lead: entitlements are given to those that do."""
+APART_S = 4.0
+"""From one job to the next there: each entitlement goes to the shard with least to do by then."""
 LOOK_EVERY_S = 5.0
 Passed = Callable[[float], None]
 """Is told now and then how much virtual time has passed, in seconds."""
@@ -108,18 +116,11 @@ class SimulatedRegion:
         }
         for machine in self.machines.values():
             self.network.connect(machine)
-        own = sorted({p.datacenter for p in self.places})[: scenario.shape.own_stores]
-        self.disks = {disk: SimulatedDisk(disk, name) for disk in ("main", *own)}
         self.clients = Clients(self.timeline, self.history)
-        self.plane = Plane(
-            self.timeline,
-            self.history,
-            self.network,
-            self.disks,
-            self.machines,
-            msgspec.convert(scenario.settings, SchedulerSettings),
-            name,
-        )
+        self.disks = dict[str, SimulatedDisk]()
+        self.roles = self._processes(name)
+        """The processes of the control plane, where there are several."""
+        self.plane = self.roles or self._plane(name)
         self.witness = IntentWitness(self)
         if scenario.work.overgranted:
             self.plane.overgrant = Overgrant.ALLOW
@@ -142,12 +143,38 @@ class SimulatedRegion:
         """What else is counted."""
         self.more_unrest: Callable[[], list[str]] = list
         """Returns what else is not at rest."""
+        if self.roles is not None:
+            from vm_lab.region.role_witness import RoleWitness
+
+            RoleWitness(self, self.roles)
         self.rested_at = 0.0
         self.faults_end = 0.0
         self._reasons: list[str] = []
         self._rested_since: float | None = None
         self._begun = False
         self.story_at = 0.0
+
+    def _processes(self, name: str) -> RegionProcesses | None:
+        """Return the control plane as several processes on etcd, if it is that."""
+        counts = self.scenario.roles
+        if counts is None:
+            return None
+        from vm_lab.region.etcd import SimulatedEtcd
+        from vm_lab.region.processes import RegionProcesses
+
+        etcd = self.disks["main"] = SimulatedEtcd(self.timeline, name)
+        world = (self.timeline, self.history, self.network)
+        return RegionProcesses(*world, etcd, self.machines, self._settings(), name, counts)
+
+    def _plane(self, name: str) -> Plane:
+        """Return the control plane as one process with its stores."""
+        own = sorted({p.datacenter for p in self.places})[: self.scenario.shape.own_stores]
+        self.disks |= {disk: SimulatedDisk(disk, name) for disk in ("main", *own)}
+        world = (self.timeline, self.history, self.network)
+        return Plane(*world, self.disks, self.machines, self._settings(), name)
+
+    def _settings(self) -> SchedulerSettings:
+        return msgspec.convert(self.scenario.settings, SchedulerSettings)
 
     def stores_sound(self, for_s: float) -> bool:
         """Return whether nothing has been wrong with any store for so long."""
@@ -181,13 +208,15 @@ class SimulatedRegion:
             e.host_profile for e in granted.values() if e.host_profile.startswith("boot")
         )
         self.plane.profile_keys = {e.host_profile: owners.PROFILE_KEYS for e in granted.values()}
-        self.timeline.at(0.5, self._employ, granted, specs)
+        begin = 0.5 if self.roles is None else ROLES_S
+        self.timeline.at(begin, self._employ, granted, specs)
 
     def _employ(self, granted: dict[str, EntitlementSpec], specs: list[JobSpec]) -> None:
         for name, entitlement in granted.items():
             self.clients.put_entitlement(name, entitlement)
-        for spec in specs:
-            self.timeline.after(0.4, self.clients.apply_job, spec)
+        apart_s = 0.0 if self.roles is None else APART_S
+        for number, spec in enumerate(specs):
+            self.timeline.after(0.4 + number * apart_s, self.clients.apply_job, spec)
 
     def _begin(self, story: Sequence[Fault]) -> None:
         """Let the faults begin: everything runs as it should."""

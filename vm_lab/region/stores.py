@@ -208,7 +208,7 @@ class StoreFacade:
         if operations:
             disk.transactions += 1
             disk.largest_transaction = max(disk.largest_transaction, len(operations))
-            life.history.note(f"store {disk.name} {revision} {' '.join(map(_shown, operations))}")
+            life.history.note(f"store {disk.name} {revision} {' '.join(map(shown, operations))}")
             for operation in operations:
                 if isinstance(operation, Put):
                     disk.largest_value = max(disk.largest_value, len(operation.value))
@@ -255,7 +255,8 @@ def _cannot(name: str, why: str) -> Busy:
     )
 
 
-def _shown(operation: Operation) -> str:
+def shown(operation: Operation) -> str:
+    """Return a write as the history has it."""
     if isinstance(operation, Put):
         if operation.key.startswith(OUTCOMES):
             return operation.key  # its value names the process, by chance

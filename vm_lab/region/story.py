@@ -13,11 +13,13 @@ import random
 import re
 from dataclasses import dataclass, replace
 
-from vm_lab.region.kinds import INSTANT, KINDS, ON_JOBS
+from vm_lab.region.kinds import INSTANT, KINDS, ON_JOBS, ON_ROLES
 from vm_lab.region.scenario import FaultRate, Scenario
 from vm_lab.region.topology import MachinePlace, places
 from wire.errors import InvalidInput
 
+_STANDBYS = 0.15
+"""Share of what befalls roles that strikes one that stands by."""
 _LINE = re.compile(
     r"(?P<at>\d+(?:\.\d+)?)s (?P<kind>[a-z-]+) (?P<target>[a-z-]+:[^\s]*)"
     r"(?: (?P<seconds>\d+(?:\.\d+)?)s)?(?: value=(?P<value>-?\d+(?:\.\d+)?))?"
@@ -32,7 +34,8 @@ class Fault:
     kind: str
     target: str
     """`machine:m03`, `rack:r1`, `msb:b2`, `datacenter:dc1`, `region:`, `job:job2`,
-    `store:main`, `plane:`. Machines may be named by a job, too: the one of its first task."""
+    `store:main`, `plane:`, `role:shard-1`, `standby:core`. Machines may be named by a job, too:
+    the one of its first task."""
     seconds: float = 0.0
     value: float = 0.0
 
@@ -97,6 +100,10 @@ def _target(
 ) -> str:
     if rate.kind.startswith("plane-"):
         return "plane:"
+    if rate.kind in ON_ROLES and scenario.roles is not None:
+        names = ["core", *(f"shard-{n}" for n in range(1, scenario.roles.shards + 1))]
+        who = "standby" if chance.random() < _STANDBYS else "role"
+        return f"{who}:{chance.choice(names)}"
     if rate.kind.startswith("store-"):
         own = sorted({p.datacenter for p in where})[: scenario.shape.own_stores]
         return f"store:{chance.choice(['main', *own])}"

@@ -199,6 +199,29 @@ def test_a_job_lives_in_one_shard() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("moved", ["e0", "e1"])
+def test_no_job_passes_from_or_to_an_entitlement_that_is_on_its_way(moved: str) -> None:
+    """SH3: looked at before the lock only, a job ended between two shards, and none went on."""
+
+    async def main() -> None:
+        async with three() as w:
+            await w.cp.shards.move("e1", 0)
+            await asyncio.sleep(5.0)  # its new shard has asked what it asks at first
+            asking = w.cp.shards.all[0].scheduler.asking
+            asking.add(f"job-{moved}")
+            moving = asyncio.create_task(w.cp.shards.move(moved, 2))
+            await w.until(lambda: w.cp.ownership.moving)
+            transfer = asyncio.create_task(w.cp.move_job("job-e0", "e1"))
+            await asyncio.sleep(0.1)
+            asking.clear()
+            await moving
+            with pytest.raises((Busy, Conflict), match=r"on its way to another shard|in one shard"):
+                await transfer
+            assert (await w.cp.get_job("job-e0")).record.spec.entitlement == "e0"
+
+    run(main())
+
+
 def test_a_shard_takes_no_machine_that_another_shard_was_promised() -> None:
     """CP7 AL19: `e0` may only have machines of dc2, and gets all three although `e1` grew first."""
 

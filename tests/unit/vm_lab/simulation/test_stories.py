@@ -61,9 +61,10 @@ def test_the_scenarios_of_everything_and_of_updates_hold_every_kind() -> None:
     replays = {e.kind for n in scenario.names() for e in read("\n".join(scenario.load(n).story))}
     composed = {rate.kind for rate in scenario.load("composed").faults}
     shards = {rate.kind for rate in scenario.load("shards").faults}
-    kinds = controlled | updates | transfers | writers | replays | composed | shards
+    roles = {rate.kind for rate in scenario.load("roles").faults}
+    kinds = controlled | updates | transfers | writers | replays | composed | shards | roles
     assert kinds == KINDS.keys()
-    others = kinds - (controlled | updates | transfers | writers | {"move-entitlement"})
+    others = kinds - (controlled | updates | transfers | writers | shards | roles)
     assert others == {"switch", "restart", "patience"}
 
 

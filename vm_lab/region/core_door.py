@@ -1,0 +1,185 @@
+"""What clients of a simulated region call where shards run in processes: the front end of a core.
+
+Requests about a job go through the product's forwarding to the process of its shard, and through
+that one's door. Between the two lies a line that is slow, cut, or leads to a process that stands
+still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from control_plane.api.jobs import JobSpec, JobStatus
+from control_plane.api.machines import Machines
+from control_plane.api.operations import JobMove, MoveWish, RestartWish, TaskStory
+from control_plane.api.routes import ROUTES
+from control_plane.front_end.forwarding import Forwarding, ShardClient
+from control_plane.front_end.intent_handlers import IntentHandlers
+from control_plane.front_end.job_handlers import JobHandlers
+from control_plane.front_end.machine_handlers import MachineHandlers
+from control_plane.front_end.shard_door import ShardDoor
+from control_plane.roles import ControlPlane
+from wire.errors import TwineError, Unreachable
+from wire.fairness import Peer
+from wire.routes import Route
+from wire.server import Call, Handler
+
+if TYPE_CHECKING:
+    from vm_lab.region.processes import ProcessLife
+
+OWNER = Peer("user:owner", "user", is_trusted=True)
+CORE = Peer("component:control-plane", "forwarded", is_trusted=True)
+_BY_NAME = {route.name: route for route in ROUTES}
+_CALL_S = 10.0
+_WAY_S = (0.0003, 0.002)
+
+
+class CoreHandlers(JobHandlers, IntentHandlers, MachineHandlers):
+    """The handlers of the front end that a simulated region uses."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        """Answer from a core."""
+        JobHandlers.__init__(self, plane)
+        IntentHandlers.__init__(self, plane)
+        MachineHandlers.__init__(self, plane.inventory)
+
+
+class CoreDoor:
+    """Takes the place of a control plane for clients: what it does not forward, the core does."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        life: ProcessLife,
+        find: Callable[[str], ProcessLife | None],
+    ) -> None:
+        """`find(url)` returns the process that takes requests there now."""
+        self._plane, self._life = plane, life
+        handlers = CoreHandlers(plane)
+        forwarding = Forwarding(plane, lambda *to: ShardLine(life, find, *to))
+        self._handlers: dict[str, Handler] = {
+            name: forwarding.wrapped(_BY_NAME[name], getattr(handlers, name))
+            for name in (
+                *("apply_job", "get_job", "stop_job", "move_task", "restart_task", "move_job"),
+                "list_machines",
+            )
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the core itself answers."""
+        return getattr(self._plane, name)
+
+    async def apply_job(self, spec: JobSpec) -> JobStatus:
+        """Create a job or change what is wanted of it."""
+        return await self._ask("apply_job", spec, job=spec.name)  # type: ignore[no-any-return]
+
+    async def get_job(self, name: str) -> JobStatus:
+        """Return a job, or raise `NotFound`."""
+        return await self._ask("get_job", job=name)  # type: ignore[no-any-return]
+
+    async def stop_job(self, name: str) -> JobStatus:
+        """Stop all tasks of a job."""
+        return await self._ask("stop_job", job=name)  # type: ignore[no-any-return]
+
+    async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
+        """Have a task run elsewhere."""
+        wish = MoveWish(to=to, reason=reason)
+        return await self._ask("move_task", wish, job=name, index=str(index))  # type: ignore[no-any-return]
+
+    async def restart_task(self, name: str, index: int, wish: RestartWish) -> TaskStory:
+        """Restart a task."""
+        return await self._ask("restart_task", wish, job=name, index=str(index))  # type: ignore[no-any-return]
+
+    async def move_job(self, name: str, entitlement: str) -> JobStatus:
+        """Have a job run in another entitlement."""
+        wish = JobMove(entitlement=entitlement)
+        return await self._ask("move_job", wish, job=name)  # type: ignore[no-any-return]
+
+    async def list_machines(self) -> Machines:
+        """Return all machines, each as the process says that follows it."""
+        return await self._ask("list_machines")  # type: ignore[no-any-return]
+
+    async def _ask(self, name: str, body: Any = None, **path: str) -> Any:
+        return await self._handlers[name](Call(_BY_NAME[name], OWNER, body, path))
+
+
+class ShardLine(ShardClient):
+    """The core's client of the process of a shard, over a modelled line."""
+
+    def __init__(
+        self,
+        life: ProcessLife,
+        find: Callable[[str], ProcessLife | None],
+        url: str,
+        shard: int,
+        written: Callable[[], int],
+    ) -> None:
+        super().__init__(url, shard, written, None)
+        self._life, self._find, self._written = life, find, written
+
+    async def call(
+        self,
+        route: Route,
+        body: Any = None,
+        *,
+        timeout_s: float | None = None,
+        **parameters: Any,
+    ) -> Any:
+        """Return the answer of the process at the URL, or raise `Unreachable`."""
+        timeline, done = self._life.timeline, self._life.loop.create_future()
+        timeline.after(timeout_s or _CALL_S, self._give_up, done)
+        call = Call(route, CORE, body, parameters)
+        if self._life.way.cut_out:
+            return await done
+        timeline.after(self._way(), self._arrive, call, self._written(), done)
+        answer, self.revision = await done
+        return answer
+
+    def _way(self) -> float:
+        return self._life.random.uniform(*_WAY_S)
+
+    def _arrive(self, call: Call, written: int, done: asyncio.Future[Any]) -> None:
+        far = self._find(self.endpoint)
+        if far is None:
+            refused = Unreachable(f"cannot reach {self.endpoint}: connection refused")
+            self._life.timeline.after(self._way(), self._settle, done, refused)
+        elif not far.way.cut_in:
+            far.loop.create_task(self._answered_by(far, call, written, done))
+
+    async def _answered_by(
+        self, far: ProcessLife, call: Call, written: int, done: asyncio.Future[Any]
+    ) -> None:
+        door = far.door
+        if door is None:
+            return
+        outcome: Any
+        try:
+            await door.follow(written)
+            outcome = await door.handler(call.route)(call), far.revision()
+        except TwineError as e:
+            outcome = e
+        if not far.way.cut_out and far.alive:
+            self._life.timeline.after(self._way(), self._come, done, outcome)
+
+    def _come(self, done: asyncio.Future[Any], outcome: Any) -> None:
+        if not self._life.way.cut_in:
+            self._settle(done, outcome)
+
+    def _give_up(self, done: asyncio.Future[Any]) -> None:
+        self._settle(done, Unreachable(f"cannot reach {self.endpoint}: no answer"))
+
+    def _settle(self, done: asyncio.Future[Any], outcome: Any) -> None:
+        if done.done() or not self._life.alive:
+            return
+        if isinstance(outcome, TwineError):
+            done.set_exception(outcome)
+        else:
+            done.set_result(outcome)
+
+
+def door_of(plane: ControlPlane, life: ProcessLife) -> ShardDoor:
+    """Return what the process of a shard answers the core with."""
+    assert life.store is not None
+    return ShardDoor(plane, life.store, "sim")

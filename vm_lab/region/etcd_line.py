@@ -1,0 +1,222 @@
+"""The line of one process to etcd: its calls take time, arrive or not, and are answered or not.
+
+It is what `EtcdStore` uses as its client. What is on its way when its process is stopped or killed
+arrives all the same, so writes of a leader that is gone reach etcd after its successor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, Self
+
+from control_plane.errors import UnknownOutcome
+from control_plane.store import etcd_pb2 as pb
+from control_plane.store.etcd_client import CALL_S
+from control_plane.store.protocol import Compacted
+from vm_lab.region.etcd import SimulatedEtcd
+from vm_lab.region.stores import LATE_S, WRITE_S
+from wire.errors import Busy, TwineError
+
+if TYPE_CHECKING:
+    from vm_lab.region.processes import ProcessLife
+
+TRIES = 6
+"""Of a read: two for each of three members, as the client has it."""
+WAY_S = (0.0002, 0.001)
+"""From a process to etcd, or back."""
+RESUME_S = 2.0
+"""A watch that broke is resumed within this time."""
+
+
+class EtcdLine:
+    """Implements what the store uses of `EtcdClient`, for one life of a process."""
+
+    def __init__(self, etcd: SimulatedEtcd, life: ProcessLife) -> None:
+        self._etcd, self._life = etcd, life
+        self._watches: list[_EtcdWatch] = []
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+        self._life.lines.append(self)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close; what was sent is on its way."""
+        self._life.lines.remove(self)
+
+    async def read(self, call: str, request: Any) -> Any:
+        """Return the answer of a call that may be repeated, or raise `Busy`."""
+        for _ in range(TRIES):
+            if (answer := await self._exchange(call, request, CALL_S)) is not None:
+                return answer
+        raise Busy("no member of etcd answers")
+
+    async def write(self, request: pb.TxnRequest) -> pb.TxnResponse:
+        """Return the answer of a transaction; `UnknownOutcome` if it may have been made."""
+        answer: pb.TxnResponse | None = await self._exchange("KV/Txn", request, CALL_S)
+        if answer is None:
+            raise UnknownOutcome("etcd did not answer a write")
+        return answer
+
+    async def keep_alive(self, lease: int, timeout_s: float) -> int:
+        """Renew a lease once; return the seconds it is good for, 0 if etcd has ended it."""
+        request = pb.LeaseKeepAliveRequest(ID=lease)
+        answer = await self._exchange("Lease/LeaseKeepAlive", request, timeout_s)
+        if answer is None:
+            raise Busy("etcd did not renew a lease")
+        return int(answer.TTL)
+
+    async def watch(
+        self, key: bytes, range_end: bytes, after: int
+    ) -> AsyncGenerator[pb.WatchResponse]:
+        """Yield responses with all changes of a range after a revision, for ever."""
+        watch = _EtcdWatch(self._etcd, self._life, (key, range_end), after)
+        self._watches.append(watch)
+        self._etcd.watchers.append(watch.changed)
+        try:
+            watch.changed()
+            while True:
+                yield await watch.next()
+        finally:
+            self._etcd.watchers.remove(watch.changed)
+            self._watches.remove(watch)
+
+    def ways_changed(self) -> None:
+        """Let watches go on where they ended, if the line is there again."""
+        for watch in self._watches:
+            watch.resume()
+
+    async def _exchange(self, call: str, request: Any, timeout_s: float) -> Any:
+        """Return the answer, or None if none came in time."""
+        life, etcd = self._life, self._etcd
+        if not life.alive:
+            raise asyncio.CancelledError
+        done: asyncio.Future[Any] = life.loop.create_future()
+        etcd.timeline.after(timeout_s, _settle, life, done, None)
+        if not life.sends:
+            return await done
+        etcd.timeline.after(self._way(), self._arrived, call, request, done)
+        return await done
+
+    def _way(self) -> float:
+        late = self._life.host.late_s
+        return self._etcd.random.uniform(*WAY_S) + self._etcd.random.uniform(0.0, late)
+
+    def _arrived(self, call: str, request: Any, done: asyncio.Future[Any]) -> None:
+        etcd, now = self._etcd, self._etcd.timeline.now
+        if etcd.trouble.failing:
+            return
+        takes = etcd.random.uniform(0.0, etcd.trouble.slow_s)
+        if call == "KV/Txn":
+            etcd.free_at = max(etcd.free_at, now) + etcd.random.uniform(*WRITE_S) / 4
+            takes += etcd.free_at - now
+        etcd.timeline.after(takes, self._carried_out, call, request, done)
+
+    def _carried_out(self, call: str, request: Any, done: asyncio.Future[Any]) -> None:
+        etcd, life = self._etcd, self._life
+        if etcd.trouble.failing:
+            return
+        strikes = life.at_write(request) if call == "KV/Txn" else None
+        if strikes is not None and strikes.before():
+            return
+        if call == "KV/Txn" and etcd.random.random() < etcd.trouble.unknown:
+            self._perhaps(request)
+            return
+        outcome = self._applied(call, request)
+        if strikes is not None:
+            strikes.after()
+        etcd.timeline.after(self._way(), self._answered, done, outcome)
+
+    def _perhaps(self, request: Any) -> None:
+        """Make a write whose answer is lost now, later, or never."""
+        etcd = self._etcd
+        fate = etcd.random.random()
+        if fate < 0.6:
+            late = 0.0 if fate < 0.4 else etcd.random.uniform(0.0, LATE_S)
+            etcd.timeline.after(late, self._applied, "KV/Txn", request)
+
+    def _applied(self, call: str, request: Any) -> Any:
+        try:
+            return self._etcd.call(call, request, self._life.number)
+        except TwineError as e:
+            return e
+
+    def _answered(self, done: asyncio.Future[Any], outcome: Any) -> None:
+        if self._life.hears:
+            _settle(self._life, done, outcome)
+
+
+class _EtcdWatch:
+    """One watch: what etcd has for it, and what has come of that."""
+
+    def __init__(
+        self, etcd: SimulatedEtcd, life: ProcessLife, wanted: tuple[bytes, bytes], after: int
+    ) -> None:
+        self._etcd, self._life = etcd, life
+        self._key, self._end = wanted
+        self._at = after
+        """Everything up to this revision has come."""
+        self._coming = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._come: deque[pb.WatchResponse | Compacted] = deque()
+
+    async def next(self) -> pb.WatchResponse:
+        """Return what comes next, or raise that its history is gone."""
+        while not self._come:
+            self._waiter = self._life.loop.create_future()
+            await self._waiter
+        found = self._come.popleft()
+        if isinstance(found, Compacted):
+            raise found
+        return found
+
+    def changed(self) -> None:
+        """Send what is new; what was sent before comes first."""
+        if self._etcd.trouble.failing:
+            self._etcd.timeline.after(RESUME_S, self.changed)
+        elif self._works() and not self._coming and self._etcd.revision > self._at:
+            self._coming = True
+            late = self._etcd.random.uniform(0.0, self._life.host.late_s)
+            takes = self._etcd.random.uniform(*WAY_S)
+            self._etcd.timeline.after(takes + late, self._deliver)
+
+    def resume(self) -> None:
+        """Go on after the line broke."""
+        self._etcd.timeline.after(self._etcd.random.uniform(0.1, RESUME_S), self.changed)
+
+    def _works(self) -> bool:
+        life = self._life
+        return life.alive and life.sends and life.hears and not self._etcd.trouble.failing
+
+    def _deliver(self) -> None:
+        self._coming = False
+        if not self._works():
+            return
+        etcd = self._etcd
+        if self._at < etcd.compacted:
+            self._come.append(Compacted(f"etcd has compacted revision {self._at}"))
+            self._at = etcd.revision
+        else:
+            news = etcd.since(self._at)
+            for _, events in news:
+                wanted = [event for event in events if self._is_wanted(event.kv.key)]
+                if wanted:
+                    self._come.append(pb.WatchResponse(events=wanted))
+            self._at = etcd.revision
+        if self._come and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _is_wanted(self, key: bytes) -> bool:
+        return key == self._key if not self._end else self._key <= key < self._end
+
+
+def _settle(life: ProcessLife, done: asyncio.Future[Any], outcome: Any) -> None:
+    """Hand an answer over; a process that is gone takes none."""
+    if done.done() or not life.alive:
+        return
+    if isinstance(outcome, TwineError):
+        done.set_exception(outcome)
+    else:
+        done.set_result(outcome)

@@ -1,0 +1,453 @@
+"""The control plane of a simulated region as processes: a core and shards, each with standbys.
+
+Every process is one of the product: its role is elected in a modelled etcd by the product's own
+leases, it follows the store, and calls others as they do. One that ends, for whatever reason, is
+started again on its host and stands by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.config import EtcdSettings
+from control_plane.front_end.shard_door import ShardDoor
+from control_plane.process import until
+from control_plane.roles import ControlPlane
+from control_plane.runtime.runtime import SteppedRuntime
+from control_plane.shards.ownership import OwnershipMap
+from control_plane.shards.processes import CORE, OwnRole, RoleLeaders
+from control_plane.store.etcd import EtcdStore
+from vm_lab.region.core_door import CoreDoor, door_of
+from vm_lab.region.etcd import LEADERS, SimulatedEtcd
+from vm_lab.region.etcd_line import EtcdLine
+from vm_lab.region.history import History
+from vm_lab.region.loop import Killed, Stuck, Timeline
+from vm_lab.region.machine import EPOCH_S, SimulatedMachine
+from vm_lab.region.network import Path, SimulatedNetwork
+from vm_lab.region.observer import Observer
+from vm_lab.region.plane import RESTART_S, Plane, PlaneLife, causes, solved
+from vm_lab.region.scenario import RoleCounts
+from wire.errors import Busy, TwineError
+
+if TYPE_CHECKING:
+    from control_plane.store.etcd_client import EtcdClient
+
+PREFIX = "/twine"
+TTL_S = 4
+"""Of the lease of a leader (`EtcdSettings.ttl_s`)."""
+BEGIN_S = 0.3
+"""From the start of one process to the next: the core is there first."""
+
+
+@dataclass(slots=True)
+class ProcessHost:
+    """Where one replica of a role runs."""
+
+    name: str
+    """`core-a`, `shard-1-b`."""
+    role: str
+    shard: int | None
+    way: Path = field(default_factory=lambda: Path(base_s=0.0))
+    """Everything that reaches it and leaves it …"""
+    to_etcd: Path = field(default_factory=lambda: Path(base_s=0.0))
+    """… and what of that is about etcd."""
+    late_s: float = 0.0
+    """So much later may what it sends to etcd arrive, and what etcd sends to it."""
+    clock_off_s: float = 0.0
+    down_until: float = 0.0
+    life: ProcessLife | None = None
+
+
+@dataclass(slots=True)
+class WritePoint:
+    """Something befalls a process at its n-th transaction from now on: before it, or after."""
+
+    left: int
+    is_after: bool
+    strike: Callable[[ProcessLife], None]
+    life: ProcessLife | None = None
+
+    def before(self) -> bool:
+        """Let it happen, if it is to be before; return whether the write is lost by it."""
+        assert self.life is not None
+        if not self.is_after:
+            self.strike(self.life)
+        return not self.is_after and not self.life.alive
+
+    def after(self) -> None:
+        """Let it happen, if it is to be after."""
+        assert self.life is not None
+        if self.is_after:
+            self.strike(self.life)
+
+
+class ProcessLife(PlaneLife):
+    """One life of one process."""
+
+    def __init__(
+        self, number: int, host: ProcessHost, plane: RegionProcesses, observer: Observer
+    ) -> None:
+        """A process that was just started."""
+        super().__init__(number, plane.timeline, plane.history, observer, host.way, shared=True)
+        self.name, self.host = host.name, host
+        self.random = random.Random(f"{plane.seed} {host.name} {number}")
+        self.store: EtcdStore | None = None
+        self.plane: ControlPlane | None = None
+        """Once it is loaded, also of a shard."""
+        self.door: ShardDoor | None = None
+        self.lines: list[EtcdLine] = []
+        self.points: list[WritePoint] = []
+        self.main: asyncio.Task[None] | None = None
+        self.led_to_the_end = False
+        """It ended while it led, as etcd and it itself had it."""
+        self.awake_since = plane.timeline.now
+        self._is_leader = plane.is_leader
+
+    @property
+    def leads(self) -> bool:
+        """Return whether it leads its role now, as etcd has it."""
+        return self._is_leader(self)
+
+    def freeze(self, seconds: float) -> None:
+        """Stop the process for a while; it concludes nothing from that time."""
+        super().freeze(seconds)
+        self.timeline.after(seconds, self._is_awake)
+
+    def _is_awake(self) -> None:
+        self.awake_since = self.timeline.now
+
+    def check_leads(self) -> None:
+        """Raise if this process does not lead any more: its answers count for nothing then."""
+        if failure := self.store_failure():
+            raise Busy(f"this control plane cannot answer any more: {failure}")
+
+    @property
+    def sends(self) -> bool:
+        """Return whether what it sends to etcd arrives."""
+        return not (self.host.way.cut_out or self.host.to_etcd.cut_out)
+
+    @property
+    def hears(self) -> bool:
+        """Return whether what etcd sends arrives here."""
+        return not (self.host.way.cut_in or self.host.to_etcd.cut_in)
+
+    def store_failure(self) -> str:
+        """Return why it leads no longer, as it knows itself; empty: it leads."""
+        return self.store.failure() if self.store is not None else "it is not open"
+
+    def revision(self) -> int:
+        """Return the newest revision that it has written or seen."""
+        return self.store.revision() if self.store is not None else 0
+
+    def at_write(self, request: Any) -> WritePoint | None:
+        """Return what is to befall it at this transaction."""
+        if not request.success:
+            return None
+        for point in list(self.points):
+            point.left -= 1
+            if point.left <= 0:
+                self.points.remove(point)
+                if self.alive:
+                    point.life = self
+                    return point
+        return None
+
+    def ways_changed(self) -> None:
+        """Take note that the network of its host is not what it was."""
+        self._is_awake()
+        for stream in list(self.streams):
+            stream.path_changed()
+        for line in self.lines:
+            line.ways_changed()
+
+
+class RegionProcesses(Plane):
+    """All processes of the control plane, their hosts, and who leads what."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        history: History,
+        network: SimulatedNetwork,
+        etcd: SimulatedEtcd,
+        machines: Mapping[str, SimulatedMachine],
+        settings: SchedulerSettings,
+        seed: str,
+        counts: RoleCounts,
+    ) -> None:
+        """No process is started yet."""
+        super().__init__(timeline, history, network, {"main": etcd}, machines, settings, seed)
+        self.seed, self.etcd = seed, etcd
+        self.hosts = [ProcessHost(f"core-{_letter(n)}", CORE, None) for n in range(counts.core)]
+        for shard in range(1, counts.shards + 1):
+            self.hosts += [
+                ProcessHost(f"shard-{shard}-{_letter(n)}", f"shard-{shard}", shard)
+                for n in range(counts.replicas)
+            ]
+        self.shards = counts.shards + 1
+        self.by_number: dict[int, ProcessLife] = {}
+        """Every life that there ever was."""
+        self._leaders: dict[str, int] = {}
+
+    # -- who leads
+
+    @property
+    def serving(self) -> ControlPlane | None:
+        """Return what clients call: the core that served last, unless it is gone."""
+        life = self.life
+        return None if life is None or not life.alive else life.control_plane
+
+    def role_names(self) -> list[str]:
+        """Return the roles, the core first."""
+        return list(dict.fromkeys(host.role for host in self.hosts))
+
+    def leader(self, role: str) -> ProcessLife | None:
+        """Return the life that leads a role now, as etcd has it."""
+        return self.by_number.get(self._leaders.get(role, 0))
+
+    def is_leader(self, life: ProcessLife) -> bool:
+        """Return whether a life leads its role now, as etcd has it."""
+        return self.leader(life.host.role) is life
+
+    def led(self, key: bytes, sender: int | None) -> None:
+        """Take note that a leader's key was written by a life, or is gone."""
+        role = key.partition(LEADERS)[2].decode().removeprefix("-") or CORE
+        if sender is None:
+            self._leaders.pop(role, None)
+        else:
+            self._leaders[role] = sender
+
+    def owners(self, entitlement: str) -> list[str]:
+        """Return which processes that lead own an entitlement, as each sees it."""
+        found = []
+        for role in self.role_names():
+            life = self.leader(role)
+            if life is None or not life.alive or life.plane is None:
+                continue
+            shards = life.plane.shards.all
+            if any(shard.allocator.region.owns(entitlement) for shard in shards):
+                found.append(life.name)
+        return found
+
+    def find(self, url: str) -> ProcessLife | None:
+        """Return the process that takes requests at a URL now."""
+        for host in self.hosts:
+            if host.life is not None and host.life.alive and _url(host) == url:
+                return host.life if host.life.door is not None else None
+        return None
+
+    # -- the course of events
+
+    def run(self, until: float) -> None:
+        """Let the region live up to a time."""
+        self.timeline.at(until, self.finish)
+        self._over = False
+        for number, host in enumerate(self.hosts):
+            self.timeline.after(number * BEGIN_S, self._start, host)
+        while not self._over:
+            self._let_run()
+            if not self._over:
+                self._let_time_pass()
+        for host in self.hosts:
+            if host.life is not None:
+                self._free(host.life)
+
+    def _let_run(self) -> None:
+        """Let each process do what is due at this moment."""
+        busy = True
+        while busy and not self._over:
+            busy = False
+            for host in self.hosts:
+                life = host.life
+                if life is not None and life.loop.next_at() <= self.timeline.now + 1e-9:
+                    busy = True
+                    self._turn(host, life)
+
+    def _let_time_pass(self) -> None:
+        """Let the world go on until something is due in a process."""
+        line = self.timeline
+        loops = [host.life.loop for host in self.hosts if host.life is not None]
+        due = min((loop.next_at() for loop in loops), default=float("inf"))
+        while not any(loop.is_called for loop in loops):
+            ahead = line.next_at()
+            if ahead == due == float("inf"):
+                raise Stuck(f"every process waits for another at {line.now:.3f} s")
+            if ahead > due:
+                line.now = max(line.now, due)
+                return
+            line.step()
+            if self._over or len(loops) != sum(host.life is not None for host in self.hosts):
+                return
+
+    def _turn(self, host: ProcessHost, life: ProcessLife) -> None:
+        try:
+            life.loop.run_while_due()
+        except Killed:
+            if life.alive:
+                life.kill("at one of its steps")
+            self._ended(host, life, "")
+            return
+        if life.main is not None and life.main.done():
+            error = None if life.main.cancelled() else life.main.exception()
+            why = "; ".join(causes(error)) if error is not None else ""
+            self._judge_end(life, error, why)
+            self._ended(host, life, why)
+
+    def _judge_end(self, life: ProcessLife, error: BaseException | None, why: str) -> None:
+        """A process ends by itself only if it does not lead, or could not begin."""
+        if error is None:
+            return
+        self.history.note(f"{life.name} ended: {why}")
+        if life.led_to_the_end or not isinstance(error, TwineError):
+            self.observer.plane_failed(f"{life.name}: {why}")
+
+    def _ended(self, host: ProcessHost, life: ProcessLife, why: str) -> None:
+        self._free(life)
+        host.life = None
+        pause = RESTART_S if why or not life.ended.is_set() else 0.1
+        at = max(host.down_until, self.timeline.now + pause)
+        self.timeline.at(at, self._start, host)
+        self.observer.plane_changed("ended")
+
+    def _free(self, life: ProcessLife) -> None:
+        life.sever()
+        life.loop.free()
+        self.cpu_steps += life.loop.steps
+
+    def _start(self, host: ProcessHost) -> None:
+        if self._over or host.life is not None:
+            return
+        if self.timeline.now < host.down_until:
+            self.timeline.at(host.down_until, self._start, host)
+            return
+        self.lives += 1
+        life = ProcessLife(self.lives, host, self, self.observer)
+        self.by_number[life.number] = host.life = life
+        self.history.note(f"{life.name} starts, life {life.number}")
+        life.main = life.loop.create_task(self._lives(life))
+
+    # -- what befalls them
+
+    def finish(self) -> None:
+        """End all processes, for good."""
+        self._over = True
+
+    def kill(self, down_s: float, why: str = "by its enemy") -> None:
+        """Kill the core that leads; it is started again after a while."""
+        self.kill_leader(CORE, down_s, why)
+
+    def kill_leader(self, role: str, down_s: float, why: str = "by its enemy") -> None:
+        """Kill the leader of a role."""
+        life = self.leader(role)
+        if life is not None and life.alive:
+            self.kill_life(life, down_s, why)
+
+    def kill_life(self, life: ProcessLife, down_s: float, why: str = "by its enemy") -> None:
+        """Kill a process; it is started again after a while."""
+        life.host.down_until = max(life.host.down_until, self.timeline.now + down_s)
+        life.kill(why)
+
+    def set_point(
+        self,
+        life: ProcessLife,
+        left: int,
+        strike: Callable[[ProcessLife], None],
+        *,
+        is_after: bool,
+    ) -> None:
+        """Let something befall a process at its n-th write from now on: before it, or after."""
+        life.points.append(WritePoint(left, is_after, strike))
+
+    def ways_changed(self, host: ProcessHost) -> None:
+        """Take note that the network of a host is not what it was."""
+        for way in (host.way, host.to_etcd):
+            way.refresh(self.timeline.now)
+        self.observer.plane_changed("network")
+        if host.life is not None:
+            host.life.ways_changed()
+
+    def restart(self) -> None:
+        """Stop the core in good order."""
+        life = self.leader(CORE)
+        if life is not None and life.plane is not None:
+            self.history.note(f"{life.name} restarts")
+            life.ended.set()
+
+    # -- one process
+
+    async def _lives(self, life: ProcessLife) -> None:
+        host, etcd = life.host, self.etcd
+        role = OwnRole(
+            name=host.role,
+            shard=host.shard,
+            url=_url(host),
+            shards=self.shards,
+            life=f"{life.number:016x}",
+        )
+        async with AsyncExitStack() as stack:
+            life.store = EtcdStore(
+                EtcdSettings(endpoints=["http://etcd.sim:2379"], prefix=PREFIX, ttl_s=TTL_S),
+                role=role.lock,
+                announce=role.announced,
+                client=lambda _: cast("EtcdClient", EtcdLine(etcd, life)),
+                clock=lambda: self.timeline.now,
+            )
+            await stack.enter_async_context(life.store)
+            self.history.note(f"{life.name} leads, epoch {life.store.epoch()}")
+            plane = self._process(life, life.store, role)
+            face = CoreDoor(plane, life, self.find) if role.is_core else None
+            await stack.enter_async_context(plane)
+            life.plane = plane
+            self.history.note(f"{life.name} serves")
+            if face is not None:
+                life.control_plane = cast("ControlPlane", face)
+                self.life = life
+                self.observer.plane_changed("serves")
+                for call in self.started:
+                    call(life)
+            else:
+                life.door = door_of(plane, life)
+                self.observer.plane_changed("shard serves")
+            try:
+                await until(life.ended, plane.wait_failed())
+            finally:
+                life.led_to_the_end = life.leads and not life.store_failure()
+
+    def _process(self, life: ProcessLife, store: EtcdStore, role: OwnRole) -> ControlPlane:
+        ownership, processes = OwnershipMap(store), RoleLeaders(store, role)
+        return ControlPlane(
+            store,
+            lambda record: self._link(life, record, ownership),
+            SteppedRuntime(
+                lambda: EPOCH_S + self.timeline.now + life.host.clock_off_s,
+                zlib.crc32(f"{self.seed} {life.number}".encode()),
+            ),
+            self.settings,
+            self._find_image,
+            call_controller=self.callers(life),
+            boot_id=f"boot of {life.host.name}",
+            portal=PortalSettings(profile_keys=self.profile_keys, overgrant=self.overgrant),
+            solve=solved,
+            ownership=ownership,
+            processes=processes,
+        )
+
+
+def role_of(shard: int) -> str:
+    """Return the role that has a shard."""
+    return f"shard-{shard}" if shard else CORE
+
+
+def _url(host: ProcessHost) -> str:
+    return f"https://{host.name}"
+
+
+def _letter(number: int) -> str:
+    return chr(ord("a") + number)

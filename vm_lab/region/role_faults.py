@@ -1,0 +1,139 @@
+"""What befalls the processes of a simulated control plane, and their lines to etcd.
+
+`role:shard-1` is the process that leads that role at the moment, `standby:shard-1` one that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from vm_lab.region.network import Condition, Path
+from vm_lab.region.operators import move_entitlement
+from vm_lab.region.story import Fault
+
+if TYPE_CHECKING:
+    from vm_lab.region.processes import ProcessHost, ProcessLife, RegionProcesses
+    from vm_lab.region.seed import SimulatedRegion
+
+Strike = Callable[["SimulatedRegion", Fault, int], None]
+DOWN_S = 10.0
+"""How long the host of a process is down that was killed at a write."""
+
+
+def _struck(plane: RegionProcesses, fault: Fault) -> ProcessLife | None:
+    """Return the process that a fault names, if there is one at the moment."""
+    where, _, role = fault.target.partition(":")
+    leader = plane.leader(role)
+    if where == "role":
+        return leader if leader is not None and leader.alive else None
+    lives = (host.life for host in plane.hosts if host.role == role)
+    waiting = (life for life in lives if life is not None and life.alive and life is not leader)
+    return next(waiting, None)
+
+
+def _on_life(strike: Callable[[RegionProcesses, ProcessLife, Fault], None]) -> Strike:
+    def strikes(region: SimulatedRegion, fault: Fault, _: int) -> None:
+        plane = region.roles
+        if plane is not None and (life := _struck(plane, fault)) is not None:
+            region.history.note(f"… strikes {life.name}")
+            strike(plane, life, fault)
+
+    return strikes
+
+
+def _pause(_: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
+    life.freeze(fault.seconds)
+
+
+def _kill(plane: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
+    plane.kill_life(life, fault.seconds)
+
+
+def _kill_at_step(_: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
+    life.loop.kill_at_step(int(fault.value))
+
+
+def _clock(_: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
+    life.host.clock_off_s += fault.value
+
+
+def _at_write(plane: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
+    """Kill or stop it at one of its next writes: `role-pause-at-write`, `…-after-write`."""
+    is_pause, is_after = "pause" in fault.kind, "after" in fault.kind
+
+    def strike(struck: ProcessLife) -> None:
+        if is_pause:
+            struck.freeze(fault.seconds)
+        else:
+            plane.kill_life(struck, DOWN_S, "at one of its writes")
+
+    plane.set_point(life, max(1, int(fault.value)), strike, is_after=is_after)
+
+
+def _cut(condition: Condition, *, etcd: bool = False) -> Strike:
+    """Return what a fault does to the network of a process's host between its start and end."""
+
+    def strikes(region: SimulatedRegion, fault: Fault, number: int) -> None:
+        plane = region.roles
+        if plane is None or (life := _struck(plane, fault)) is None:
+            return
+        host = life.host
+        region.history.note(f"… strikes {host.name}")
+        _ways_of(host, etcd=etcd).conditions[number] = condition
+        plane.ways_changed(host)
+        region.timeline.after(fault.seconds, over, plane, host, number)
+
+    def over(plane: RegionProcesses, host: ProcessHost, number: int) -> None:
+        del _ways_of(host, etcd=etcd).conditions[number]
+        plane.ways_changed(host)
+
+    return strikes
+
+
+def _late(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    plane = region.roles
+    if plane is not None and (life := _struck(plane, fault)) is not None:
+        host, host_late_s = life.host, life.host.late_s
+        host.late_s = fault.value
+
+        def over() -> None:
+            host.late_s = host_late_s
+
+        region.timeline.after(fault.seconds, over)
+
+
+def _crash_in_move(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Give an entitlement to another shard, and kill a process at one of its next writes."""
+    move_entitlement(region, fault, number)
+    if region.roles is not None:
+        names = region.roles.role_names()  # the core, the old owner, the new one, or another
+        kind = "role-kill-after-write" if number % 2 else "role-kill-at-write"
+        target = f"role:{names[number // 2 % len(names)]}"
+        _STRIKE_AT_WRITE(region, Fault(fault.at, kind, target, 0.0, fault.value), number)
+
+
+def _ways_of(host: ProcessHost, *, etcd: bool) -> Path:
+    return host.to_etcd if etcd else host.way
+
+
+_STRIKE_AT_WRITE = _on_life(_at_write)
+_BOTH = Condition(cut_in=True, cut_out=True)
+STRIKES: dict[str, Strike] = {
+    "role-pause": _on_life(_pause),
+    "role-kill": _on_life(_kill),
+    "role-kill-at-step": _on_life(_kill_at_step),
+    "role-kill-at-write": _STRIKE_AT_WRITE,
+    "role-kill-after-write": _STRIKE_AT_WRITE,
+    "role-pause-at-write": _STRIKE_AT_WRITE,
+    "role-pause-after-write": _STRIKE_AT_WRITE,
+    "role-clock": _on_life(_clock),
+    "role-cut": _cut(_BOTH),
+    "role-cut-in": _cut(Condition(cut_in=True)),
+    "role-cut-out": _cut(Condition(cut_out=True)),
+    "etcd-cut": _cut(_BOTH, etcd=True),
+    "etcd-cut-in": _cut(Condition(cut_in=True), etcd=True),
+    "etcd-cut-out": _cut(Condition(cut_out=True), etcd=True),
+    "etcd-late": _late,
+    "crash-in-move": _crash_in_move,
+}

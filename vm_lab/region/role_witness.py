@@ -1,0 +1,122 @@
+"""The witness of roles in a simulated region: who led and who owned, and what is against it.
+
+It looks at etcd and at the agents, from outside: no write of a process that does not lead takes
+effect, no agent does what an earlier owner commands once it did what a later one did, and in the
+end each entitlement has one owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from control_plane.store import etcd_pb2 as pb
+from control_plane.store.protocol import Delete, Operation, Put
+from control_plane.store.records import OWNERSHIPS, PROCESSES
+from vm_lab.region.etcd import DATA, LEADERS
+from vm_lab.region.machine import SimulatedMachine
+from vm_lab.region.processes import RegionProcesses, role_of
+from vm_lab.region.stores import shown
+
+if TYPE_CHECKING:
+    from vm_lab.region.seed import SimulatedRegion
+
+
+class _Owned(msgspec.Struct):
+    """What is read of the owner of an entitlement."""
+
+    entitlement: str
+    shard: int = 0
+
+
+class RoleWitness:
+    """Hears every change of etcd and every command that an agent obeyed."""
+
+    def __init__(self, region: SimulatedRegion, plane: RegionProcesses) -> None:
+        """Begin to look on."""
+        self._region, self._plane = region, plane
+        self._shards: dict[str, int] = {}
+        self._tenures: dict[str, list[int]] = {}
+        """Entitlement → the lives that were its owner, in the order of time."""
+        self._obeyed: dict[tuple[str, str], int] = {}
+        """Machine and entitlement → the latest tenure whose command was obeyed."""
+        region.figures |= {"take-overs": 0, "moves": 0}
+        plane.etcd.applied = self.applied
+        region.setting.obeyed = self.obeyed
+        region.more_unrest = self.unrest
+
+    def applied(self, sender: int, events: Sequence[pb.Event]) -> None:
+        """Take note of a transaction that etcd has carried out; `sender` 0: a lease expired."""
+        operations = list[Operation]()
+        for event in events:
+            key, gone = event.kv.key, event.type == pb.Event.DELETE
+            if LEADERS in key:
+                self._plane.led(key, None if gone else sender)
+                self._region.figures["take-overs"] += not gone and self._region.story_at > 0.0
+            elif DATA in key:
+                name = key.partition(DATA)[2].decode()
+                operations.append(Delete(name) if gone else Put(name, event.kv.value))
+        if operations:
+            self._written(sender, operations)
+        self._count_tenures()
+
+    def _written(self, sender: int, operations: Sequence[Operation]) -> None:
+        life = self._plane.by_number[sender]
+        if self._plane.leader(life.host.role) is not life:
+            self._region.checker.violate(
+                "stale-write",
+                f"{life.name} wrote {operations[0].key} after it had ceased to lead",
+                life.name,
+            )
+        told = (o.key if o.key.startswith(PROCESSES) else shown(o) for o in operations)
+        self._region.history.note(f"etcd {self._plane.etcd.revision} {' '.join(told)}")
+        for operation in operations:
+            if isinstance(operation, Put) and operation.key.startswith(OWNERSHIPS):
+                owned = msgspec.json.decode(operation.value, type=_Owned)
+                before = self._shards.get(owned.entitlement, 0)
+                self._shards[owned.entitlement] = owned.shard
+                self._region.figures["moves"] += before != owned.shard
+        self._plane.writer = life
+        self._region.checker.stored("main", operations)
+
+    def _count_tenures(self) -> None:
+        """Note the present owner of each entitlement, if there is one."""
+        for name in {*self._region.clients.entitlements, *self._shards}:
+            owner = self._plane.leader(role_of(self._shards.get(name, 0)))
+            tenures = self._tenures.setdefault(name, [])
+            if owner is not None and tenures[-1:] != [owner.number]:
+                tenures.append(owner.number)
+
+    def obeyed(self, machine: SimulatedMachine, sender: int) -> None:
+        """Compare who commands with who was obeyed before."""
+        entitlement = self._region.checker.standings[machine.name].entitlement
+        if not entitlement:
+            return
+        tenures = self._tenures.get(entitlement, [])
+        at = max((n for n, life in enumerate(tenures) if life == sender), default=-1)
+        before = self._obeyed.get((machine.name, entitlement), -1)
+        if at < before:
+            late, newer = self._plane.by_number[sender], self._plane.by_number[tenures[before]]
+            self._region.checker.violate(
+                "stale-command",
+                f"{machine.name} obeys {late.name} (life {late.number}) in {entitlement} after"
+                f" {newer.name} (life {newer.number})",
+                f"{machine.name} {entitlement} {sender}",
+            )
+        else:
+            self._obeyed[machine.name, entitlement] = at
+
+    def unrest(self) -> list[str]:
+        """Return which roles have no leader that serves, and what has not one owner."""
+        plane, found = self._plane, list[str]()
+        for role in plane.role_names():
+            life = plane.leader(role)
+            if life is None or not life.alive or life.plane is None:
+                found.append(f"{role} has no leader that serves")
+        for name in sorted(self._region.clients.entitlements):
+            self._region.checker.has_one_owner(name)
+            if not plane.owners(name):
+                found.append(f"{name} is owned by no process")
+        return found
