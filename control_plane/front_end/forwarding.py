@@ -126,7 +126,7 @@ class Forwarding:
 
     def is_here(self, call: Call) -> bool:
         """Return whether a call about a job that there is gets its answer from this process."""
-        if self._tls is None:
+        if self._connect is None:
             return True
         number = self._plane.shards.number_of_job(call.path["job"])
         return number is None or self._plane.role.runs(number)
