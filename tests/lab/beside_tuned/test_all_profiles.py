@@ -64,7 +64,7 @@ def ancestors(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def test_every_profile_of_tuned_does_the_same_or_says_why_not() -> None:
-    """BUG-SK20 BUG-SK22: 37 profiles of TuneD 2.25 (Debian 13)."""
+    """BUG-SK20 BUG-SK22: 39 profiles of TuneD 2.25 (Debian 13)."""
     run("systemctl", "stop", "sidekick-verify.timer")
     run("systemctl", "start", "tuned")
     found, wrong, rows = imported(), [], []
