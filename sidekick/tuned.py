@@ -263,7 +263,7 @@ def _sysctl(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
     _allowed(refusal, "sysctl", key)
     if value[:1] in "<>":
         raise _CannotConvertError("sets it only if it is lower or higher: write an expression")
-    number: object = int(value) if re.fullmatch(r"-?\d+", value) else value
+    number: object = int(value) if re.fullmatch(r"-?\d{1,18}", value) else value  # else as text
     parts = value.split()
     if len(parts) > 1 and all(part.isdigit() for part in parts):
         number = [int(part) for part in parts]

@@ -22,6 +22,9 @@ OF_TUNED = re.compile(
     r"unit tuned\.service|/(etc|run)/(tuned|systemd)/.*|/boot/.*|ethtool|module .*"
 )
 """What TuneD's daemon is and keeps, and boot entries that it writes before a boot."""
+OTHERWISE = {("postgresql", "sysctl vm.dirty_ratio")}
+"""The profile says `dirty_bytes`, its parent `dirty_ratio`, two names of one limit. TuneD writes
+both, the parent's last, so what the profile says is lost. Ours has the profile's (BUG-SK21)."""
 
 
 def run(*argv: str) -> tuple[int, str]:
@@ -61,7 +64,7 @@ def ancestors(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def test_every_profile_of_tuned_does_the_same_or_says_why_not() -> None:
-    """BUG-SK20 BUG-SK22: 37 profiles of TuneD 2.25 (Debian 13)."""
+    """BUG-SK20 BUG-SK22: 39 profiles of TuneD 2.25 (Debian 13)."""
     run("systemctl", "stop", "sidekick-verify.timer")
     run("systemctl", "start", "tuned")
     found, wrong, rows = imported(), [], []
@@ -82,7 +85,11 @@ def test_every_profile_of_tuned_does_the_same_or_says_why_not() -> None:
         theirs = {k: v for k, v in theirs.items() if not OF_TUNED.fullmatch(k)}
         mine = {k: v for k, v in ours.items() if not k.startswith(("/etc/", "/run/", "module "))}
         if took == 0:
-            other = {k: (v, theirs.get(k)) for k, v in mine.items() if theirs.get(k, v) != v}
+            other = {
+                k: (v, theirs.get(k))
+                for k, v in mine.items()
+                if theirs.get(k, v) != v and (name, k) not in OTHERWISE
+            }
             if other:
                 wrong.append(f"{name}: ours and TuneD's: {other}")
         missing = sorted(theirs.keys() - mine.keys()) if took == 0 else []

@@ -10,7 +10,7 @@ import pytest
 from fake_host import FakeHost
 
 from sidekick.cli import main
-from sidekick.profile import Library
+from sidekick.profile import Library, Profile
 from sidekick.settings import SETTINGS
 from sidekick.tuned import convert
 from wire.errors import NotFound
@@ -302,3 +302,17 @@ def test_a_folder_of_current_tuned_is_known(tmp_path: Path) -> None:
     (folder / "tuned.conf").write_text("[sysctl]\nvm.swappiness=1\n")
     (tmp_path / "recommend.d").mkdir()
     assert [c.name for c in convert(tmp_path, lambda table, key: "")] == ["mine"]
+
+
+def test_a_number_that_toml_does_not_have_is_kept_as_text(tmp_path: Path) -> None:
+    """TuneD's sap-netweaver became a profile that could not be read: TOML has 63 bits."""
+    (tmp_path / "own").mkdir()
+    most = "18446744073692774399"
+    (tmp_path / "own" / "tuned.conf").write_text(
+        f"[sysctl]\nkernel.shmmax={most}\nvm.swappiness=1\n"
+    )
+    (found,) = convert(tmp_path, lambda table, key: "")
+    sysctls = tomllib.loads(found.text)["sysctl"]
+    assert sysctls["kernel.shmmax"] == {"value": most, "required": False}
+    assert sysctls["vm.swappiness"]["value"] == 1
+    assert SETTINGS["sysctl"].check(Profile(name="own", sections={"sysctl": sysctls})) == []
