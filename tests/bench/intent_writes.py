@@ -78,6 +78,10 @@ class _Writer(asyncio.Protocol):
     def write(self) -> None:
         self._transport.write(next(self._requests))
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(exc or ConnectionResetError("the server closed"))
+
     def data_received(self, data: bytes) -> None:
         self._got += data
         head, _, body = self._got.partition(b"\r\n\r\n")
@@ -91,6 +95,7 @@ class _Writer(asyncio.Protocol):
         self._answered()
         if self.is_stopping:
             self.ended.set_result(None)
+            self._transport.close()  # one identity may have so many connections only
         else:
             self.write()
 
@@ -155,6 +160,9 @@ async def rate(
         connections.append((await made_one)[1])
         connections[-1].write()
     while made < 2 * writers:
+        for connection in connections:
+            if connection.ended.done():
+                connection.ended.result()
         await asyncio.sleep(0.01)
     began, used, own, first = time.monotonic(), _cpu_s(pid), time.process_time(), made
     await asyncio.sleep(seconds)
