@@ -226,7 +226,7 @@ class CannedIntents:
             raise Conflict(f"the size of job {name} has another version")
         self.written.append(("size", name, wish, writer))
         await self._store.txn({}, also)
-        return self.show(name)
+        return await self.show(name)
 
     async def resize(self, *said: Any) -> JobIntents:
         return await self.size(*said)
