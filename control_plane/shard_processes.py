@@ -147,7 +147,7 @@ class ShardProcesses(RunningShards):
             self._wake(pool)
 
     def _job_changed(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
-        """Follow machines from which tasks have to be removed, whosever they are by now."""
+        """Follow machines from which tasks have to be removed, in any entitlement."""
         if (before.leaving if before else {}) != (after.leaving if after else {}):
             self._look_where_left(before)
             self._look_where_left(after)
