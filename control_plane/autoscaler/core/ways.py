@@ -2,8 +2,8 @@
 
 A forecast is right where former days and the last minutes say what comes. Bursts that no history
 announces cost less with a factor on the present load; bursts that return cost less if the size
-stays for a while. All ways are sized in thought at each evaluation; their cost is what `simulate`
-counts, and fades. The cheapest is followed. docs/adr/0204 has the measured cost of each.
+stays for a while. Each evaluation computes the size that each way would have; the cost of a way is
+what `simulate` counts, and fades. The cheapest is followed. docs/adr/0204 has the measured costs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEARNT_S = 86_400.0
 STEP_MAX_S = 300.0
 """What one evaluation adds to the costs: after a gap the sizes of before say nothing."""
 START_MAX_S = 1800.0
-"""Tasks in thought take this long at most until they are healthy: it bounds what is kept."""
+"""A start time above this counts as this: it bounds how many computed sizes are kept."""
 
 
 class FollowedWay(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class WaysState(msgspec.Struct, frozen=True, kw_only=True):
     aheads: _Peaks = ()
     """… and so the larger of load and forecast."""
     sizes: tuple[tuple[tuple[float, int], ...], ...] = ((),) * len(WAYS)
-    """By way, the sizes in thought while tasks start."""
+    """By way, when it would have had which size, while tasks of that size would start."""
 
     @property
     def cheapest(self) -> int:
