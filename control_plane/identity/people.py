@@ -72,6 +72,7 @@ class People:
 
     async def load(self) -> None:
         """Read everything."""
+        self._callers.clear()
         for entry in (await self._store.list_prefix(GROUPS)).entries:
             self._groups[entry.key.removeprefix(GROUPS)] = decode(entry.value, Group, entry.key)
             self._revisions[entry.key] = entry.revision
