@@ -6,6 +6,8 @@ With the zone `twine.internal` and job `web` whose tasks have a port named `http
     web-3.web.twine.internal          A, AAAA   the address of task 3, CNAME if that is a name
     _http._tcp.web.twine.internal     SRV       port and name of each listed task (RFC 2782)
 
+Addresses of a name are all alike to a client: of weights DNS tells SRV records alone, and leaves
+out a task that is to get no requests.
 A job that is there and lists nothing has no records; one that is not there does not exist
 (RFC 2308 keeps the two apart).
 """
@@ -18,9 +20,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.weights import USUAL_WEIGHT
 
 SRV_PRIORITY, SRV_WEIGHT = 0, 1
-"""All tasks are alike: one priority, and one weight for each."""
+"""All tasks have one priority, and one weight where discovery says no other (RFC 2782)."""
 PROTOCOLS = ("_tcp", "_udp")
 
 
@@ -83,7 +86,7 @@ def answer(about: ZoneSubject, kind: str, endpoints: Endpoints | None) -> DnsAns
         return _service(about, kind, listed)
     if about.task:
         return _task(about, kind, listed)
-    hosts = dict.fromkeys(e.host for e in listed)
+    hosts = dict.fromkeys(e.host for e in listed if e.weight)
     return DnsAnswer(ZoneOutcome.FOUND, _addresses(about.job, kind, hosts))
 
 
@@ -91,6 +94,8 @@ def _service(about: ZoneSubject, kind: str, listed: Sequence[Endpoint]) -> DnsAn
     serving = [e for e in listed if about.port in e.ports]
     if listed and not serving:
         return DnsAnswer(ZoneOutcome.NO_SUCH_NAME)
+    serving = [e for e in serving if e.weight]
+    is_weighted = any(e.weight != USUAL_WEIGHT for e in serving)
     if kind not in ("SRV", "ANY"):
         return DnsAnswer(ZoneOutcome.FOUND)
     owner = f"_{about.port}.{about.protocol}.{about.job}"
@@ -98,7 +103,8 @@ def _service(about: ZoneSubject, kind: str, listed: Sequence[Endpoint]) -> DnsAn
     more: list[DnsRecord] = []
     for e in serving:
         target = _task_name(e, about.job)
-        data = f"{SRV_PRIORITY} {SRV_WEIGHT} {e.ports[about.port]} {target}"
+        weight = e.weight if is_weighted else SRV_WEIGHT
+        data = f"{SRV_PRIORITY} {weight} {e.ports[about.port]} {target}"
         records.append(DnsRecord(owner, "SRV", data))
         more += _addresses(target, "ANY", [e.host])
     return DnsAnswer(ZoneOutcome.FOUND, tuple(records), tuple(more))

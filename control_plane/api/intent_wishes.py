@@ -87,6 +87,9 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
     """Files that are put over the job's; what is not named stays."""
     machine_type: Name | None = None
     """Only tasks on machines of this type, for as long as they are there."""
+    traffic: Part | None = None
+    """The part of the requests that its tasks get together, by weights of endpoints; None: as much
+    as other tasks. The job must have a port."""
     lasts_s: Annotated[float, Meta(gt=0, le=30 * DAY_S)]
     """It ends by itself after so many seconds."""
 

@@ -103,6 +103,7 @@ class CanaryIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tasks: Number = 1
     share: float | None = None
     machine_type: str = ""
+    traffic: float | None = None
 
 
 class InfrastructureIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -133,3 +134,5 @@ class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """It was written by its own route: others have to take it over, `job apply` included."""
     value: dict[str, Any] | None = None
     """What is wanted; None: it was withdrawn."""
+    traffic: float | None = None
+    """Of a canary that is over: the part of the requests that its tasks get until none is left."""

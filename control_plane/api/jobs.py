@@ -355,7 +355,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     ports: dict[str, int]
     version: int
     weight: int = USUAL_WEIGHT
-    """Its share of the requests, beside that of the others (docs/autoscaling.md)."""
+    """Its share of the requests beside that of the others: a load test or a canary may change it.
+    0: it is sent none."""
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Weights of endpoints: which share of a job's requests its tasks get while it is load-tested."""
+"""Weights of endpoints: which share of requests tasks get in a load test or as a canary."""
 
 from __future__ import annotations
 

@@ -138,6 +138,11 @@ def scale(
 @_options
 @click.option("--tasks", type=click.IntRange(1, 15_000), default=1, show_default=True)
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), help="Instead of --tasks.")
+@click.option(
+    "--traffic",
+    type=click.FloatRange(0, 1),
+    help="The part of the requests that its tasks get together; else as much as other tasks.",
+)
 @click.option("--image", help="Another image, by name or digest.")
 @click.option("--env", "environment", metavar="KEY=VALUE", multiple=True, help="Over the job's.")
 @_config_option("Over the job's configuration; repeat.")

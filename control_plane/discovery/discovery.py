@@ -17,9 +17,10 @@ from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointsNews
 from control_plane.api.weights import USUAL_WEIGHT, EndpointWeights
 from control_plane.discovery.shard_maps import ShardMaps
+from control_plane.job_control.core.traffic import traffic_of, weights_by_version
 from control_plane.runtime.readable import Heard, Loaded, Readable
 from control_plane.runtime.table import ignore
-from wire.errors import NotFound
+from wire.errors import Conflict, NotFound
 
 _WAIT_MAX_S = 60.0
 _USUAL: Mapping[int, int] = {}
@@ -100,8 +101,16 @@ class Discovery:
         return after
 
     def put_weights(self, job: str, told: EndpointWeights) -> Endpoints:
-        """List tasks with these weights for a while, then with the usual ones; `NotFound`."""
+        """List tasks with these weights for a while, then with the usual ones.
+
+        `NotFound`, and `Conflict` while a canary has a part of the requests: its part holds.
+        """
         self._revision(job)
+        if told.weights and (traffic := traffic_of(self._jobs.get(job))) is not None:
+            raise Conflict(
+                f"cannot set weights of job {job!r}: a canary gets {traffic:.2%} of its requests",
+                hint=f"twinectl job intents {job}; wait until the canary is over, or end it",
+            )
         known = self._weights.pop(job, None)
         if known is not None:
             known[1].cancel()
@@ -178,7 +187,7 @@ class Discovery:
         if after is None:
             self._revisions.pop(name, None)
             self._tell(name)
-        elif before is None or name not in self._revisions or _differ(before.tasks, after.tasks):
+        elif before is None or name not in self._revisions or _differ(before, after):
             self._rises(name)
 
     def _machine_changed(
@@ -202,6 +211,9 @@ class Discovery:
 
     def _listed(self, record: JobRecord) -> list[Endpoint]:
         found, (weights, _) = [], self._weights.get(record.name, (_USUAL, None))
+        by_version = weights_by_version(record)
+        if by_version:
+            weights = _USUAL  # of a load test that the canary ends
         for task in record.tasks:
             if not task.listed or task.placement is None:
                 continue
@@ -213,17 +225,22 @@ class Discovery:
                     host=task.address or machine.address.rpartition(":")[0].strip("[]"),
                     ports=task.placement.ports,
                     version=task.version,
-                    weight=weights.get(task.index, USUAL_WEIGHT),
+                    weight=weights.get(task.index, by_version.get(task.version, USUAL_WEIGHT)),
                 )
                 found.append(endpoint)
         return found
 
 
-def _differ(before: list[TaskRecord], after: list[TaskRecord]) -> bool:
+def _differ(before: JobRecord, after: JobRecord) -> bool:
     """Return whether clients would be told something else; most tasks are the same object."""
-    return len(before) != len(after) or any(
+    is_written = before.intents is not after.intents or before.trials != after.trials
+    if is_written and traffic_of(before) != traffic_of(after):
+        return True
+    if before.tasks is after.tasks:
+        return False
+    return len(before.tasks) != len(after.tasks) or any(
         one is not other and _shown(one) != _shown(other)
-        for one, other in zip(before, after, strict=True)
+        for one, other in zip(before.tasks, after.tasks, strict=True)
     )
 
 

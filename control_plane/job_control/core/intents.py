@@ -8,6 +8,7 @@ gets `Conflict`, and nothing is written.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from control_plane.api.intents import (
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, is_untouched
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.job_control.core.compose import CanaryWanted, JobWants, Pushed, UnifiedSpec
+from control_plane.job_control.core.traffic import traffic_told
 from wire.errors import Conflict
 
 _ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
@@ -204,8 +206,9 @@ def written(
     """Return the record with one intent written or (without a value) withdrawn."""
     known = record.intents.get(dimension, _NOTHING)
     content: dict[str, Any] | None = None
+    traffic = known.traffic if known.value is None else known.value.get("traffic")
     if value is not None:
-        content = msgspec.to_builtins(value)
+        content, traffic = msgspec.to_builtins(value), None
     intent = StoredIntent(
         writer=writer,
         version=known.version + 1,
@@ -214,6 +217,7 @@ def written(
         expires_at=None if lasts_s is None else now + lasts_s,
         is_owned=is_owned,
         value=content,
+        traffic=traffic,
     )
     return replace(record, intents=record.intents | {str(dimension): intent})
 
@@ -307,7 +311,10 @@ def views(record: JobRecord, unified: UnifiedSpec) -> list[IntentView]:
     """Return every dimension that was ever written, the strongest first, with its effect now."""
     effects = _effects(record, unified)
     known = [dimension for dimension in Dimension if dimension in record.intents]
-    found = [_view(record.intents[one], one, effects[one], unified) for one in known]
+    waits = dict(unified.waits)
+    if canary_of(record) is not None and (lacks := traffic_told(record)[1]):
+        waits[Dimension.CANARY] = "; ".join(filter(None, (waits.get(Dimension.CANARY), lacks)))
+    found = [_view(record.intents[one], one, effects[one], waits) for one in known]
     for name in sorted(record.intents.keys() - set(Dimension)):
         effect = "none: this release does not know the dimension"
         found.append(IntentView(dimension=name, intent=record.intents[name], effect=effect))
@@ -324,6 +331,7 @@ def _effects(record: JobRecord, unified: UnifiedSpec) -> dict[Dimension, str]:
         f" version {record.version}",
         Dimension.SIZE: f"{unified.size} tasks",
         Dimension.CANARY: f"{counts[canary.version]} tasks are to run version {canary.version}"
+        + traffic_told(record)[0]
         if canary is not None
         else "",
         Dimension.INFRASTRUCTURE: f"the push runs runtime {unified.runtime or 'of the agent'}",
@@ -331,7 +339,7 @@ def _effects(record: JobRecord, unified: UnifiedSpec) -> dict[Dimension, str]:
 
 
 def _view(
-    intent: StoredIntent, dimension: Dimension, effect: str, unified: UnifiedSpec
+    intent: StoredIntent, dimension: Dimension, effect: str, waits: Mapping[Dimension, str]
 ) -> IntentView:
     if intent.value is None:
         return IntentView(dimension=dimension, intent=intent, effect="none: it was withdrawn")
@@ -339,5 +347,5 @@ def _view(
         dimension=dimension,
         intent=intent,
         effect=effect,
-        waits_for=unified.waits.get(dimension, ""),
+        waits_for=waits.get(dimension, ""),
     )

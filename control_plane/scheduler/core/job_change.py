@@ -30,7 +30,7 @@ from control_plane.job_control.core.intents import (
 )
 from control_plane.scheduler.core.job_check import same_tasks
 from control_plane.scheduler.core.release import back_to, begun, resumed, returned
-from wire.errors import Conflict, NotFound
+from wire.errors import Conflict, InvalidInput, NotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,12 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
         record = going_on(_there(known, name))
         check_writer(record, Dimension.CANARY, writer, wish)
         base = record.specs.get(stable_of(begun(record)), record.spec)
+        if wish.traffic is not None and not base.ports:
+            raise InvalidInput(
+                f"cannot give a canary of job {name!r} {wish.traffic:.2%} of the requests: the job"
+                " has no port that clients could be sent to",
+                hint="leave traffic out, or add `ports` to the job file",
+            )
         return replace(
             back_to(record.spec, base),
             image=wish.image or base.image,
@@ -227,6 +233,7 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
             tasks=wish.tasks,
             share=wish.share,
             machine_type=wish.machine_type or "",
+            traffic=wish.traffic,
         )
         after = replace(
             known,

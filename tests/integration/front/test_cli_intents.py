@@ -54,6 +54,10 @@ def test_each_command_writes_its_dimension_as_who_calls(ctl: Ctl, region: Region
             ("canary", "--tasks", "2", "--env", "A=b=c", "--machine-type", "t1", "--for", "30m"),
             CanaryWish(tasks=2, environment={"A": "b=c"}, machine_type="t1", lasts_s=1800, **said),
         ),
+        (
+            ("canary", "--env", "A=1", "--traffic", "0.05", "--for", "1h"),
+            CanaryWish(environment={"A": "1"}, traffic=0.05, lasts_s=3600, **said),
+        ),
         (("hold", "--for", "2h"), HoldWish(lasts_s=7200, **said)),
         (("runtime", "--to", "r2"), InfrastructureWish(runtime="r2", **said)),
     ):

@@ -13,6 +13,7 @@ import dns.rdatatype
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from control_plane.api.jobs import Endpoint, Endpoints
 from resolver.dns_message import MAX_ANSWERS, UDP_PAYLOAD, Zone
@@ -112,6 +113,19 @@ def test_no_such_name_is_not_no_such_record(name: str, kind: str, code: int):
     assert not reply.answer
     [soa] = [r for s in reply.authority for r in s]
     assert soa.minimum == ZONE.ttl_s
+
+
+def test_srv_records_have_weights_where_they_differ_and_no_task_without_requests():
+    """JC10: a resolver that follows RFC 2782 gives a canary its part of the requests."""
+    few, none, *others = WEB
+    server = a_server(web=[replace(few, weight=7), replace(none, weight=0), *others])
+    told = data(ask("_http._tcp.web.twine.internal", "SRV", server).answer)
+    assert [record.split()[2] for record in told] == ["100", "100", "7"]
+    assert "web-1" not in "".join(told)
+    assert data(ask("web-1.web.twine.internal", "A", server).answer) == ["A 192.0.2.1"]
+    alone = a_server(web=[replace(none, weight=0), WEB[2]])
+    assert data(ask("web.twine.internal", "A", alone).answer) == []
+    assert data(ask("web.twine.internal", "AAAA", alone).answer) == ["AAAA 2001:db8::1"]
 
 
 def test_what_is_not_known_yet_is_no_answer():

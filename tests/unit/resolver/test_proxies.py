@@ -78,6 +78,17 @@ def test_weights_are_written_where_they_differ() -> None:
     assert f"server {first.host}:20000 weight=200;  # web-0" in text
 
 
+def test_a_task_that_is_to_get_no_requests_is_in_the_file_and_gets_none() -> None:
+    """A canary with none of the requests (JC10): nginx knows no weight of 0."""
+    first, *others = WEB
+    known = {"web": Endpoints(job="web", revision=3, endpoints=[replace(first, weight=0), *others])}
+    text = proxies.shipped("haproxy.cfg.j2")(SERVICES[:1], known)
+    assert "server web-0 192.0.2.1:20000 check inter 1s fall 2 rise 1 weight 0\n" in text
+    text = proxies.shipped("nginx.conf.j2")(SERVICES[:1], known)
+    assert "server 192.0.2.1:20000 down;  # web-0\n" in text
+    assert text.count("weight=100") == len(others)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -1,0 +1,181 @@
+"""The part of the requests that a canary gets, in the assembled control plane (JC10).
+
+What is asserted is read back from discovery, as a proxy reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from virtual_time import run
+from world import World, a_job, a_region, scenario
+
+from agent.api import Health
+from control_plane.api.intent_wishes import CanaryWish, IntentWish, PushWish, SizeWish
+from control_plane.api.updates import UpdatePolicy
+from control_plane.api.weights import EndpointWeights
+from wire.errors import Conflict, InvalidInput
+
+OTHER = ["/bin/other", "${port:http}"]
+FAST = UpdatePolicy(drain_s=0.0, max_unavailable=3)
+SLOW = UpdatePolicy(drain_s=5.0, max_unavailable=1)
+TESTER = "user:tester"
+
+
+def a_canary(traffic: float | None, **changes) -> CanaryWish:
+    values = {"tasks": 2, "command": OTHER, "traffic": traffic, "lasts_s": 9e4}
+    return CanaryWish(**(values | changes))
+
+
+async def parts(w: World) -> dict[int, float]:
+    """Return which part of the requests the tasks of each version get of a proxy."""
+    listed = (await w.cp.endpoints("web")).endpoints
+    total, found = sum(e.weight for e in listed), dict[int, float]()
+    for e in listed:
+        found[e.version] = found.get(e.version, 0.0) + e.weight / total
+    return found
+
+
+async def weights(w: World) -> set[int]:
+    return {e.weight for e in (await w.cp.endpoints("web")).endpoints}
+
+
+def told(w: World, shown) -> tuple[str, str]:
+    (view,) = [view for view in shown.intents if view.dimension == "canary"]
+    return view.effect, view.waits_for
+
+
+@scenario()
+async def test_a_canary_gets_its_part_of_the_requests_at_every_size_until_it_ends(w: World):
+    """JC10: 2 of 10 tasks get 5 % of the requests, and 5 % when there are 4 or 12."""
+    await w.deployed(a_job(10, update=FAST))
+    assert await weights(w) == {100}
+    await w.cp.intents.canary("web", a_canary(0.05), TESTER)
+    await w.stable()
+    for size in (10, 4, 12):
+        await w.cp.intents.size("web", SizeWish(tasks=size), TESTER)
+        await w.stable()
+        assert (await parts(w))[2] == pytest.approx(0.05, abs=0.001)
+        effect, waits = told(w, await w.cp.intents.show("web"))
+        assert "and get 5.0" in effect or "and get 4.9" in effect
+        assert not waits
+    await w.cp.intents.push(
+        "web", PushWish(spec=a_job(1, update=FAST, environment={"A": "1"})), TESTER
+    )
+    await w.stable()
+    assert (await parts(w))[2] == pytest.approx(0.05, abs=0.001)
+    before = await w.cp.endpoints("web")
+    waiting = asyncio.create_task(w.cp.endpoints("web", after=before.revision, wait_s=50))
+    await w.cp.intents.canary("web", a_canary(0.5), TESTER)  # the same variant with more of them
+    assert {e.weight for e in (await waiting).endpoints} != {e.weight for e in before.endpoints}
+    assert (await parts(w))[2] == pytest.approx(0.5, abs=0.001)
+    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.stable()
+    assert await weights(w) == {100}
+
+
+@scenario()
+async def test_a_part_of_none_or_all_is_kept_and_all_serve_when_one_kind_is_away(w: World):
+    await w.deployed(a_job(4, update=FAST))
+    await w.cp.intents.canary("web", a_canary(0.0), TESTER)
+    await w.stable()
+    assert await parts(w) == {1: 1.0, 2: 0.0}
+    await w.cp.intents.canary("web", a_canary(1.0), TESTER)
+    assert await parts(w) == {1: 0.0, 2: 1.0}
+    await w.cp.intents.size("web", SizeWish(tasks=2), TESTER)
+    await w.cp.intents.canary("web", a_canary(0.0), TESTER)
+    await w.until(lambda: {t.version for t in w.cp._jobs.get("web").tasks} == {2}, 600)
+    assert await weights(w) == {100}  # there are canaries alone
+    assert told(w, await w.cp.intents.show("web"))[1].startswith("0.00% of the requests: no other")
+
+
+@scenario()
+async def test_the_requests_of_a_canary_that_failed_do_not_rise_before_its_tasks_are_replaced(
+    w: World,
+):
+    """JC10: its end must not give 2 bad tasks of 10 their usual 20 %."""
+    await w.deployed(a_job(10, update=SLOW))
+    await w.cp.intents.canary("web", a_canary(0.02), TESTER)
+    await w.stable(within_s=600)
+    failing = next(t for t in w.cp._jobs.get("web").tasks if t.version == 2)
+    machine = w.region.machines[failing.placement.machine]
+    machine.report(f"web-{failing.index}", health=Health.UNHEALTHY)
+    await w.until(lambda: w.cp._jobs.get("web").intents["canary"].value is None)
+    seen = 0
+    while 2 in (found := await parts(w)):
+        assert found[2] <= 0.021
+        seen += 1
+        await asyncio.sleep(0.5)
+    assert seen  # the other canary task was still listed after the end
+    await w.stable(within_s=600)
+    assert await weights(w) == {100}
+
+
+@scenario()
+async def test_a_canary_without_a_part_takes_that_of_the_one_before_away(w: World):
+    await w.deployed(a_job(6, update=FAST))
+    await w.cp.intents.canary("web", a_canary(0.02), TESTER)
+    await w.stable()
+    await w.cp.intents.canary("web", a_canary(None), TESTER)
+    assert await weights(w) == {100}
+
+
+@scenario()
+async def test_a_canary_is_stronger_than_a_load_test(w: World):
+    """The one rule for both: while a canary has a part of the requests no load test shifts any."""
+    await w.deployed(a_job(6, update=FAST))
+    test = EndpointWeights(weights={0: 200}, for_s=600)
+    w.cp.discovery.put_weights("web", test)
+    assert await weights(w) == {100, 200}
+    await w.cp.intents.canary("web", a_canary(0.1), TESTER)
+    await w.stable()
+    assert (await parts(w))[2] == pytest.approx(0.1, abs=0.001)
+    with pytest.raises(Conflict, match=r"a canary gets 10.00% of its requests"):
+        w.cp.discovery.put_weights("web", test)
+    w.cp.discovery.put_weights("web", EndpointWeights())  # a test that ends always may
+    assert (await parts(w))[2] == pytest.approx(0.1, abs=0.001)
+    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.stable()
+    assert await weights(w) == {100}
+    w.cp.discovery.put_weights("web", test)
+
+
+@scenario()
+async def test_what_weights_cannot_give_is_told(w: World):
+    await w.deployed(a_job(6, update=FAST))
+    await w.cp.intents.canary("web", a_canary(0.001, tasks=5), TESTER)
+    await w.stable()
+    effect, waits = told(w, await w.cp.intents.show("web"))
+    assert "and get 1.92% of the requests" in effect
+    assert waits == "0.10% of the requests: weights reach from 1 to 256"
+
+
+@scenario()
+async def test_a_job_without_a_port_has_no_requests_to_share(w: World):
+    await w.deployed(a_job(2, command=["/bin/work"], ports=[], probe=None))
+    before = w.cp._jobs.get("web")
+    with pytest.raises(InvalidInput, match="has no port that clients could be sent to"):
+        await w.cp.intents.canary("web", a_canary(0.1, command=["/bin/x"]), TESTER)
+    assert w.cp._jobs.get("web").intents == before.intents
+
+
+def test_the_part_holds_over_a_restart_of_the_control_plane_and_after_the_end():
+    async def main() -> None:
+        world = World(a_region())
+        async with world.running() as w:
+            await w.deployed(a_job(6, update=SLOW))
+            await w.cp.intents.canary("web", a_canary(0.1), TESTER)
+            await w.stable(within_s=600)
+            before = {e.task: e.weight for e in (await w.cp.endpoints("web")).endpoints}
+        async with world.running() as w:
+            after = {e.task: e.weight for e in (await w.cp.endpoints("web")).endpoints}
+            assert after == before
+            await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+        async with world.running() as w:
+            assert (await parts(w))[2] == pytest.approx(0.1, abs=0.001)
+            await w.stable(within_s=600)
+            assert await weights(w) == {100}
+        assert world.region.broken_rules == []
+
+    run(main())
