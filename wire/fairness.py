@@ -47,6 +47,12 @@ class Peer:
     is_trusted: bool = False
     """Whether it runs the server: an operator, the local socket, a component."""
 
+    def trusted(self, is_trusted: bool) -> Peer:
+        """Return the same caller, trusted or not."""
+        if is_trusted is self.is_trusted:
+            return self
+        return Peer(self.name, self.role, self.address, self.valid_from, is_trusted)
+
     @property
     def account(self) -> str:
         """Return what is charged for its calls."""

@@ -56,6 +56,11 @@ class Call:
     also: Sequence[Any] = ()
     """What the handler stores in the transaction of its change: the record of who made it."""
 
+    def storing(self, also: Sequence[Any]) -> Call:
+        """Return the same call, whose handler stores `also` with its change."""
+        told = self.route, self.peer, self.body, self.path, self.query, self.stream
+        return Call(*told, self.request_id, also)
+
     def number(self, name: str, default: float | None = None) -> float | None:
         """Return a query parameter as a number that is finite and not negative."""
         text = self.query.get(name)

@@ -27,6 +27,7 @@ from wire.routes import Route
 _JOB = "/v1/jobs/{job}"
 
 ROUTES: tuple[Route, ...] = (
+    *INTENT_ROUTES,  # first: a path is looked up in this order, and programs write sizes all day
     *JOIN_ROUTES,
     Route("list_jobs", "GET", "/v1/jobs", response=Jobs, needs=Needs.VIEWER, summary="All jobs"),
     Route(
@@ -182,7 +183,6 @@ ROUTES: tuple[Route, ...] = (
         needs=Needs.VIEWER,
         summary="Healthy tasks that serve a shard, in order; waits like the job's endpoints",
     ),
-    *INTENT_ROUTES,
     *TASK_ROUTES,
     *MACHINE_ROUTES,
     *HEALTH_ROUTES,

@@ -164,10 +164,7 @@ class FrontEnd(
         peer = self._access(request, route)
         self._guard.people.check(peer)
         self._guard.check_early(peer, route)
-        is_trusted = self._guard.is_trusted(peer)
-        if is_trusted is peer.is_trusted:
-            return peer
-        return dataclasses.replace(peer, is_trusted=is_trusted)
+        return peer.trusted(self._guard.is_trusted(peer))
 
     def _guarded(self, route: Route, handler: Handler, recorder: Recorder) -> Handler:
         """Return a handler behind the guard, and behind the recorder if it changes something."""

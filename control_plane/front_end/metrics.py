@@ -48,6 +48,7 @@ class Metrics:
     ) -> None:
         """Declare the metrics."""
         self._names = {(r.method, r.path): r.name for r in routes}
+        self._of_route: dict[str, Histogram] = {}
         self._registry = of_process(CollectorRegistry())
         self._requests = Counter(
             "twine_requests",
@@ -92,7 +93,10 @@ class Metrics:
         resource = request.match_info.route.resource
         canonical = "" if resource is None else resource.canonical
         name = self._names.get((request.method, canonical), "other")
-        with self._seconds.labels(name).time():
+        seconds = self._of_route.get(name)
+        if seconds is None:
+            seconds = self._of_route[name] = self._seconds.labels(name)
+        with seconds.time():
             response = await handler(request)
         self._requests.labels(name, response.status).inc()
         return response

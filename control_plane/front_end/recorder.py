@@ -6,7 +6,6 @@ hold a secret and is not repeated.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -120,7 +119,7 @@ class Recorder:
         done = replace(entry, outcome=Outcome.DONE)
         entry, operations = self._trail.prepared(done)
         try:
-            return await handler(dataclasses.replace(call, also=operations))
+            return await handler(call.storing(operations))
         except TwineError as e:
             outcome = Outcome.REFUSED if isinstance(e, Forbidden) else Outcome.FAILED
             await self._trail.failed(replace(entry, outcome=outcome, reason=str(e)))

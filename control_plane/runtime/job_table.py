@@ -211,7 +211,8 @@ class JobTable(Table[JobRecord]):
         changed = _changed(known, record)
         gone, operations = set(changed), list[Operation]()
         for number, chunk in chunks_in_turn(record, changed) if changed else ():
-            await self._breathe()
+            if operations:
+                await self._breathe()  # a job has one chunk mostly, and its write waits anyway
             gone.discard(number)
             operations.append(Put(task_chunk_key(name, number), encode(chunk)))
         operations += [Delete(task_chunk_key(name, number)) for number in sorted(gone)]

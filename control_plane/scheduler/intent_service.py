@@ -22,7 +22,7 @@ from control_plane.api.jobs import JobBrief, JobBriefs, JobRecord, TaskPhase
 from control_plane.job_control.core.intents import WITHDRAWABLE, views
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
-from control_plane.scheduler.core.assignment import unified
+from control_plane.scheduler.core.assignment import shown
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.job_change import pushing, sizing, trying
@@ -137,7 +137,7 @@ class IntentService:
 
 def _effects(record: JobRecord, claims: Iterable[Claim], now: Moment) -> JobIntents:
     record = begun(record)
-    spec = unified(record, Seen({}, now, claims=claims))
+    spec = shown(record, Seen({}, now, claims=claims))
     wanted = Counter((task.version, task.why) for task in spec.tasks.values())
     running = Counter(task.version for task in record.tasks if task.phase is TaskPhase.RUNNING)
     versions = [

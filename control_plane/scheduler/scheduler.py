@@ -62,6 +62,7 @@ _LIMITED_S = 2.0
 """Until the next round of a job where a limit holds something back."""
 _GATHER_S = 0.05
 """What makes room comes in crowds; jobs that wait for some are woken once for all of it."""
+_LARGE = 100  # tasks; a round of fewer takes less than 1 ms, and gives the loop back at its end
 
 
 class Scheduler:
@@ -267,7 +268,8 @@ class Scheduler:
             seen, repairs = await self._seen(before, view, now, heard)
             made = decide(before, seen)
             self._surge.decided(made)
-            await self.runtime.checkpoint()
+            if is_large := len(made.record.tasks) >= _LARGE:
+                await self.runtime.checkpoint()
             if made.chosen or made.overdue:
                 go_on(made, await self._found(made, repairs), seen)
                 for _ in range(made.capped):
@@ -292,7 +294,8 @@ class Scheduler:
         self._wake_waiting()
         if made.record != before and not view.keys() >= _machines_of(made.record):
             view = self._view(made.record, now)
-        await self.runtime.checkpoint()
+        if is_large:
+            await self.runtime.checkpoint()
         asked = commands(made.record, view)
         for command in asked:
             self._dispatcher.send(command)  # it is derived again when its turn has come
@@ -315,8 +318,7 @@ class Scheduler:
         standing = self._standing(record, home.pool)
         even_at = None
         if self._evened.get(record.name) != standing:
-            quiet_since = self._quiet_since.get(record.name, 0.0)
-            even_at = quiet_since + self._settings.repair_after_s
+            even_at = self._quiet_since.get(record.name, 0.0) + self._settings.repair_after_s
         self._idle_jobs.found_nothing(record, home.entitlement, standing, even_at)
 
     def _waits_for_power(self, made: Decision) -> bool:

@@ -26,6 +26,9 @@ NOWHERE, ILL, SILENT, SERVES = range(4)
 its machine does not answer, or serves."""
 
 
+NEXT_PUSH = "it enters with the next push"
+
+
 class Why(StrEnum):
     """Why a task is to run its version."""
 
@@ -132,7 +135,7 @@ def compose(
     waits = dict[Dimension, str]()
     runtime = wanted.push.runtime
     if wanted.runtime and wanted.runtime != runtime:
-        waits[Dimension.INFRASTRUCTURE] = "it enters with the next push"
+        waits[Dimension.INFRASTRUCTURE] = NEXT_PUSH
     if wanted.held_until is not None and now < wanted.held_until:
         for dimension in (Dimension.CANARY, Dimension.PUSH, Dimension.SIZE):
             waits[dimension] = "the job is held"

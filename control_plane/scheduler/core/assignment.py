@@ -8,12 +8,15 @@ from msgspec.structs import replace
 
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.spread import fullest_first
+from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.job_control.core.compose import (
     ILL,
+    NEXT_PUSH,
     NOWHERE,
     SERVES,
     SILENT,
+    Assigned,
     Infrastructure,
     JobWants,
     TaskSeen,
@@ -24,6 +27,7 @@ from control_plane.job_control.core.compose import (
 from control_plane.job_control.core.intents import (
     is_plain,
     on_its_way_to,
+    runtime_of,
     wanted_of,
     writes_of,
 )
@@ -46,6 +50,20 @@ def unified(record: JobRecord, seen: Seen) -> UnifiedSpec:
         for task, much in zip(staying, missed, strict=True)
     ]
     return compose(wanted, tasks, _infrastructure(record, wanted, seen), seen.now.wall)
+
+
+def shown(record: JobRecord, seen: Seen) -> UnifiedSpec:
+    """Return what `unified` does, but for which tasks are removed and the indexes of new ones.
+
+    Of a plain job all tasks run the same, so nothing has to be composed.
+    """
+    if not is_plain(record):
+        return unified(record, seen)
+    size, runtime, waits = record.spec.tasks, record.spec.runtime, dict[Dimension, str]()
+    if runtime_of(record) not in ("", runtime):
+        waits[Dimension.INFRASTRUCTURE] = NEXT_PUSH
+    alike = dict.fromkeys(range(size), Assigned(record.version, Why.PUSH))
+    return UnifiedSpec(size, alike, runtime=runtime, waits=waits)
 
 
 def assigned(record: JobRecord, spec: UnifiedSpec) -> JobRecord:

@@ -18,6 +18,10 @@ from control_plane.api.intent_wishes import CanaryWish, HoldWish, IntentWish, Pu
 from control_plane.api.jobs import JobPhase, JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.api.updates import UpdatePolicy
+from control_plane.scheduler.core.assignment import shown, unified
+from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.decision import Seen
+from control_plane.scheduler.core.release import begun
 from wire.errors import Conflict
 
 SEEDS, EVENTS = 16, 40
@@ -130,6 +134,7 @@ class Writers:
 
     async def check(self) -> None:
         self.check_written()
+        self.check_shown()
         if self.held is not None:
             for task in self.record.tasks:
                 assert task.version == self.held.get(task.index, task.version), task
@@ -138,6 +143,17 @@ class Writers:
         if status.phase is JobPhase.STABLE:
             self.stable_looks += 1
             self.check_exact(status.record)
+
+    def check_shown(self) -> None:
+        """What is shown of a job without composing it is what is composed."""
+        record, seen = begun(self.record), Seen({}, Moment(self.w.runtime.date(), 0.0))
+        told, composed = shown(record, seen), unified(record, seen)
+        assert (told.size, told.runtime, told.waits) == (
+            composed.size,
+            composed.runtime,
+            composed.waits,
+        )
+        assert Counter(told.tasks.values()) == Counter(composed.tasks.values())
 
     def check_exact(self, record: JobRecord) -> None:
         trial = min(self.canaries, self.size)
