@@ -40,7 +40,7 @@ def pipeline_spec(document: Any, what: str) -> PipelineSpec:
     document = plain(document, PipelineSpec)
     if found := [*violations(document, PipelineSpec), *pipeline_relations(document)][:MAX_ERRORS]:
         error = invalid(found, what)
-        error.hint = "nothing was changed; docs/pipelines.md lists every key"
+        error.hint = "nothing was changed; docs/pipeline-file.md lists every key"
         raise error
     return msgspec.convert(document, PipelineSpec)
 

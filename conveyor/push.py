@@ -27,7 +27,7 @@ class PushWriter(Protocol):
         ...
 
     async def newest_image(self, name: str) -> str:
-        """Return the digest of the newest image of a name; empty: there is none."""
+        """Return the digest of the newest image of a name or digest; empty: there is none."""
         ...
 
     async def write(self, act: DeliveryAct) -> None:
@@ -84,9 +84,9 @@ def push_wish(act: PushStage | PushBack | GiveBack) -> PushWish:
 def newest(images: list[ImageInfo], name: str) -> str:
     """Return the digest of the newest image of a name; empty: there is none.
 
-    A name of the image store means one image at a time, whatever its age.
+    A name of the image store means one image at a time, whatever its age; a digest means itself.
     """
-    found = [image for image in images if name in image.names]
+    found = [image for image in images if name in (*image.names, image.digest)]
     found = found or [image for image in images if _is_named(image, name)]
     last = max(found, key=lambda image: (image.created_at, image.digest), default=None)
     return "" if last is None else last.digest

@@ -278,7 +278,8 @@ class DeliveryService:
         return await self.view(spec.name)
 
     async def start(self, name: str, request: StartRequest, who: str) -> PipelineView:
-        """Start a run by hand."""
+        """Start a run by hand; `NotFound` if the image store is seen and has no such image."""
+        await self._check_image(name, request.image)
         now = self._runtime.date()
         async with self._lock(name):
             known = await self._fresh(name)
@@ -287,6 +288,20 @@ class DeliveryService:
             )
             await self._write(known, record, ended)
         return await self._woken(name)
+
+    async def _check_image(self, name: str, image: str) -> None:
+        if not image.startswith("sha256:"):
+            return  # a release: each host finds out
+        try:
+            found = await self._writer.newest_image(image)
+        except TwineError as e:
+            log.warning("image not checked", extra={"pipeline": name, "reason": str(e)})
+            return  # the run waits until the front end answers
+        if not found:
+            raise NotFound(
+                f"cannot start a run of pipeline {name}: the image store has no image {image}",
+                hint="twinectl image list",
+            )
 
     async def control(self, name: str, request: ControlRequest, who: str) -> PipelineView:
         """Approve, pause, resume, skip, roll back or abort."""

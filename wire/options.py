@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,26 @@ def also(group: click.Group, *former: str) -> Callable[[click.Command], click.Co
         return command
 
     return keep
+
+
+class _Part(click.FloatRange):
+    """A part of a whole; `nan`, which is in no range and outside of none, is refused."""
+
+    name = "part"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number from 0 to 1", param, ctx)
+        return found
+
+
+def part(*, of_some: bool = False) -> click.ParamType[float]:
+    """Return the type of an option for a part of a whole: 0 to 1, above 0 with `of_some`."""
+    return _Part(0, 1, min_open=of_some)
 
 
 def size() -> click.ParamType[float]:

@@ -63,7 +63,7 @@ def _ask(socket: str, work: Callable[[WireClient], Awaitable[Any]]) -> Any:
 @click.option(
     "--errors", default="", metavar="PROMQL", help="Share of its answers that are errors."
 )
-@click.option("--errors-max", type=click.FloatRange(0, 1), default=0.01, show_default=True)
+@click.option("--errors-max", type=options.part(), default=0.01, show_default=True)
 @click.option("--most", type=float, default=8.0, show_default=True, help="Times the usual load.")
 @click.option("--step", type=options.seconds(), default="60s", show_default=True)
 @_SOCKET

@@ -23,7 +23,7 @@ from control_plane.cli import show
 from control_plane.cli.images import names_of
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
-from wire.options import seconds
+from wire.options import part, seconds
 
 _REASON = click.option("--reason", default="", help="Why: kept with the intent and in the audit.")
 _EXPECT = click.option(
@@ -80,7 +80,7 @@ def intents(target: Target, name: str, output: str) -> None:
 @_config_option("Push these files instead of the configuration there is; repeat.")
 @click.option(
     "--share",
-    type=click.FloatRange(0, 1),
+    type=part(),
     default=1.0,
     show_default=True,
     help="The part of the tasks that runs it; the others run what they had before.",
@@ -137,10 +137,10 @@ def scale(
 @click.command()
 @_options
 @click.option("--tasks", type=click.IntRange(1, 15_000), default=1, show_default=True)
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True), help="Instead of --tasks.")
+@click.option("--share", type=part(of_some=True), help="Instead of --tasks.")
 @click.option(
     "--traffic",
-    type=click.FloatRange(0, 1),
+    type=part(),
     help="The part of the requests that its tasks get together; else as much as other tasks.",
 )
 @click.option("--image", help="Another image, by name or digest.")
@@ -207,10 +207,10 @@ def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) 
     said = {view.dimension: view.intent for view in known.intents}
     push, size = said.get(Dimension.PUSH), said.get(Dimension.SIZE)
     meta: dict[str, Any] = {"reason": reason or "adopted", "take_over": take_over}
-    part = (push.value or {}) if push is not None else {}
+    pushed = (push.value or {}) if push is not None else {}
     tasks = (size.value or {}).get("tasks", known.size) if size is not None else known.size
     owned = PushWish(
-        share=part.get("share", 1.0), tasks=part.get("tasks"), expect=_version(push), **meta
+        share=pushed.get("share", 1.0), tasks=pushed.get("tasks"), expect=_version(push), **meta
     )
     target.ask(lambda client: client.put_intent(name, Dimension.PUSH, owned))
     wish = SizeWish(tasks=tasks, expect=_version(size), **meta)

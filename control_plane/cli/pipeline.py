@@ -155,7 +155,12 @@ def start(target: Target, name: str, image: str, reason: str, output: str) -> No
     try:
         request = msgspec.convert({"image": image, "reason": reason}, StartRequest)
     except msgspec.ValidationError as e:
-        raise InvalidInput(f"--image {image[:80]!r}: {e}", hint="twinectl image list") from e
+        accepted = "a digest (sha256: and 64 hex digits), or for fleets a release (0.2.0)"
+        what = f"--image {image[:80]!r} with a reason of {len(reason)} characters"
+        raise InvalidInput(
+            f"{what} is not valid: expected {accepted}, and at most 512 characters",
+            hint="twinectl image list",
+        ) from e
     _tell(_ask(target, lambda c: c.start_run(name, request)), output)
 
 

@@ -142,7 +142,8 @@ def _refused(
     record: PipelineRecord, request: ControlRequest, reason: str, hint: str = ""
 ) -> Conflict:
     hint = hint or f"twinectl pipeline status {record.spec.name}"
-    return Conflict(f"cannot {request.verb} pipeline {record.spec.name}: {reason}", hint=hint)
+    verb = "roll back" if request.verb is ControlVerb.ROLLBACK else request.verb
+    return Conflict(f"cannot {verb} pipeline {record.spec.name}: {reason}", hint=hint)
 
 
 def _because(request: ControlRequest) -> str:

@@ -257,7 +257,7 @@ class _RegionPushes:
 
     async def newest_image(self, name: str) -> str:
         self._plane()
-        return self._jobs.newest.get(name, "")
+        return name if name.startswith("sha256:") else self._jobs.newest.get(name, "")
 
     async def write(self, act: DeliveryAct) -> None:
         if isinstance(act, SetFrozen):

@@ -31,6 +31,7 @@ from wire.errors import Conflict
 
 _ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 _NOTHING = StoredIntent()
+_KNOWN = frozenset(Dimension)
 WITHDRAWABLE = (Dimension.CANARY, Dimension.HOLD)
 """Others are never without a value: they are written again."""
 
@@ -254,7 +255,7 @@ def lapsed(record: JobRecord, now: float) -> JobRecord:
     for dimension, ends_at in _ends(record):
         if now >= ends_at:
             writer, reason = record.intents[dimension].writer, "its time is over"
-            record = written(record, dimension, None, writer, now, reason=reason)
+            record = written(record, Dimension(dimension), None, writer, now, reason=reason)
     return sized(record)
 
 
@@ -289,13 +290,12 @@ def next_version(record: JobRecord) -> int:
     return max(record.version, record.highest) + 1
 
 
-def _ends(record: JobRecord) -> list[tuple[Dimension, float]]:
+def _ends(record: JobRecord) -> list[tuple[str, float]]:
     """Return when the intents of known dimensions end that do so by themselves."""
-    known = [(d, record.intents[d]) for d in Dimension if d in record.intents]
     return [
         (dimension, intent.expires_at)
-        for dimension, intent in known
-        if intent.value is not None and intent.expires_at is not None
+        for dimension, intent in record.intents.items()
+        if intent.expires_at is not None and intent.value is not None and dimension in _KNOWN
     ]
 
 
@@ -324,18 +324,33 @@ def views(record: JobRecord, unified: UnifiedSpec) -> list[IntentView]:
 def _effects(record: JobRecord, unified: UnifiedSpec) -> dict[Dimension, str]:
     """Return what each dimension does now, if it has a value."""
     counts = Counter(task.version for task in unified.tasks.values())
-    canary = canary_of(record)
+    canary, size = canary_of(record), size_of(record)
     return {
         Dimension.HOLD: "nothing that an intent asks for is begun",
-        Dimension.PUSH: f"{counts[record.version]} of {unified.size} tasks are to run"
+        Dimension.PUSH: f"{counts[record.version]} of {_tasks(unified.size)} are to run"
         f" version {record.version}",
-        Dimension.SIZE: f"{unified.size} tasks",
-        Dimension.CANARY: f"{counts[canary.version]} tasks are to run version {canary.version}"
+        Dimension.SIZE: f"{_tasks(unified.size)}{_bounds(size)}",
+        Dimension.CANARY: f"to run version {canary.version}: {_tasks(counts[canary.version])}"
         + traffic_told(record)[0]
         if canary is not None
         else "",
-        Dimension.INFRASTRUCTURE: f"the push runs runtime {unified.runtime or 'of the agent'}",
+        Dimension.INFRASTRUCTURE: "the push runs "
+        + (f"runtime {unified.runtime}" if unified.runtime else "the runtime of its agents"),
     }
+
+
+def _tasks(number: int) -> str:
+    return f"{number} task{'' if number == 1 else 's'}"
+
+
+def _bounds(size: SizeIntent) -> str:
+    told = [
+        f"{size.tasks} asked for" if size.tasks != size.wanted else "",
+        "" if size.minimum is None else f"at least {size.minimum}",
+        "" if size.maximum is None else f"at most {size.maximum}",
+    ]
+    words = ", ".join(filter(None, told))
+    return words and f" ({words})"
 
 
 def _view(

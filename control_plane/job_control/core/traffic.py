@@ -92,7 +92,7 @@ def traffic_told(record: JobRecord) -> tuple[str, str]:
         which = "canary" if not canaries else "other"
         return "", f"{traffic:.2%} of the requests: no {which} task is listed"
     part = part_of_requests(weights_of(traffic, canaries, others), canaries, others)
-    words = f" and get {part:.2%} of the requests"
+    words = f", with {part:.2%} of the requests"
     if abs(part - traffic) <= ROUNDING:
         return words, ""
     return words, f"{traffic:.2%} of the requests: weights reach from 1 to {WEIGHT_MAX}"

@@ -190,8 +190,10 @@ def sizing(name: str, wish: SizeWish, writer: str, now: float) -> JobChange:
     def checked(known: JobRecord | None) -> JobSpec:
         record = going_on(_there(known, name))
         check_writer(record, Dimension.SIZE, writer, wish)
-        _check_bounds(record, size(record).wanted)
-        return replace(record.spec, tasks=size(record).wanted)
+        _check_order(record, wish, size(record))
+        tasks = size(record).wanted
+        _check_bounds(record, tasks)
+        return replace(record.spec, tasks=tasks)
 
     def record(known: JobRecord, _: JobSpec) -> JobRecord:
         after = written(
@@ -270,6 +272,9 @@ def noted(
     """Return the record with an intent that changes no specification, or without it (`None`)."""
     record = going_on(record)
     check_writer(record, dimension, writer, wish)
+    known = record.intents.get(dimension)
+    if value is None and (known is None or known.value is None):
+        return record  # it ended by itself: a caller that ends it as well has what it asked for
     after = written(
         record,
         dimension,
@@ -342,6 +347,18 @@ def _size_of_file(spec: JobSpec, known: JobRecord | None, writer: str) -> int:
     if _may_size(known, writer):
         return starting_size(spec.autoscale, spec.tasks, None)
     return known.spec.tasks
+
+
+def _check_order(record: JobRecord, wish: SizeWish, size: SizeIntent) -> None:
+    """Refuse bounds that no size is within; a write of tasks alone goes by those there are."""
+    least, most = size.minimum, size.maximum
+    is_new = wish.minimum is not None or wish.maximum is not None
+    if is_new and least is not None and most is not None and least > most:
+        raise InvalidInput(
+            f"cannot write the size of job {record.name!r}: its minimum of {least} would be above"
+            f" its maximum of {most}",
+            hint="give --minimum and --maximum together",
+        )
 
 
 def _check_bounds(record: JobRecord, tasks: int) -> None:

@@ -67,6 +67,10 @@ def test_each_command_writes_its_dimension_as_who_calls(ctl: Ctl, region: Region
         dimension = {"scale": "size", "runtime": "infrastructure"}.get(verb, verb)
         assert written[-1][:3] == (dimension, "web", expected)
         assert written[-1][3].startswith("local:")
+    for option in ("--share", "--traffic"):
+        found = ctl("job", "canary", "web", option, "nan", "--for", "1h")
+        assert found.exit_code == 64, found.output
+        assert "'nan' is no number from 0 to 1" in found.output
     for verb in ("canary", "hold"):
         assert ctl("job", verb, "web", "--end", *meta).exit_code == 0
         assert written[-1][:4] == ("withdraw", "web", verb, IntentWish(**said))

@@ -12,7 +12,7 @@ from conveyor.api import ControlRequest, ControlVerb, StartRequest
 from conveyor.core.judge import Measured
 from conveyor.runs import GateOutcome, RunState
 from tests.unit.conveyor.delivery_model import NO_DATA, ModelJob, World, a_pipeline, digest
-from wire.errors import Busy, Conflict, Forbidden, InvalidInput, Unreachable
+from wire.errors import Busy, Conflict, Forbidden, InvalidInput, NotFound, Unreachable
 
 
 def control(verb: str, reason: str = "because", gate: str = "") -> ControlRequest:
@@ -499,3 +499,14 @@ async def test_the_image_that_finished_last_is_remembered_while_its_tasks_are_br
     job.broken = set()
     await world.until("rolled-back")
     assert job.tasks == [digest(2)] * 10
+
+
+async def test_a_start_with_an_image_that_the_store_does_not_have_is_refused_at_once():
+    """It held the pipeline for half an hour, in a stage that could never be reached."""
+    world = await World().begin()
+    with pytest.raises(NotFound, match="the image store has no image sha256:"):
+        await world.service.start("web", StartRequest(image=digest(99)), "user/ann")
+    assert (await world.service.view("web")).record.waiting is None
+    world.plane.is_away = True
+    view = await world.service.start("web", StartRequest(image=digest(2)), "user/ann")
+    assert view.record.waiting is not None, "nothing can be said of it: the run waits"

@@ -58,7 +58,7 @@ async def test_a_canary_gets_its_part_of_the_requests_at_every_size_until_it_end
         await w.stable()
         assert (await parts(w))[2] == pytest.approx(0.05, abs=0.001)
         effect, waits = told(w, await w.cp.intents.show("web"))
-        assert "and get 5.0" in effect or "and get 4.9" in effect
+        assert "with 5.0" in effect or "with 4.9" in effect
         assert not waits
     await w.cp.intents.push(
         "web", PushWish(spec=a_job(1, update=FAST, environment={"A": "1"})), TESTER
@@ -147,7 +147,7 @@ async def test_what_weights_cannot_give_is_told(w: World):
     await w.cp.intents.canary("web", a_canary(0.001, tasks=5), TESTER)
     await w.stable()
     effect, waits = told(w, await w.cp.intents.show("web"))
-    assert "and get 1.92% of the requests" in effect
+    assert effect == "to run version 2: 5 tasks, with 1.92% of the requests"
     assert waits == "0.10% of the requests: weights reach from 1 to 256"
 
 

@@ -433,9 +433,41 @@ async def test_what_cannot_be_meant_is_refused(w: World):
         await w.cp.intents.push("web", PushWish(share=0.5), DEPLOYER)
     with pytest.raises(InvalidInput, match="cannot be withdrawn, only its canary or hold"):
         await w.cp.intents.withdraw("web", "size", IntentWish(), SCALER)
+    with pytest.raises(InvalidInput, match="minimum of 8 would be above its maximum of 6"):
+        await w.cp.intents.size("web", SizeWish(tasks=5, minimum=8, maximum=6), SCALER)
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     with pytest.raises(Conflict, match="cannot be restarted: not all of its tasks"):
         await w.cp.restart_job("web")
+
+
+@scenario()
+async def test_bounds_are_shown_with_what_was_asked_for(w: World):
+    await w.deployed(a_job(4, update=FAST))
+    wish = SizeWish(tasks=1, minimum=2, maximum=6)
+    shown = await w.cp.intents.size("web", wish, SCALER)
+    effects = {view.dimension: view.effect for view in shown.intents}
+    assert effects["size"] == "2 tasks (1 asked for, at least 2, at most 6)"
+    with pytest.raises(InvalidInput, match="minimum of 7 would be above its maximum of 6"):
+        await w.cp.intents.size("web", SizeWish(tasks=3, minimum=7), SCALER)
+    shown = await w.cp.intents.size("web", SizeWish(tasks=3), SCALER)
+    assert shown.size == 3
+
+
+@scenario()
+async def test_what_is_over_may_be_ended_again_and_nothing_is_written(w: World):
+    """A canary or a hold that ends in time may meet its writer, who ends it in that moment."""
+    await w.deployed(a_job(2, update=FAST))
+    before = w.cp._jobs.get("web")
+    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    assert w.cp._jobs.get("web") == before
+    await w.cp.intents.hold("web", HoldWish(lasts_s=5), OPERATOR)
+    await asyncio.sleep(10)
+    before = w.cp._jobs.get("web").intents["hold"]
+    assert before.value is None
+    await w.cp.intents.withdraw("web", "hold", IntentWish(), OPERATOR)
+    assert w.cp._jobs.get("web").intents["hold"] == before
+    with pytest.raises(Conflict, match="was to be replaced"):
+        await w.cp.intents.withdraw("web", "hold", IntentWish(expect=1), OPERATOR)
 
 
 def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
