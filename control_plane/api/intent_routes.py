@@ -14,7 +14,7 @@ from control_plane.api.intent_wishes import (
 )
 from control_plane.api.jobs import JobBriefs
 from control_plane.api.people import Needs
-from control_plane.api.validate import push_relations
+from control_plane.api.validate import canary_relations, push_relations
 from wire.routes import Route
 
 _INTENTS = "/v1/jobs/{job}/intents"
@@ -54,6 +54,7 @@ INTENT_ROUTES: tuple[Route, ...] = (
             request=wish,
             response=JobIntents,
             needs=needs,
+            relations=canary_relations if wish is CanaryWish else None,
             summary=summary,
         )
         for dimension, wish, needs, summary in (

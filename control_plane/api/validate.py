@@ -66,7 +66,22 @@ def job_relations(document: Any) -> list[FieldError]:
 def push_relations(document: Any) -> list[FieldError]:
     """Return what the specification of a push gets wrong, like `job_relations`."""
     found = job_relations(document.get("spec")) if isinstance(document, dict) else []
-    return [FieldError(field=f"spec.{error.field}", reason=error.reason) for error in found]
+    spec = [FieldError(field=f"spec.{error.field}", reason=error.reason) for error in found]
+    return [*spec, *_either(document, share=1.0, tasks=None)]
+
+
+def canary_relations(document: Any) -> list[FieldError]:
+    """Return what the fields of a canary get wrong about each other."""
+    return _either(document, share=None, tasks=1)
+
+
+def _either(document: Any, share: float | None, tasks: int | None) -> list[FieldError]:
+    """Refuse a share and a number of tasks at once; `share` and `tasks` are what neither means."""
+    if not isinstance(document, dict):
+        return []
+    if document.get("share", share) in (share, None) or document.get("tasks", tasks) == tasks:
+        return []
+    return [FieldError(field="tasks", reason="a share is given, too: give one of them")]
 
 
 def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:

@@ -150,17 +150,17 @@ def start(target: Target, name: str, image: str, reason: str, output: str) -> No
     """Start a run by hand."""
     import msgspec
 
+    from control_plane.api.intent_wishes import REASON_MAX
     from conveyor.api import StartRequest
 
     try:
         request = msgspec.convert({"image": image, "reason": reason}, StartRequest)
     except msgspec.ValidationError as e:
+        if len(reason) > REASON_MAX:
+            raise InvalidInput(f"--reason has more than {REASON_MAX} characters") from e
         accepted = "a digest (sha256: and 64 hex digits), or for fleets a release (0.2.0)"
-        what = f"--image {image[:80]!r} with a reason of {len(reason)} characters"
-        raise InvalidInput(
-            f"{what} is not valid: expected {accepted}, and at most 512 characters",
-            hint="twinectl image list",
-        ) from e
+        what = f"--image {image[:80]!r} is not valid: expected {accepted}"
+        raise InvalidInput(what, hint="twinectl image list") from e
     _tell(_ask(target, lambda c: c.start_run(name, request)), output)
 
 

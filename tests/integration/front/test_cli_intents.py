@@ -67,6 +67,12 @@ def test_each_command_writes_its_dimension_as_who_calls(ctl: Ctl, region: Region
         dimension = {"scale": "size", "runtime": "infrastructure"}.get(verb, verb)
         assert written[-1][:3] == (dimension, "web", expected)
         assert written[-1][3].startswith("local:")
+    count = len(written)
+    for arguments in (("push",), ("canary", "--for", "1h")):
+        found = ctl("job", *arguments, "web", "--share", "0.5", "--tasks", "2")
+        assert found.exit_code == 64, found.output
+        assert "tasks: a share is given, too: give one of them" in found.output
+    assert len(written) == count
     for option in ("--share", "--traffic"):
         found = ctl("job", "canary", "web", option, "nan", "--for", "1h")
         assert found.exit_code == 64, found.output

@@ -19,8 +19,10 @@ import dns.message
 import dns.query
 import dns.rcode
 import pytest
+from msgspec.structs import replace
 
 from control_plane.api.jobs import Endpoint
+from control_plane.job_control.core.traffic import weights_of
 from tests.ports import free_port
 
 from .conftest import Region
@@ -208,6 +210,37 @@ def test_nginx_takes_what_is_written(region: Region, tasks: list[TaskServer], tm
     with running(nginx, "-p", tmp_path, "-c", own):
         until(lambda: answers(port))
         assert get(port) == (200, "web-0")
+
+
+@pytest.mark.parametrize("name", ["haproxy", "nginx"])
+@pytest.mark.parametrize("traffic", [0.1, 0.0])
+def test_a_canary_gets_its_part_of_the_requests_of_a_real_proxy(
+    region: Region, tasks: list[TaskServer], tmp_path: Path, name: str, traffic: float
+):
+    """JC10: one of four tasks gets a tenth of 200 requests, or none."""
+    program = shutil.which(name, path="/usr/sbin:/usr/bin")
+    assert program
+    own, other = weights_of(traffic, 1, len(tasks) - 1)
+    weights = [own, *([other] * (len(tasks) - 1))]
+    served = [replace(t.endpoint(), weight=w) for t, w in zip(tasks, weights, strict=True)]
+    region.run(region.control_plane.serve(*served))
+    port, file, conf = free_port(), tmp_path / "twine.cfg", tmp_path / "own.cfg"
+    once = resolver(region, "proxy", name, f"web:http=127.0.0.1:{port}")
+    file.write_text(subprocess.run(once, check=True, capture_output=True, text=True).stdout)
+    if name == "haproxy":
+        conf.write_text(OWN_CONFIGURATION.format(folder=tmp_path))
+        argv = (program, "-f", conf, "-f", file)
+    else:
+        conf.write_text(NGINX_CONFIGURATION.format(folder=tmp_path))
+        argv = (program, "-p", tmp_path, "-c", conf)
+    with running(*argv):
+        until(lambda: answers(port))
+        before = [task.asked for task in tasks]
+        pages = [get(port) for _ in range(200)]
+    assert {status for status, _ in pages} == {200}
+    asked = [task.asked - was for task, was in zip(tasks, before, strict=True)]
+    assert abs(asked[0] - 200 * traffic) <= 3
+    assert all(abs(count - 200 * (1 - traffic) / 3) <= 5 for count in asked[1:])
 
 
 def test_what_the_check_refuses_never_counts(region: Region, tmp_path: Path):
