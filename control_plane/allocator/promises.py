@@ -114,7 +114,7 @@ class PromiseKeeper:
     def kept_without(self, pool: str, taken: Iterable[Machine]) -> Generator[None, None, bool]:
         """Return, in steps, whether what a pool took keeps nothing from others.
 
-        False: some promise is not kept now that would be without it. For processes, each of which
+        False: some promise is not kept now that would be without it. For processes: each
         sees what others took only after it took machines itself: asked once it has followed that.
         """
         self._follow()

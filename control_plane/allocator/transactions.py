@@ -136,7 +136,7 @@ class Allocations:
         self.taken: Callable[[list[Machine]], None] = lambda _: None
         """… and when their broker knows, or they were given up."""
         self.confirm: Callable[[list[Machine], str], Awaitable[bool]] | None = None
-        """Called once brokers hold machines for a pool: whether it may still have them (ADR 0209)."""
+        """Called once brokers hold machines for a pool: whether it may still have them."""
         self._emptied: list[Callable[[list[Machine]], None]] = []
         self._work: dict[asyncio.Future[Any], None] = {}
         """What is under way, whether or not a caller still waits for it."""

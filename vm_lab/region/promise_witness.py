@@ -68,7 +68,9 @@ class PromiseWitness:
         lacks = self._lacking()
         if taken and lacks > lacked:
             left = ", ".join(f"{n} in {dc}" for dc, n in sorted(self._free().items())) or "nothing"
-            self._violate("promises", f"{'; '.join(taken)}: {lacks} promised ones lack, {left} left")
+            self._violate(
+                "promises", f"{'; '.join(taken)}: {lacks} promised ones lack, {left} left"
+            )
         if granted and (short := self._short_of_all()):
             self._violate("promises", f"{'; '.join(granted)}: {short} machines beyond the region")
 
