@@ -269,8 +269,7 @@ class ControlPlane(JobCalls):
         if self.processes is not None and self.processes.following is not None:
             loops.start("following", self.processes.following.run)
             loops.start("leadership", self.processes.wait_replaced)
-        if self.role.is_core:
-            loops.start("date", self._anchor.run, Failing.RESTARTS)
+        loops.start("date", self._anchor.run, Failing.RESTARTS)
         self.restored.begin = lambda: self._start_commanding(loops)
         if not self.restored.waits:
             self._start_commanding(loops)

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
+from agent.api import TaskSpec
+from control_plane.agents.core.commands import Stop
 from control_plane.allocator import handover
 from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.core.machine_pools import Machine
 from control_plane.api.jobs import JobRecord
 from control_plane.api.ownership import EntitlementOwner, ShardLoad
 from control_plane.running_shards import IDLE_S, RunningShard, RunningShards, ShardParts
 from control_plane.runtime.loops import Loops
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import RoleLeaders
+from control_plane.store.records import JOBS
 from wire.errors import Busy, Conflict, TwineError
 
 log = logging.getLogger(__name__)
@@ -29,6 +34,10 @@ _LOOK_S = 0.05
 _RELEASE_S = IDLE_S + 2.0
 """How long the core waits for the process of a shard: longer than that waits for allocations."""
 _RETRY_S = 1.0
+_BEHIND_S = 5.0
+"""How long machines are held until what others took before is known."""
+_GONE_KEPT = 1_000
+"""Tasks without a job that are remembered; the store is asked again about older ones."""
 
 
 class ShardProcesses(RunningShards):
@@ -47,10 +56,14 @@ class ShardProcesses(RunningShards):
         self._processes, self._role = processes, processes.own
         self._look_at, self._runs = look_at, False
         self._runtime = parts.region.runtime
+        self._gone: dict[Stop, bool] = {}
+        """Task that no job known here has → whether the store has said so since it was seen."""
         self.ask_ready: Callable[[int], Awaitable[bool]] = self._is_led
         """Ask the process of a shard whether it takes requests."""
         ownership.table.listen(self._heard)
         parts.jobs.listen(self._job_changed)
+        for allocator in allocators.values():
+            allocator.allocations.confirm = partial(self._confirm, allocator)
 
     @property
     def count(self) -> int:
@@ -129,6 +142,56 @@ class ShardProcesses(RunningShards):
                 await self._runtime.sleep(_RETRY_S)
             else:
                 return
+
+    async def _confirm(self, allocator: Allocator, taken: list[Machine], pool: str) -> bool:
+        """Return whether machines that are held for a pool were not promised to others.
+
+        Other processes hold machines in the same moment. Of two that follow the store up to their
+        own holds, the later one sees both.
+        """
+        following = self._processes.following
+        at = self._parts.jobs.store.revision()
+        if following is not None and not await following.reached(at, _BEHIND_S):
+            raise Busy(
+                f"cannot take {len(taken)} machines for {pool!r}: this process has not followed the"
+                f" store for {_BEHIND_S:g} s",
+                hint="it is tried again",
+            )
+        return await allocator.allocations.in_steps(allocator.quotas.kept_without(pool, taken))
+
+    # -- tasks of jobs that are not known here
+
+    def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
+        """Return what a machine has to do with a task; the store is asked before a stray ends.
+
+        A shard writes a new job before its tasks start, but this process may have heard of neither
+        the job nor whose the machine is now. So what was followed does not suffice.
+        """
+        found, job = super()._wanted(machine, task), task.rpartition("-")[0]
+        if not isinstance(found, Stop) or self._parts.jobs.find(job) is not None:
+            return found
+        if found not in self._gone:
+            while len(self._gone) >= _GONE_KEPT:
+                del self._gone[next(iter(self._gone))]
+            self._gone[found] = False
+            self._runtime.spawn("stray", self._ask_store(found, job))
+        return found if self._gone[found] else None
+
+    async def _ask_store(self, stray: Stop, job: str) -> None:
+        """Let a task end whose job the store does not have; asks until the store says so or not."""
+        while True:
+            try:
+                is_gone = await self._parts.jobs.store.get(JOBS + job) is None
+            except TwineError as e:
+                log.warning("job not read", extra={"job": job, "reason": str(e)})
+                await self._runtime.sleep(_RETRY_S)
+            else:
+                break
+        self._gone.pop(stray, None)
+        if is_gone:
+            self._gone[stray] = True
+            for shard in self.all:
+                shard.scheduler.remove_strays(stray.machine)
 
     # -- what the map says
 

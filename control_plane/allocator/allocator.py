@@ -421,7 +421,9 @@ class Allocator:
         taken_for = self._shards.pool_of(record.machine, self._member)
         if taken_for is not None:
             return record.machine, capacity, place, taken_for, blocked or "is being taken"
-        return record.machine, capacity, place, record.entitlement, blocked
+        hold = record.hold
+        pool = record.entitlement if hold is None else hold.entitlement
+        return record.machine, capacity, place, pool, blocked
 
     def _blocked(self, record: MachineRecord) -> str:
         """Return why a machine takes no tasks, as a predicate.

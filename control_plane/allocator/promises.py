@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 from control_plane.allocator.core.ledger import Ledger
-from control_plane.allocator.core.machine_pools import Bucket
+from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import micro
@@ -111,6 +111,28 @@ class PromiseKeeper:
                 self._index.loosened()
             await self._runtime.sleep(_REST_S)
 
+    def kept_without(self, pool: str, taken: Iterable[Machine]) -> Generator[None, None, bool]:
+        """Return, in steps, whether what a pool took keeps nothing from others.
+
+        False: some promise is not kept now that would be without it. For processes: each
+        sees what others took only after it took machines itself: asked once it has followed that.
+        """
+        self._follow()
+        quotas = self._quotas()
+        if len({_kind(quota) for quota in quotas.values()}) <= 1:
+            return True
+        is_new = quotas is self._known and not self._outdated
+        if is_new and self._ledger is not None and self._ledger.keeps_all:
+            return True
+        held = self._held_by([*quotas, FREE])
+        before = {name: Counter(counts) for name, counts in held.items()}
+        for machine in taken:
+            before.setdefault(pool, Counter())[_class_of(machine.bucket)] -= 1
+            before.setdefault(FREE, Counter())[_class_of(machine.bucket)] += 1
+        now, _ = yield from self._laid(quotas, held)
+        then, _ = yield from self._laid(quotas, before)
+        return not now.lacking() - then.lacking()
+
     def outdated(self) -> None:
         """Note that machines were put aside, or are not any more."""
         self._outdated = self._overtaken = True
@@ -164,8 +186,20 @@ class PromiseKeeper:
         if len({_kind(quota) for quota in quotas.values()}) <= 1:
             self._take(None, [])
             return
-        held = {pool: dict(self._held[pool]) for pool in [*quotas, FREE] if pool in self._held}
+        held = self._held_by([*quotas, FREE])
         yield
+        promises, supply = yield from self._laid(quotas, held)
+        self._follow()
+        if this == self._begun:
+            self._take(promises, list(supply))
+
+    def _held_by(self, pools: Iterable[str]) -> dict[str, Mapping[MachineClass, int]]:
+        return {pool: dict(self._held[pool]) for pool in pools if pool in self._held}
+
+    def _laid(
+        self, quotas: Mapping[str, Quota], held: Mapping[str, Mapping[MachineClass, int]]
+    ) -> Generator[None, None, tuple[Promises, Counter[MachineClass]]]:
+        """Lay what is left of quotas upon free machines, and return both, where pools hold so."""
         left = {}
         for number, (pool, quota) in enumerate(quotas.items()):
             left[pool] = quota_left(quota, self._without_aside(pool, held.get(pool)))
@@ -173,9 +207,7 @@ class PromiseKeeper:
                 yield
         supply = self._without_aside(FREE, held.get(FREE))
         promises = yield from Promises.in_steps(left, supply)
-        self._follow()
-        if this == self._begun:
-            self._take(promises, list(supply))
+        return promises, supply
 
     def _take(self, promises: Promises | None, kinds: list[MachineClass]) -> None:
         """Go by new sums, and by what happened since they were begun."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from control_plane.agents.region import Region
 from control_plane.allocator.core.feasibility import fits_each, judge
@@ -99,6 +99,12 @@ class Quotas:
         if self._portal.settings.overgrant is Overgrant.ALLOW:
             return None  # first come, first served
         return self.promises.limits(pool)
+
+    def kept_without(self, pool: str, taken: list[Machine]) -> Generator[None, None, bool]:
+        """Return, in steps, whether what a pool took keeps nothing from others: CP7."""
+        if self._portal.settings.overgrant is Overgrant.ALLOW:
+            return True
+        return (yield from self.promises.kept_without(pool, taken))
 
     def _ahead_of(self, pool: str) -> list[Wish]:
         """Return the wishes that come before those of a pool."""

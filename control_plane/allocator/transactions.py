@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -135,6 +135,8 @@ class Allocations:
         """Called in the step that takes machines for a pool …"""
         self.taken: Callable[[list[Machine]], None] = lambda _: None
         """… and when their broker knows, or they were given up."""
+        self.confirm: Callable[[list[Machine], str], Awaitable[bool]] | None = None
+        """Called once brokers hold machines for a pool: whether it may still have them."""
         self._emptied: list[Callable[[list[Machine]], None]] = []
         self._work: dict[asyncio.Future[Any], None] = {}
         """What is under way, whether or not a caller still waits for it."""
@@ -442,6 +444,8 @@ class Allocations:
         takes = {machine.name: Take(change.pool, asked.profile) for machine in change.takes}
         try:
             await self._finishing.prepare(transaction, takes)
+            if self.confirm is not None and not await self.confirm(change.takes, change.pool):
+                raise Conflict(f"cannot take {len(takes)} machines: others were promised them")
             await self._write(change, asked.request.near, transaction)
         except Exception:
             await self._finishing.abort(transaction)

@@ -1,7 +1,8 @@
 """What this process believes of the date, stored for the next one on the same boot of the host.
 
 A process that is started after its host's clock stepped would take a wrong date for the right
-one; and the steps of the clock are no reason not to restart a process.
+one; and the steps of the clock are no reason not to restart a process. Each boot has a record of
+its own: processes of several hosts lead in turn, and shards beside the core.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import logging
 from control_plane.api.clock import ClockAnchor
 from control_plane.runtime.date import STEP_S
 from control_plane.runtime.runtime import Runtime
-from control_plane.store import Put, Store
+from control_plane.store import Delete, Put, Store
 from control_plane.store.records import CLOCK, decode, encode
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _RETRY_S = 60.0
+_KEPT = 64
+"""Boots that are remembered, the latest ones."""
 
 
 class Anchor:
@@ -26,16 +29,18 @@ class Anchor:
         """`boot_id` names this boot of the host; empty: it is not known."""
         self._store, self._runtime, self._boot_id = store, runtime, boot_id
         self._stored: float | None = None
+        self._old: list[str] = []
+        """Keys of boots that are too many."""
 
     async def load(self) -> None:
         """Go on from the stored date, if it is of this boot."""
-        entry = await self._store.get(CLOCK)
-        if entry is None or not self._boot_id:
-            return
-        known = decode(entry.value, ClockAnchor, CLOCK)
-        if known.boot_id == self._boot_id:
-            self._stored = known.booted_at
-            self._runtime.go_on(known.booted_at)
+        entries = (await self._store.list_prefix(CLOCK)).entries
+        known = {entry.key: decode(entry.value, ClockAnchor, entry.key) for entry in entries}
+        self._old = sorted(known, key=lambda key: known[key].booted_at)[: -_KEPT or None]
+        mine = [of.booted_at for of in known.values() if of.boot_id == self._boot_id]
+        if mine and self._boot_id:  # an earlier release had one record, which comes first
+            self._stored = mine[-1]
+            self._runtime.go_on(mine[-1])
 
     async def run(self) -> None:
         """Store the date when it is another than the stored one, until cancelled."""
@@ -52,8 +57,10 @@ class Anchor:
         at = self._runtime.booted_at
         known = ClockAnchor(boot_id=self._boot_id, booted_at=at)
         try:
-            await self._store.txn({}, [Put(CLOCK, encode(known))])
+            put = Put(f"{CLOCK}/{self._boot_id}", encode(known))
+            old = [Delete(key) for key in self._old if key != put.key]
+            await self._store.txn({}, [put, *old])
         except TwineError as e:  # the next look tries again; until then a restart asks the wall
             log.warning("the date was not stored", extra={"reason": str(e)})
         else:
-            self._stored = at
+            self._stored, self._old = at, []

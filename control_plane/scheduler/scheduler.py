@@ -200,7 +200,7 @@ class Scheduler:
             self._wake_waiting()
         else:
             self._machine_changed(name)
-        self._remove_strays(name)
+        self.remove_strays(name)
 
     def _one_seen(self, machine: str, which: str) -> None:
         """Wake the jobs that news of one task or image concerns, not all of its machine."""
@@ -214,7 +214,7 @@ class Scheduler:
             self._machine_seen(machine)
         self._wake_waiting()
 
-    def _remove_strays(self, name: str) -> None:
+    def remove_strays(self, name: str) -> None:
         """Stop what runs on a machine although it was moved away or its job is gone."""
         observation, record = self._observations.observation(name), self._broker.table.find(name)
         is_ours = record is not None and self._placements.owns(record.entitlement)

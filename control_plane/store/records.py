@@ -94,7 +94,8 @@ USES = "entitlement-uses/"
 """Written with each job that comes to an entitlement: its deletion compares it."""
 
 CLOCK = "clock"
-"""One value: what is believed of the date, for the next process on this boot of the host."""
+"""What is believed of the date, by boot of a host, for the next process on it. Earlier releases
+had one value, of the last boot."""
 RESTORED = "restored"
 """One value: that the store was restored from a copy. One that is damaged ends the start: without
 it tasks that the copy does not know would be stopped."""

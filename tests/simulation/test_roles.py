@@ -15,6 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from control_plane import running_shards
+from control_plane.agents.region import Region
+from control_plane.allocator.quotas import Quotas
+from control_plane.portal.core.pools import Quota
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.store.etcd import EtcdStore
 from vm_lab.region import scenario
@@ -78,6 +81,46 @@ def test_tasks_left_on_a_machine_that_comes_back_free_are_removed() -> None:
     chosen = replace(chosen, minutes=7.0, settle_minutes=6.0, faults=[])
     outcome = run_seed(chosen, 1, read("10.0s cut job:job1 300.0s\n12.0s cut job:job2 300.0s"))
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
+
+
+def test_a_core_that_lags_behind_stops_no_task_of_a_job_that_it_has_not_heard_of() -> None:
+    """SH1 AV7: the core follows a machine that it takes for free; a shard has just begun to use it.
+
+    Jobs come back while the core's line to etcd is late. Before, it took their tasks for strays.
+    """
+    chosen = scenario.load("roles-promises")
+    chosen = replace(chosen, minutes=3.0, settle_minutes=6.0, faults=[])
+    story = "\n".join(
+        f"{at + n / 10}s stop-job job:job{n} 12.0s\n{at + 11.5}s etcd-late role:core 6.0s value=3.0"
+        for at in range(10, 170, 30)
+        for n in range(3)
+    )
+    outcome = run_seed(chosen, 1, read(story))
+    assert not outcome.violations, [str(violation) for violation in outcome.violations]
+
+
+def test_no_shard_takes_what_an_entitlement_of_another_was_promised() -> None:
+    """SH14 CP7: shards share the free machines, and hardly more of them than quotas."""
+    outcome = run_seed(scenario.load("roles-promises"), 2)
+    assert not outcome.violations, [str(violation) for violation in outcome.violations]
+    assert outcome.figures["moves"] >= 3
+
+
+def test_promises_that_are_kept_per_shard_only_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SH14 CP7: a shard that lays the quotas of its own entitlements alone upon free machines."""
+    made = Quotas.__init__
+
+    def blind(self: Quotas, region: Region, *rest: Any) -> None:
+        made(self, region, *rest)
+        whole = self.promises._quotas
+
+        def own() -> dict[str, Quota]:
+            return {pool: quota for pool, quota in whole().items() if region.owns(pool)}
+
+        self.promises._quotas = own
+
+    monkeypatch.setattr(Quotas, "__init__", blind)
+    assert found("roles-promises", {"promises"}) <= MOST
 
 
 def test_a_write_of_a_leader_that_was_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

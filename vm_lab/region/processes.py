@@ -58,11 +58,16 @@ class ProcessHost:
     """Everything that reaches it and leaves it …"""
     to_etcd: Path = field(default_factory=lambda: Path(base_s=0.0))
     """… and what of that is about etcd."""
-    late_s: float = 0.0
-    """So much later may what it sends to etcd arrive, and what etcd sends to it."""
+    late: dict[int, float] = field(default_factory=dict)
+    """Fault → so much later may what it sends to etcd arrive, and what etcd sends to it."""
     clock_off_s: float = 0.0
     down_until: float = 0.0
     life: ProcessLife | None = None
+
+    @property
+    def late_s(self) -> float:
+        """Return how late its line to etcd is now, at most."""
+        return max(self.late.values(), default=0.0)
 
 
 @dataclass(slots=True)

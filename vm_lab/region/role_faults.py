@@ -91,16 +91,12 @@ def _cut(condition: Condition, *, etcd: bool = False) -> Strike:
     return strikes
 
 
-def _late(region: SimulatedRegion, fault: Fault, _: int) -> None:
+def _late(region: SimulatedRegion, fault: Fault, number: int) -> None:
     plane = region.roles
     if plane is not None and (life := _struck(plane, fault)) is not None:
-        host, host_late_s = life.host, life.host.late_s
-        host.late_s = fault.value
-
-        def over() -> None:
-            host.late_s = host_late_s
-
-        region.timeline.after(fault.seconds, over)
+        late = life.host.late
+        late[number] = fault.value
+        region.timeline.after(fault.seconds, late.pop, number)
 
 
 def _crash_in_move(region: SimulatedRegion, fault: Fault, number: int) -> None:

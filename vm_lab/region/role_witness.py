@@ -1,8 +1,8 @@
 """The witness of roles in a simulated region: who led and who owned, and what is against it.
 
 It looks at etcd and at the agents, from outside: no write of a process that does not lead takes
-effect, no agent does what an earlier owner commands once it did what a later one did, and in the
-end each entitlement has one owner.
+effect, no agent does what an earlier owner commands once it did what a later one did, no process
+takes what others were promised, and in the end each entitlement has one owner.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from control_plane.store.records import OWNERSHIPS, PROCESSES
 from vm_lab.region.etcd import DATA, LEADERS
 from vm_lab.region.machine import SimulatedMachine
 from vm_lab.region.processes import RegionProcesses, role_of
+from vm_lab.region.promise_witness import PromiseWitness
 from vm_lab.region.stores import shown
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class RoleWitness:
     def __init__(self, region: SimulatedRegion, plane: RegionProcesses) -> None:
         """Begin to look on."""
         self._region, self._plane = region, plane
+        self._promises = PromiseWitness(region.checker.violate)
         self._shards: dict[str, int] = {}
         self._tenures: dict[str, list[int]] = {}
         """Entitlement → the lives that were its owner, in the order of time."""
@@ -79,6 +81,7 @@ class RoleWitness:
                 self._shards[owned.entitlement] = owned.shard
                 self._region.figures["moves"] += before != owned.shard
         self._plane.writer = life
+        self._promises.applied(operations)
         self._region.checker.stored("main", operations)
 
     def _count_tenures(self) -> None:

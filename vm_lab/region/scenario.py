@@ -79,6 +79,8 @@ class ScenarioWork(_Written, frozen=True, kw_only=True):
     """So many pieces of best-effort work are handed to Optimus (`best_effort.py`)."""
     overgranted: bool = False
     """Quotas add up to more than there is: not all of them are used at once."""
+    bound: Annotated[int, Meta(ge=0)] = 0
+    """The first so many entitlements may have machines of the last data center only."""
     borrowers: Annotated[int, Meta(ge=0)] = 0
     """The last so many entitlements have no machines of their own: they live on loans."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0

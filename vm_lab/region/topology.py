@@ -159,6 +159,7 @@ def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[st
         borrows = number >= work.entitlements - work.borrowers
         found[name] = EntitlementSpec(
             machines=0 if borrows else min(share, needed),
+            datacenter=f"dc{shape.datacenters}" if number < work.bound else None,
             surge_tasks=work.surge_tasks or None,
             host_profile=f"boot{number}" if boots else f"soft{number}",
             elastic=Elastic(borrow=min(share, needed), notice=_notice(number)) if borrows else None,

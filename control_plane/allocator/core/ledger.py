@@ -27,6 +27,11 @@ class Ledger:
         self.is_true = True
         """Whether all that happened since could be followed."""
 
+    @property
+    def keeps_all(self) -> bool:
+        """Return whether every promise is kept, after all that was followed."""
+        return self.is_true and not self._shares.unmet
+
     def limits(self, pool: str) -> dict[MachineClass, int]:
         """Return how many free machines of each class a pool may take at once."""
         found = dict.fromkeys(self._shares.rest, 0)

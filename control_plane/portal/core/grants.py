@@ -350,6 +350,13 @@ class Promises:
         unmet = any(self._lacking(node) > 0 for node in self._groups)
         return Shares(dict(groups), flows, rest, unmet)
 
+    def lacking(self) -> Counter[str]:
+        """Return how much of all promises cannot be kept, by unit."""
+        found: Counter[str] = Counter()
+        for node, demand in self._groups.items():
+            found[demand.unit] += math.ceil(self._lacking(node))
+        return found
+
     def takeable(self, pool: str) -> set[MachineClass]:
         """Return the classes whose machines a pool may take with all promises still kept.
 

@@ -7,11 +7,13 @@ import asyncio
 import pytest
 from virtual_time import EPOCH_S, run
 
+from control_plane.api.clock import ClockAnchor
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.date import BELIEVED_AFTER_S, Date
 from control_plane.runtime.runtime import Runtime
+from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
-from control_plane.store.records import CLOCK
+from control_plane.store.records import CLOCK, encode
 from wire.errors import Busy
 
 
@@ -105,6 +107,52 @@ def test_a_step_before_the_process_is_started_again_is_not_believed_either():
     run(main())
 
 
+def test_each_host_that_leads_in_turn_goes_on_from_its_own_date():
+    """BUG-CP9 AV2: another host led meanwhile; before, only the last one was remembered."""
+
+    async def main() -> None:
+        hosts = {"one": Host(), "two": Host()}
+        async with MemoryStore() as store:
+            kept = ClockAnchor(boot_id="old", booted_at=1.0)
+            await store.txn({}, [Put(CLOCK, encode(kept))])  # as earlier releases have it
+            old, anchor = a_life(Host(), store, "old")
+            await anchor.load()
+            assert old.booted_at == 1.0
+            for boot, host in hosts.items():
+                _, anchor = a_life(host, store, boot)
+                await anchor.load()
+                running = asyncio.ensure_future(anchor.run())
+                await asyncio.sleep(1)
+                running.cancel()
+            hosts["one"].off_s += 466.0
+            again, anchor = a_life(hosts["one"], store, "one")
+            await anchor.load()
+            assert again.date() == EPOCH_S + hosts["one"].up_s
+
+    run(main())
+
+
+def test_only_the_latest_boots_are_remembered():
+    """BUG-CP9: a region that lives for years does not keep every boot of its hosts."""
+
+    async def main() -> None:
+        async with MemoryStore() as store:
+            for number in range(70):
+                known = ClockAnchor(boot_id=f"boot-{number:02}", booted_at=float(number))
+                await store.txn({}, [Put(f"{CLOCK}/boot-{number:02}", encode(known))])
+            _, anchor = a_life(Host(), store)
+            await anchor.load()
+            running = asyncio.ensure_future(anchor.run())
+            await asyncio.sleep(1)
+            running.cancel()
+            keys = [entry.key for entry in (await store.list_prefix(CLOCK)).entries]
+            assert len(keys) == 65
+            assert f"{CLOCK}/boot-05" not in keys
+            assert f"{CLOCK}/boot-06" in keys
+
+    run(main())
+
+
 def test_a_date_that_could_not_be_stored_is_stored_later_and_so_is_one_that_was_believed():
     class Sick(MemoryStore):
         sick = True
@@ -121,14 +169,14 @@ def test_a_date_that_could_not_be_stored_is_stored_later_and_so_is_one_that_was_
             await anchor.load()
             running = asyncio.ensure_future(anchor.run())
             await asyncio.sleep(1)
-            assert await store.get(CLOCK) is None
+            assert await store.get(f"{CLOCK}/one") is None
             store.sick = False
             await asyncio.sleep(120)
-            first = await store.get(CLOCK)
+            first = await store.get(f"{CLOCK}/one")
             host.off_s += 7_200.0
             runtime.look_at_clocks()
             await asyncio.sleep(120)
-            assert await store.get(CLOCK) == first
+            assert await store.get(f"{CLOCK}/one") == first
             host.up_s += BELIEVED_AFTER_S
             runtime.look_at_clocks()
             await asyncio.sleep(120)
