@@ -228,7 +228,7 @@ class Bucket:
         return ORDERS[self._least(demand)]
 
     def _promising(self, order: Sequence[int], demand: Demand | None) -> Sequence[int]:
-        """Leave out shelves of which the maxima say that no machine has room for a demand."""
+        """Leave out shelves whose maxima say that no machine there has room for a demand."""
         maxima = self.maxima
         if demand is None or maxima is None:
             return order

@@ -42,7 +42,7 @@ class ShelfMaxima(Generic[M]):
         """Shelf → kind → a bound of what is left on each machine, and the machine that had it."""
 
     def raised(self, machine: M) -> None:
-        """Take in that a machine came to its shelf, or has more left there."""
+        """Record that a machine came to its shelf, or has more left there."""
         kinds = self._by_shelf.get(machine.shelf)
         if kinds is not None:
             for kind, (most, _) in kinds.items():
@@ -58,11 +58,11 @@ class ShelfMaxima(Generic[M]):
         """
         free = FREE_OF[kind]
         kinds = self._by_shelf.setdefault(shelf, {})
-        bound, found = kinds.get(kind, (None, row[0]))
-        if bound is None or not self._is_there(found, shelf) or free(found) != bound:
-            found = max(_until(row, free, bound), key=free)
-            kinds[kind] = free(found), found
-        return found
+        known = kinds.get(kind)
+        if known is None or not self._is_there(known[1], shelf) or free(known[1]) != known[0]:
+            found = max(_until(row, free, known and known[0]), key=free)
+            known = kinds[kind] = free(found), found
+        return known[1]
 
     def is_below(self, shelf: int, memory: int, cpu: int) -> bool:
         """Return whether surely no machine of a shelf has so much memory or CPU left."""

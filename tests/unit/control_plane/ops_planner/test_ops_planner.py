@@ -145,7 +145,8 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
     assert view.plan.detail == f"wave 1: 1 of 2 machines are not back: {broken}"
     assert [wave.state for wave in view.waves] == [WaveState.ANNOUNCED] + [WaveState.WAITING] * 2
     assert set(hands.upgraded) == first
-    await w.cp.maintenance.go_on("kernel", GoOn(without=True))
+    shown = await w.cp.maintenance.go_on("kernel", GoOn(without=True))
+    assert shown.plan.name == "kernel"
     await w.until(lambda: w.cp.maintenance.show("kernel").plan.ended, within_s=9000)
     working.cancel()
     view = w.cp.maintenance.show("kernel")

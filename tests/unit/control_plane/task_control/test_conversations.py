@@ -25,6 +25,7 @@ def talking(
     """Let a body talk for job `web`; it reads when calls were made, in seconds since the start."""
 
     async def main() -> None:
+        await asyncio.sleep(5)  # the process is older than the conversation
         calls, began = list[float](), RUNTIME.now()
 
         async def call(_: ControllerRef, __: TaskControlRequest) -> TaskControlResponse:
