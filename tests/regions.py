@@ -9,10 +9,11 @@ from typing import Any
 from agent.api import Location
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request
+from control_plane.allocator.core.shelf_maxima import FREE_OF
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Capacity, Place
 
@@ -165,8 +166,21 @@ def check(index: RegionIndex, unsettled: Iterable[Change] = ()) -> None:
         found = list(pool.machines())
         assert pool.size == len(found) == sum(b.size for b in pool.buckets.values())
         assert all(machine.pool == pool.name for machine in found)
+        for bucket in pool.buckets.values():
+            _check_maxima(bucket)
     shelved = [machine.name for pool in index.pools.values() for machine in pool.machines()]
     assert sorted(shelved) == sorted(index.machines)
+
+
+def _check_maxima(bucket: Bucket) -> None:
+    """From now on the bucket keeps maxima of all its shelves, as if each was searched in vain."""
+    for shelf, row in enumerate(bucket.shelves):
+        if not row:
+            continue
+        for kind, free in FREE_OF.items():
+            found = bucket.roomiest(kind, shelf)
+            assert found in row
+            assert free(found) == max(map(free, row))
 
 
 def _check_machine(machine: Machine, charged: list[Any], *, spent_twice: bool) -> None:

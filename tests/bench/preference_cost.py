@@ -45,14 +45,14 @@ PREFERENCES = {
 }
 
 
-def region(machines: int, state: str) -> RegionIndex:
+def region(machines: int, state: str, pool: str = POOL) -> RegionIndex:
     """Return an index of so many machines in a state."""
     watts = 99 if state == "no_power" else 1 << 40
     budgets = {f"dc{n}": watts for n in range(DATACENTERS)}
     power = Power(PowerSettings(budgets_w=budgets, overcommit=1.0))
     index = RegionIndex() if state == "room" else RegionIndex(power)
     capacity = Capacity(machine_type="t", rru=16.0, cpus=16.0, memory_bytes=32 * GIB, power_w=100)
-    index.put_many((f"m{n:07}", capacity, _place(n), POOL, "") for n in range(machines))
+    index.put_many((f"m{n:07}", capacity, _place(n), pool, "") for n in range(machines))
     if state == "full":
         held = enumerate(index.machines.values())
         index.restore("others", POOL, [Claim(n, machine, WHOLE) for n, machine in held])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import copy
-import random
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,10 @@ _LOGS = ("log", "logger", "_log", "logging")
 """Receivers of calls that are not dropped: no test asks for lines of the program's own log."""
 
 
+Site = tuple[ast.AST, str, ast.AST]
+"""What is changed, how, and what it is then."""
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One change: `number`, from 1, is its switch; the text before and after it is for people."""
@@ -53,17 +58,22 @@ class Mutant:
 
 
 def drawn(root: Path, rooms: dict[str, list[str]], count: int, seed: int) -> list[Mutant]:
-    """Draw changes, equally many for each room while it has as many; the same for the same seed."""
-    chance, found = random.Random(seed), []
+    """Draw changes, equally many for each room while it has as many; the same for the same seed.
+
+    What is drawn of one function does not depend on what others contain: a change of the code
+    replaces few of the mutants that were judged before.
+    """
+    found: list[tuple[str, str, int, Site]] = []
     for i, (room, globs) in enumerate(rooms.items()):
-        paths = sorted({p for glob in globs for p in root.glob(glob)})
-        sites = [
-            (room, str(path.relative_to(root)), at, site)
-            for path in paths
-            for at, site in enumerate(_Sites(ast.parse(path.read_text())).found)
-        ]
+        lots = {}
+        for path in sorted({p for glob in globs for p in root.glob(glob)}):
+            name = str(path.relative_to(root))
+            sites = _Sites(ast.parse(path.read_text()))
+            for at, (site, where) in enumerate(zip(sites.found, sites.names, strict=True)):
+                lot = hashlib.sha256(f"{seed} {name} {where}".encode()).digest()
+                lots[lot] = room, name, at, site
         share = (count - len(found)) // (len(rooms) - i)
-        found += chance.sample(sites, min(share, len(sites)))
+        found += [lots[lot] for lot in sorted(lots)[:share]]
     return [
         Mutant(n, room, path, at, _line(node), operator, _short(node), _short(changed))
         for n, (room, path, at, (node, operator, changed)) in enumerate(found, 1)
@@ -94,23 +104,30 @@ class _Sites:
     """Everything in functions that can be changed; what runs at import is settings, not drawn."""
 
     def __init__(self, tree: ast.AST) -> None:
-        self.found: list[tuple[ast.AST, str, ast.AST]] = []
-        self._walk(tree, inside=False)
+        self.found: list[Site] = []
+        self.names: list[str] = []
+        """Of each site: the class and function where it is, and which of the sites there."""
+        self._counts = Counter[str]()
+        self._walk(tree, "", inside=False)
 
-    def _walk(self, node: ast.AST, inside: bool) -> None:
+    def _walk(self, node: ast.AST, where: str, inside: bool) -> None:
         if isinstance(node, _UNTOUCHED):
             return
         if inside:
-            self.found += [(node, o, change(node, o)) for o in operators(node)]
+            for operator in operators(node):
+                self.found.append((node, operator, change(node, operator)))
+                self.names.append(f"{where} {self._counts[where]}")
+                self._counts[where] += 1
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function or isinstance(node, ast.ClassDef):
+            where = f"{where}.{getattr(node, 'name', '')}"
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list"):
                 continue
-            within = inside or (
-                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and name == "body"
-            )
+            within = inside or (is_function and name == "body")
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    self._walk(child, within)
+                    self._walk(child, where, within)
 
 
 def operators(node: ast.AST) -> Iterator[str]:

@@ -88,3 +88,14 @@ def test_no_rule_is_broken_by_the_fault_of_a_scenario(name: str) -> None:
     """
     for outcome in hold([Job(scenario.load(name), seed) for seed in (1, 2)]):
         assert max(sample.copies for sample in outcome.samples) > 0
+
+
+def test_users_of_every_kind_at_once_under_faults() -> None:
+    """They apply, resize, move, drain, plan, restart, delete and create again by the same name.
+
+    `twine-lab region run people --seeds 1..300` runs the others.
+    """
+    people = scenario.load("people")
+    outcomes = hold([Job(people, seed) for seed in range(1, 13)])
+    kinds = {fault.kind for outcome in outcomes for fault in outcome.story}
+    assert {"resize", "move-job", "drain", "upgrade", "restart", "stop-job", "twice"} <= kinds

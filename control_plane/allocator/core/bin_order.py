@@ -14,7 +14,8 @@ from itertools import chain, count, islice, zip_longest
 from typing import TypeVar
 
 from control_plane.allocator.core.fine_bins import FineBins
-from control_plane.allocator.core.machine_pools import Binned, Bins, Partition
+from control_plane.allocator.core.machine_pools import Binned, Bucket
+from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.preferences import Ranking, Scores
 
 _Entry = tuple[int, int, int, Bins]
@@ -75,7 +76,7 @@ def _is_even(ranking: Ranking, own: Binned, free: Binned, growing: int) -> bool:
 
 
 def _datacenters(
-    own: Partition, free: Partition, begin: int
+    own: Partition[Bucket], free: Partition[Bucket], begin: int
 ) -> tuple[list[tuple[list[Bins], list[Bins]]], int]:
     """Return by data center its bins and those where machines must be taken, one data center
     after the other; and what is left of `begin`, to say at which bin of each to begin.
@@ -239,7 +240,7 @@ class LazyOrder(HeapOrder):
         self,
         ranking: Ranking,
         own: FineBins,
-        free: FineBins | Partition,
+        free: FineBins | Partition[Bucket],
         begin: int,
         *,
         growing: int,
@@ -298,7 +299,9 @@ class EvenOrder:
 
     __slots__ = ("_after", "_at", "_datacenters", "_done", "_ranking", "_turn", "bins", "growing")
 
-    def __init__(self, ranking: Ranking, own: Partition, free: Partition, begin: int) -> None:
+    def __init__(
+        self, ranking: Ranking, own: Partition[Bucket], free: Partition[Bucket], begin: int
+    ) -> None:
         """Order bins that all have no task."""
         self._ranking = ranking
         datacenters, begin = _datacenters(own, free, begin)

@@ -311,7 +311,7 @@ class Source:
             return False
         if demand.requires and not admits_any_of(demand, part):
             return False
-        return part.is_apart or not part.bucket.is_hopeless(demand)
+        return part.is_apart or not part.bucket.is_closed(demand)
 
     def _own(self, parts: Sequence[Part]) -> Iterator[Machine | None]:
         """Yield fitting machines of the pool, those first on which the job has no task yet.

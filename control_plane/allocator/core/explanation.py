@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from itertools import chain, islice
-from operator import attrgetter
+from collections.abc import Generator, Iterator
+from itertools import islice
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import Tally
-from control_plane.allocator.core.free_space_classes import ALL, BY_CLASS, EMPTY
+from control_plane.allocator.core.free_space_classes import ALL, BY_CLASS, EMPTY, LEAST
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.request import Group
+from control_plane.allocator.core.shelf_maxima import FREE_OF
 from control_plane.api.requirements import Because, text_of
 from control_plane.broker.core.matching import holds
 
 _EXPLAINED = 1_000
 """Machines of one pool that are counted for it; `twinectl job explain` counts all of them."""
-_BUCKETS = 50
-"""Buckets whose roomiest machines are found between two chances for others to run."""
+_MACHINES = 20_000
+"""Machines that are passed, to find the roomiest, between two chances for others to run."""
 _PAUSE_AFTER = 1_000
 """Machines that are judged between two chances for others to run."""
 
@@ -71,37 +71,47 @@ def _compare_all(
 
     Only shelves that may hold the largest amount are searched, in each bucket.
     """
-    lacks = tally.lacks()
-    for number, bucket in enumerate(list(pool.buckets.values())):
-        if number % _BUCKETS == _BUCKETS - 1:
+    lacks, seen = tally.lacks(), 0
+    for bucket in list(pool.buckets.values()):
+        seen += bucket.size
+        if seen > _MACHINES:
+            seen = 0
             yield
-        for kind, free, wanted in (
-            ("memory", "free_memory", demand.memory_bytes),
-            ("cpu", "free_cpu", demand.cpu_on(bucket.capacity)),
-            ("gpus", "free_gpus", demand.gpus),
-            ("network", "free_network", demand.network_mbps),
-            ("disk", "free_disk", demand.disk_bytes),
+        for kind, wanted in (
+            ("memory", demand.memory_bytes),
+            ("cpu", demand.cpu_on(bucket.capacity)),
+            ("gpus", demand.gpus),
+            ("network", demand.network_mbps),
+            ("disk", demand.disk_bytes),
         ):
             if kind in lacks:
-                machine = _roomiest(bucket, kind, attrgetter(free), wanted)
+                machine = _roomiest(bucket, kind, wanted)
                 if machine is not None:
                     tally.compare(machine, work.room(machine))
 
 
-def _roomiest(
-    bucket: Bucket, kind: str, free: Callable[[Machine], float], wanted: float
-) -> Machine | None:
+def _roomiest(bucket: Bucket, kind: str, wanted: float) -> Machine | None:
     """Return the machine that has most of something, but less than is wanted."""
-    empty = bucket.shelves[EMPTY]
+    free, empty = FREE_OF[kind], bucket.shelves[EMPTY]
     if empty and free(empty[0]) < wanted:
         return empty[0]
-    groups = ALL if bucket.is_scarce else BY_CLASS.get(kind, ALL)
-    for group in groups:
-        rows = chain.from_iterable(bucket.shelves[shelf] or () for shelf in group)
-        found = max((m for m in rows if free(m) < wanted), key=free, default=None)
-        if found is not None:
-            return found
+    whole = {"memory": bucket.capacity.memory_bytes, "cpu": bucket.capacity.cpu_room}.get(kind, 0)
+    by_class = whole and not bucket.is_scarce
+    for group, least in zip(BY_CLASS[kind], LEAST, strict=True) if by_class else ((ALL[0], 0.0),):
+        if least and least * whole >= wanted:
+            continue  # each of these has as much as is wanted
+        some = [machine for shelf in group if (machine := _most_below(bucket, kind, shelf, wanted))]
+        if some:
+            return max(some, key=free)
     return None
+
+
+def _most_below(bucket: Bucket, kind: str, shelf: int, wanted: float) -> Machine | None:
+    free, found = FREE_OF[kind], bucket.roomiest(kind, shelf)
+    if found is None or free(found) < wanted:
+        return found
+    row = bucket.shelves[shelf] or ()
+    return max((m for m in row if free(m) < wanted), key=free, default=None)
 
 
 def _held(work: Draft) -> Iterator[Machine]:

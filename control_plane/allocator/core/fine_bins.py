@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
-from control_plane.allocator.core.machine_pools import Bins, Bucket, Cell, Part, Pool
+from control_plane.allocator.core.machine_pools import Bucket, Cell, Part, Pool
+from control_plane.allocator.core.partition import Bins
 from control_plane.allocator.core.preferences import Ranking
 
 Parted = dict[Bins, Part]

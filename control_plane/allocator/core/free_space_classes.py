@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
 
 from control_plane.broker.core.capacity import Capacity
 
@@ -24,6 +25,7 @@ class FreeSpaceClass(Protocol):
     def jobs(self) -> tuple[object, ...]: ...
 
 
+T = TypeVar("T", bound=FreeSpaceClass)
 CUTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of a machine's room between which it is on one shelf."""
 CLASSES = len(CUTS) + 1
@@ -73,6 +75,8 @@ BY_CLASS = {
     "cpu": [[SHELF[low, mem] for mem in range(CLASSES)] for low in reversed(range(CLASSES))],
 }
 """Shelves without the empty machines, in groups: those with most memory or CPU left first."""
+LEAST = tuple(CUTS[low - 1] if low else 0.0 for low in reversed(range(CLASSES)))
+"""Of the groups of `BY_CLASS`: the share of its room that each machine there has at least."""
 ALL = [list(range(1, BLOCKED))]
 
 
@@ -85,6 +89,17 @@ def tightness(machine: FreeSpaceClass) -> tuple[float, float]:
     """Return how much is left of a machine; the less, the tighter a task sits there."""
     rru, memory = _shares(machine)
     return min(rru, memory), rru + memory
+
+
+def most_room_first(machines: Iterable[T]) -> Iterator[T]:
+    """Yield those without tasks as they come: what takes the first one looks at no other."""
+    others = list[T]()
+    for machine in machines:
+        if machine.shelf == EMPTY:
+            yield machine
+        else:
+            others.append(machine)
+    yield from sorted(others, key=lambda m: m.shelf)
 
 
 def space_class_of(machine: FreeSpaceClass) -> int:

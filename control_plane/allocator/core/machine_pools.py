@@ -28,13 +28,15 @@ from control_plane.allocator.core.free_space_classes import (
     MOST_GPUS,
     ORDERS,
     QUARTERS,
+    most_room_first,
     space_class_of,
     tightness,
 )
 from control_plane.allocator.core.machine_class import class_key, class_of
 from control_plane.allocator.core.no_fit_cache import NoFitCache, Relief
+from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.ports import Ports as Ports
-from control_plane.allocator.core.stranding import Totals
+from control_plane.allocator.core.shelf_maxima import ShelfMaxima
 from control_plane.broker.core.capacity import Capacity, Place, micro
 
 FREE = ""
@@ -105,8 +107,8 @@ class Bucket:
     """
 
     __slots__ = (
-        *("_cells", "_misses", "capacity", "gain", "memo", "most_memory", "moves", "place"),
-        *("pool", "shelves", "size"),
+        *("_cells", "_misses", "capacity", "gain", "maxima", "memo", "most_disk", "most_memory"),
+        *("moves", "place", "pool", "shelves", "size"),
     )
     name = blocked = ""
     is_apart = False
@@ -120,7 +122,7 @@ class Bucket:
         self.capacity = capacity
         self.place = place
         self.size = 0
-        self.most_memory = 1
+        self.most_memory = self.most_disk = 1
         """Of any machine that was ever here; those of one type differ by a little."""
         self.shelves: list[list[Machine] | None] = [None] * (BLOCKED + 1)
         self.gain = 0
@@ -128,7 +130,8 @@ class Bucket:
         self.moves = 0
         """Rises before and after a machine changes shelves: odd while it does."""
         self._misses: NoFitCache | None = None
-        """Made when a demand found no room for the first time."""
+        self.maxima: ShelfMaxima[Machine] | None = None
+        """Both are made when a demand found no room for the first time."""
 
     def put_all(self, machines: list[Machine]) -> None:
         """Put machines that come into this bucket on the shelf where all of them belong."""
@@ -136,12 +139,16 @@ class Bucket:
         self._changed()
         shelf = space_class_of(sample)
         self.most_memory = max(self.most_memory, sample.capacity.memory_bytes)
+        self.most_disk = max(self.most_disk, sample.capacity.disk_bytes)
         row = self.shelves[shelf]
         if row is None:
             row = self.shelves[shelf] = []
         for at, machine in enumerate(machines, len(row)):
             machine.bucket, machine.shelf, machine.at = self, shelf, at
         row += machines
+        if self.maxima is not None:
+            for machine in machines:
+                self.maxima.raised(machine)
 
     def drop(self, machine: Machine) -> None:
         """Take a machine out of the bucket."""
@@ -173,6 +180,8 @@ class Bucket:
             machine.shelf, machine.at = shelf, len(row)
             row.append(machine)
             self.moves += 1
+        if self.maxima is not None:
+            self.maxima.raised(machine)
 
     def first(self) -> Machine | None:
         """Return a machine with most room; one that takes no tasks if there is no other."""
@@ -206,12 +215,25 @@ class Bucket:
         left come first, and machines without tasks last. Shelves whose machines cannot have
         room for the demand are left out, and so are machines without tasks and without power.
         """
+        if tight and not self.is_scarce:
+            return self._tightest(demand, supply)
+        return self._on(self._promising(self._order(demand), demand), supply)
+
+    def _order(self, demand: Demand | None) -> Sequence[int]:
+        """Return the shelves where a demand may find room by its class, most room first."""
         if self.is_scarce:
             gpus = 0 if demand is None else min(int(demand.gpus), MOST_GPUS)
             rru = 0 if demand is None else bisect_right(QUARTERS, self._share(demand) - _ROUNDING)
-            return self._on(BY_GPUS[gpus, rru], supply)
-        least = (0, 0) if demand is None else self._least(demand)
-        return self._tightest(least, supply) if tight else self._on(ORDERS[least], supply)
+            return BY_GPUS[gpus, rru]
+        return ORDERS[self._least(demand)]
+
+    def _promising(self, order: Sequence[int], demand: Demand | None) -> Sequence[int]:
+        """Leave out shelves whose maxima say that no machine there has room for a demand."""
+        maxima = self.maxima
+        if demand is None or maxima is None:
+            return order
+        memory, cpu = demand.memory_bytes, demand.cpu_on(self.capacity)
+        return [shelf for shelf in order if not maxima.is_below(shelf, memory, cpu)]
 
     def _on(self, order: Iterable[int], supply: Supply | None = None) -> Iterator[Machine]:
         if supply is None:
@@ -239,10 +261,10 @@ class Bucket:
             racks = self._cells[None] = [Cell(self, machines) for machines in found.values()]
         return racks
 
-    def _tightest(self, least: tuple[int, int], supply: Supply | None) -> Iterator[Machine]:
-        for alike in BY_TIGHTNESS[least]:
-            yield from sorted(self._on(alike), key=tightness)
-        yield from self._on((EMPTY,), supply)
+    def _tightest(self, demand: Demand | None, supply: Supply | None) -> Iterator[Machine]:
+        for alike in BY_TIGHTNESS[self._least(demand)]:
+            yield from sorted(self._on(self._promising(alike, demand)), key=tightness)
+        yield from self._on(self._promising((EMPTY,), demand), supply)
 
     def cells(self, *, by_size: bool = False) -> list[Cell]:
         """Return its machines by rack, labels and capabilities, `by_size` by all that they have."""
@@ -261,8 +283,10 @@ class Bucket:
         capacity = self.capacity
         return demand.cpu_on(capacity) / capacity.cpu_room if capacity.cpu_room else 0.0
 
-    def _least(self, demand: Demand) -> tuple[int, int]:
+    def _least(self, demand: Demand | None) -> tuple[int, int]:
         """Return the classes of RRU and memory below which no machine has room."""
+        if demand is None:
+            return 0, 0
         rru = self._share(demand)
         memory = demand.memory_bytes / self.most_memory
         return bisect_right(CUTS, rru - _ROUNDING), bisect_right(CUTS, memory - _ROUNDING)
@@ -276,19 +300,46 @@ class Bucket:
         """Return whether this demand or a smaller one found no room since anything got better."""
         return self._misses is not None and self._misses.include(demand, self.news)
 
+    def is_closed(self, demand: Demand) -> bool:
+        """Return whether `is_hopeless`, or whether the demand is larger than each machine."""
+        capacity = self.capacity
+        return (
+            self.is_hopeless(demand)
+            or demand.memory_bytes > self.most_memory
+            or demand.cpu_on(capacity) > capacity.cpu_room
+            or demand.gpus > capacity.gpus
+            or demand.network_mbps > capacity.network_mbps
+            or demand.disk_bytes > self.most_disk
+        )
+
     def missed(self, demand: Demand, news: int, moves: int) -> None:
         """Remember that no machine had room while `news` and `moves` were as given.
 
-        Where machines changed shelves meanwhile, one may have been passed over unseen.
+        Where machines changed shelves meanwhile, one may have been passed over unseen. Maxima of
+        the shelves that were searched save the next demand, of another size, the same search.
         """
         if moves == self.moves and not moves % 2:
             if self._misses is None:
                 self._misses = NoFitCache()
             self._misses.add(demand, news)
+            for shelf in self._promising(self._order(demand), demand):
+                if len(self.shelves[shelf] or ()) > _FEW:
+                    self.roomiest("memory", shelf)
+                    self.roomiest("cpu", shelf)
+
+    def roomiest(self, kind: str, shelf: int) -> Machine | None:
+        """Return a machine of a shelf that has most of something left (`FREE_OF`)."""
+        row = self.shelves[shelf]
+        if not row:
+            return None
+        if self.maxima is None:
+            self.maxima = ShelfMaxima[Machine](self)
+        return self.maxima.roomiest(kind, shelf, row)
 
 
 _ROUNDING = 1e-5
-_ORDERS_KEPT = 64
+_FEW = 16
+"""Machines that are looked at each time rather than by a maximum of their shelf."""
 
 
 class Cell:
@@ -340,18 +391,7 @@ class Cell:
             return iter(sorted(there, key=lambda m: m.shelf or BLOCKED))
         if tight:
             return iter(sorted(there, key=lambda m: (not m.jobs, tightness(m))))
-        return _most_room_first(there)
-
-
-def _most_room_first(machines: Iterable[Machine]) -> Iterator[Machine]:
-    """Yield those without tasks as they come: who takes the first one looks at no other."""
-    others = list[Machine]()
-    for machine in machines:
-        if machine.shelf == EMPTY:
-            yield machine
-        else:
-            others.append(machine)
-    yield from sorted(others, key=lambda m: m.shelf)
+        return most_room_first(there)
 
 
 Part = Bucket | Cell
@@ -361,56 +401,10 @@ Part = Bucket | Cell
 Kinds = tuple[tuple[Bucket, bool], ...]
 """Buckets in the order in which they are used, and whether the machines of each are filled one
 by one."""
-Bins = tuple[str, ...]
 Binned = Mapping[Bins, Sequence[Part]]
 """Machines of a pool by their bins."""
 _SAME: dict[Bins, Bins] = {}
 """Bins → the one object for them in all pools; a region has some thousand."""
-
-
-class Partition(dict[Bins, tuple["Bucket", ...]]):
-    """The buckets of a pool by their bins."""
-
-    __slots__ = ("_beside", "_groups", "_orders", "_totals")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._groups: dict[Bins, list[Bins]] | None = None
-        self._beside: tuple[Partition, list[tuple[list[Bins], list[Bins]]]] | None = None
-        self._orders: dict[tuple[object, ...], dict[Bins, Kinds]] = {}
-        self._totals: Totals | None = None
-
-    def orders(self, demand: Demand, totals: Totals) -> dict[Bins, Kinds]:
-        """Return where buckets are kept in the order for such a demand, once that was found."""
-        if totals is not self._totals or len(self._orders) > _ORDERS_KEPT:
-            self._orders, self._totals = {}, totals
-        return self._orders.setdefault(demand.size, {})
-
-    @property
-    def groups(self) -> dict[Bins, list[Bins]]:
-        """Bins by all of them but the first: made once, when nothing is added any more."""
-        groups = self._groups
-        if groups is None:
-            groups = {}
-            for bins in self:
-                groups.setdefault(bins[1:], []).append(bins)
-            self._groups = groups
-        return groups
-
-    def beside(self, free: Partition) -> list[tuple[list[Bins], list[Bins]]]:
-        """Return by group the bins that are here, and those that only another partition has."""
-        known = self._beside
-        if known is None or known[0] is not free:
-            here, there = self.groups, free.groups
-            found = [
-                (here.get(name, []), [bins for bins in there.get(name, ()) if bins not in self])
-                for name in dict.fromkeys((*here, *there))
-            ]
-            known = self._beside = free, found
-        return known[1]
-
-
-NOTHING = Partition()
 
 
 def _key(capacity: Capacity, place: Place) -> tuple[object, ...]:
@@ -434,7 +428,7 @@ class Pool:
         self.micro_rru = 0
         self.per_type: Counter[str] = Counter()
         self.buckets: dict[tuple[object, ...], Bucket] = {}
-        self._partitions: dict[tuple[str, ...], Partition] = {}
+        self._partitions: dict[tuple[str, ...], Partition[Bucket]] = {}
         self.fine: dict[object, Any] = {}  # the same by finer bins (fine_bins)
         self.shape = 0  # rises as machines come and go
         self._misses: set[tuple[object, ...]] = set()
@@ -451,7 +445,7 @@ class Pool:
         if self._missed_at != news:
             self._misses, self._missed_at = set(), news
         if all(
-            not bucket.size or bucket.is_hopeless(demand) or not admits_any_of(demand, bucket)
+            not bucket.size or bucket.is_closed(demand) or not admits_any_of(demand, bucket)
             for bucket in list(self.buckets.values())
         ):
             self._misses.add(demand.size)
@@ -472,12 +466,12 @@ class Pool:
         del self.buckets[_key(bucket.capacity, bucket.place)]
         self._partitions = {}
 
-    def partition(self, properties: tuple[str, ...]) -> Partition:
+    def partition(self, properties: tuple[str, ...]) -> Partition[Bucket]:
         """Return the buckets by the bins of properties that a bucket's machines share."""
         partitions = self._partitions  # another thread's new bucket may replace them
         found = partitions.get(properties)
         if found is None:
-            found = Partition()
+            found = Partition[Bucket]()
             for bucket in list(self.buckets.values()):
                 bins = tuple([bin_of(p, bucket) for p in properties])
                 bins = _SAME.setdefault(bins, bins)

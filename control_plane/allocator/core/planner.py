@@ -19,18 +19,18 @@ from control_plane.allocator.core.explanation import explaining
 from control_plane.allocator.core.feasibility import admits_any_of
 from control_plane.allocator.core.fine_bins import fine_bins
 from control_plane.allocator.core.machine_pools import (
-    NOTHING,
     Binned,
-    Bins,
+    Bucket,
     Cell,
     Machine,
     Part,
-    Partition,
 )
+from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request, same_claim
 from control_plane.broker.core.assignment import FREE
 
+NOTHING = Partition[Bucket]()
 STEP = 500
 """Tasks that are placed between two chances for others to run."""
 

@@ -258,7 +258,7 @@ class RegionIndex:
         for name in list(self.pools) if pools is None else pools:
             pool = self.pools.get(name)
             for bucket in list(pool.buckets.values()) if pool is not None else ():
-                if bucket.is_hopeless(demand) or not admits_any_of(demand, bucket):
+                if bucket.is_closed(demand) or not admits_any_of(demand, bucket):
                     continue
                 for machine in bucket.usable(demand):
                     if not judge(demand, machine, machine) and not self._is_short(machine):

@@ -331,6 +331,7 @@ def test_no_machine_that_fits_is_hidden_by_what_was_found_earlier(index, turns):
             made = plan(index, many, allowance)
             most = most_by_hand(index, demand, "e1", grows=grows)
             assert len(made.change.claims) == min(100, most)
+        check(index)
         assert not made.unplaced or made.reasons
         made = plan(index, request, Allowance())
         assert index.reserve(made.change) == ()

@@ -15,7 +15,8 @@ from control_plane.allocator.core.bin_order import (
     first_bins,
 )
 from control_plane.allocator.core.fine_bins import FineBins
-from control_plane.allocator.core.machine_pools import Machine, Partition
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.partition import Partition
 from control_plane.allocator.core.preferences import DEFAULT, Ranking
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.broker.core.capacity import Capacity, Place

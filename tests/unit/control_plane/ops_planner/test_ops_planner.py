@@ -21,6 +21,7 @@ from control_plane.api.maintenance import (
     Within,
     Work,
 )
+from control_plane.ops_planner import planner, preview
 from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, InvalidInput, NotFound
 
@@ -144,7 +145,8 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
     assert view.plan.detail == f"wave 1: 1 of 2 machines are not back: {broken}"
     assert [wave.state for wave in view.waves] == [WaveState.ANNOUNCED] + [WaveState.WAITING] * 2
     assert set(hands.upgraded) == first
-    await w.cp.maintenance.go_on("kernel", GoOn(without=True))
+    shown = await w.cp.maintenance.go_on("kernel", GoOn(without=True))
+    assert shown.plan.name == "kernel"
     await w.until(lambda: w.cp.maintenance.show("kernel").plan.ended, within_s=9000)
     working.cancel()
     view = w.cp.maintenance.show("kernel")
@@ -401,7 +403,36 @@ async def test_work_is_over_when_somebody_says_so(w: World):
     wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
     await w.cp.maintenance.accept("fans", wish, "ann")
     await w.until(lambda: len(w.cp.maintenance.show("fans").waves[0].ready) == 2)
-    await w.cp.maintenance.report("fans", ["m1"])
+    assert (await w.cp.maintenance.report("fans", ["m1"])).done == 1
     assert w.cp.maintenance.show("fans").done == 1
-    await w.cp.maintenance.report("fans", ["m2"])
+    w.region.machines["m2"].power_off()
+    await w.until(lambda: not w.cp._observations.observation("m2").answering)
+    assert (await w.cp.get_machine("m2")).record.state is MachineState.UP
+    assert (await w.cp.maintenance.report("fans", ["m2"])).done == 1  # it does not answer
+    w.region.machines["m2"].power_on()
     await w.until(lambda: w.cp.maintenance.show("fans").plan.ended)
+
+
+@planned()
+async def test_more_machines_than_one_plan_can_be_about_are_refused(w: World):
+    await w.set_up(6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "MACHINES_MAX", 5)
+        with pytest.raises(InvalidInput, match="about 6 machines, more than 5"):
+            await w.cp.maintenance.accept("kernel", a_wish(despite=True), "ann")
+        patch.setattr(planner, "MACHINES_MAX", 6)
+        await w.cp.maintenance.accept("kernel", a_wish(despite=True), "ann")
+
+
+@planned()
+async def test_a_preview_lists_some_jobs_and_counts_the_others(w: World):
+    await w.deployed(a_job(2), quota=6)
+    await w.cp.apply_job(a_job(2, name="other"))
+    wish = a_wish(despite=True)
+    while len((await w.cp.maintenance.preview("kernel", wish)).jobs) < 2:
+        await asyncio.sleep(1)
+    assert (await w.cp.maintenance.preview("kernel", wish)).more_jobs == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preview, "_JOBS_SHOWN", 1)
+        told = await w.cp.maintenance.preview("kernel", wish)
+    assert (len(told.jobs), told.more_jobs) == (1, 1)

@@ -23,6 +23,8 @@ from control_plane.ops_planner.core.waves import (
     is_enough,
     is_one_by_one,
 )
+from control_plane.ops_planner.preview import _leaving_together as leaving_together
+from control_plane.ops_planner.preview import plan_view
 
 NOW = 1000.0
 
@@ -187,3 +189,41 @@ def test_other_work_on_the_same_machines_and_jobs_is_told():
         " deadline",
         "plan s: takes machines of the same jobs: web; one budget is for both",
     ]
+
+
+def test_what_is_shed_within_a_wave_without_a_deadline_is_waited_for_as_long_as_was_said():
+    plan = a_plan(duration_s=600.0, return_within_s=300.0)
+    wave = a_wave("m1", boots={"m1": "old"})
+    hosts = {"m1": SeenHost(True, False, boot="old")}
+    assert advance(plan, wave, hosts, 999.5).waits == ""
+    assert advance(plan, wave, hosts, 1000.0).waits.startswith("wave 1: 1 of 1 machines")
+
+
+@pytest.mark.parametrize(
+    ("wish", "together"),
+    [
+        ({"wave_size": 1, "deadline_s": 60.0, "duration_s": 60.0}, [[0], [1], [2]]),
+        ({"wave_size": 1, "work": Work.POWER_CAP}, [[0, 1, 2]]),
+        ({"deadline_s": 60.0, "duration_s": 60.0}, [[0, 1, 2]]),
+    ],
+)
+def test_waves_whose_machines_come_back_one_after_another_need_room_for_one_at_a_time(
+    wish, together
+):
+    assert leaving_together(a_wish(**wish), 3) == together
+
+
+@pytest.mark.parametrize(("count", "ending"), [(5, "m4"), (6, "m4 and 1 more")])
+def test_five_machines_of_another_plan_are_named_and_the_others_counted(count, ending):
+    [told] = overlaps({"plan b": [f"m{n}" for n in range(count)]}, {})
+    assert f"m0, m1, m2, m3, {ending});" in told
+
+
+def test_a_wave_that_was_called_off_before_it_began_has_no_start():
+    waves = [
+        a_wave("m1", state=WaveState.WAITING, start=0.0),
+        a_wave("m2", state=WaveState.CANCELLED, start=0.0),
+        a_wave("m3", state=WaveState.CANCELLED, start=100.0),
+    ]
+    shown = plan_view(a_plan(), waves, {}, NOW)
+    assert [wave.start for wave in shown.waves] == [None, None, 100.0]

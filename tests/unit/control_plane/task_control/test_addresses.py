@@ -1,9 +1,14 @@
 """Where the control plane connects to because a job says so, and where never (F-82)."""
 
+import ssl
+
 import pytest
 
-from control_plane.task_control.core.addresses import rules_of
-from wire.errors import ConfigError
+from control_plane.api.jobs import ControllerRef
+from control_plane.task_control.caller import ControllerCaller
+from control_plane.task_control.core.addresses import Rules, rules_of
+from taskcontrol.api import TaskControlRequest
+from wire.errors import ConfigError, Forbidden
 
 OWN = ["cp.example", "192.168.7.1", "fd00::7"]
 
@@ -58,3 +63,11 @@ def test_networks_that_are_listed_are_the_only_ones() -> None:
     assert "controller_networks" in rules.refusal("::1")
     with pytest.raises(ConfigError, match="has host bits set"):
         rules_of(["10.1.0.9/16"], OWN)
+
+
+async def test_an_address_written_as_a_number_is_judged_before_a_connection_is_made():
+    """No resolver is asked about it, so the check of what names stand for does not see it."""
+    call = ControllerCaller(ssl.create_default_context(), Rules())
+    request = TaskControlRequest(job_handle="web", sequence_number=1, tasks=1, at=0.0)
+    with pytest.raises(Forbidden, match=r"a controller at 127\.0\.0\.1 is not called"):
+        await call(ControllerRef(url="https://127.0.0.1:1", name="db"), request)

@@ -1,0 +1,55 @@
+"""The machines of a pool by bins, and what is kept of them until a bucket comes or goes."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.stranding import Totals
+
+B = TypeVar("B")
+Bins = tuple[str, ...]
+"""Where machines are, by the properties that a job's preferences are about."""
+_ORDERS_KEPT = 64
+
+
+class Partition(dict[Bins, tuple[B, ...]]):
+    """The buckets of a pool by their bins."""
+
+    __slots__ = ("_beside", "_groups", "_orders", "_totals")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._groups: dict[Bins, list[Bins]] | None = None
+        self._beside: tuple[Partition[B], list[tuple[list[Bins], list[Bins]]]] | None = None
+        self._orders: dict[tuple[object, ...], dict[Bins, tuple[tuple[B, bool], ...]]] = {}
+        self._totals: Totals | None = None
+
+    def orders(self, demand: Demand, totals: Totals) -> dict[Bins, tuple[tuple[B, bool], ...]]:
+        """Return where buckets are kept in the order for such a demand, once that was found."""
+        if totals is not self._totals or len(self._orders) > _ORDERS_KEPT:
+            self._orders, self._totals = {}, totals
+        return self._orders.setdefault(demand.size, {})
+
+    @property
+    def groups(self) -> dict[Bins, list[Bins]]:
+        """Bins by all of them but the first: made once, when nothing is added any more."""
+        groups = self._groups
+        if groups is None:
+            groups = {}
+            for bins in self:
+                groups.setdefault(bins[1:], []).append(bins)
+            self._groups = groups
+        return groups
+
+    def beside(self, free: Partition[B]) -> list[tuple[list[Bins], list[Bins]]]:
+        """Return by group the bins that are here, and those that only another partition has."""
+        known = self._beside
+        if known is None or known[0] is not free:
+            here, there = self.groups, free.groups
+            found = [
+                (here.get(name, []), [bins for bins in there.get(name, ()) if bins not in self])
+                for name in dict.fromkeys((*here, *there))
+            ]
+            known = self._beside = free, found
+        return known[1]

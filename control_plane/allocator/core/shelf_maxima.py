@@ -1,0 +1,84 @@
+"""The most that is left on any machine of a shelf: what a refusal says without a look at each.
+
+A bucket makes these maxima for the shelves that a search looked at in vain, or that a reason is
+about. From then on a shelf is passed over while its maximum is less than what a task needs, and
+the reason "at most 3 GiB free" costs the same for ten machines and for a million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Shelved(Protocol):
+    """A machine as far as this depends on it: `machine_pools.Machine`."""
+
+    free_cpu: int
+    free_memory: int
+    shelf: int
+    at: int
+
+    @property
+    def bucket(self) -> object: ...
+
+
+M = TypeVar("M", bound=Shelved)
+FREE_OF: dict[str, Callable[[Any], float]] = {
+    kind: attrgetter(f"free_{kind}") for kind in ("memory", "cpu", "gpus", "network", "disk")
+}
+"""What a machine has left, by the words of `feasibility.Tally`; CPU in grains of its capacity."""
+
+
+class ShelfMaxima(Generic[M]):
+    """For shelves of one bucket, a machine that has most of something left, as far as asked."""
+
+    __slots__ = ("_bucket", "_by_shelf")
+
+    def __init__(self, bucket: object) -> None:
+        self._bucket = bucket
+        self._by_shelf: dict[int, dict[str, tuple[float, M]]] = {}
+        """Shelf → kind → a bound of what is left on each machine, and the machine that had it."""
+
+    def raised(self, machine: M) -> None:
+        """Record that a machine came to its shelf, or has more left there."""
+        kinds = self._by_shelf.get(machine.shelf)
+        if kinds is not None:
+            for kind, (most, _) in kinds.items():
+                free = FREE_OF[kind](machine)
+                if free > most:
+                    kinds[kind] = free, machine
+
+    def roomiest(self, kind: str, shelf: int, row: Sequence[M]) -> M:
+        """Return a machine of a shelf that has most of something left; `row`: all that are there.
+
+        The shelf is searched if the machine that had most was charged or left since, and only
+        until another one has as much.
+        """
+        free = FREE_OF[kind]
+        kinds = self._by_shelf.setdefault(shelf, {})
+        known = kinds.get(kind)
+        if known is None or not self._is_there(known[1], shelf) or free(known[1]) != known[0]:
+            found = max(_until(row, free, known and known[0]), key=free)
+            known = kinds[kind] = free(found), found
+        return known[1]
+
+    def is_below(self, shelf: int, memory: int, cpu: int) -> bool:
+        """Return whether surely no machine of a shelf has so much memory or CPU left."""
+        kinds = self._by_shelf.get(shelf)
+        if not kinds:
+            return False
+        least = (("memory", memory), ("cpu", cpu))
+        return any(kind in kinds and kinds[kind][0] < wanted for kind, wanted in least)
+
+    def _is_there(self, machine: M, shelf: int) -> bool:
+        return machine.at >= 0 and machine.bucket is self._bucket and machine.shelf == shelf
+
+
+def _until(row: Sequence[M], free: Callable[[M], float], bound: float | None) -> Iterator[M]:
+    """Yield machines up to one that has as much left as none can exceed."""
+    for machine in row:
+        yield machine
+        if free(machine) == bound:
+            return

@@ -1,0 +1,94 @@
+"""Conversations with controllers on virtual time: when each is called, and what is said of it."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+
+from virtual_time import RUNTIME, run
+
+from control_plane.api.jobs import ControllerRef
+from control_plane.task_control.controllers import AGAIN_S, Controllers
+from control_plane.task_control.core.talk import Question
+from taskcontrol.api import TaskControlRequest, TaskControlResponse, TaskOperation
+from wire.errors import Unreachable
+
+REF = ControllerRef(url="https://10.0.0.9:7450", name="db")
+
+
+def a_question(deadline: float | None = None) -> Question:
+    return Question((TaskOperation(id="t1", task=1, kind="move", cause="x", deadline=deadline),))
+
+
+def talking(
+    body: Callable[[Controllers, list[float]], Awaitable[None]], *, answers: bool = True
+) -> None:
+    """Let a body talk for job `web`; it reads when calls were made, in seconds since the start."""
+
+    async def main() -> None:
+        await asyncio.sleep(5)  # the process is older than the conversation
+        calls, began = list[float](), RUNTIME.now()
+
+        async def call(_: ControllerRef, __: TaskControlRequest) -> TaskControlResponse:
+            calls.append(round(RUNTIME.now() - began, 3))
+            if not answers:
+                raise Unreachable("no connection")
+            return TaskControlResponse()
+
+        controllers = Controllers(RUNTIME, call)
+        controllers.begin("web", REF, 0, ())
+        controllers.number("web", 1, 1000)
+        running = asyncio.create_task(controllers.run())
+        await body(controllers, calls)
+        running.cancel()
+
+    run(main())
+
+
+def test_a_controller_that_does_not_answer_is_called_after_1_2_4_seconds_and_at_last_each_minute():
+    async def body(controllers: Controllers, calls: list[float]) -> None:
+        controllers.ask("web", REF, a_question())
+        await asyncio.sleep(200)
+        pauses = [after - before for before, after in itertools.pairwise(calls)]
+        assert [round(pause) for pause in pauses[:8]] == [1, 2, 4, 8, 16, 32, 60, 60]
+        assert controllers.note("web").endswith(" in 200 s: no connection")
+
+    talking(body, answers=False)
+
+
+def test_news_of_a_deadline_bring_the_next_call_of_a_silent_controller_forward():
+    """F-55 TC10: to a quarter of what is left; not to this very moment."""
+
+    async def body(controllers: Controllers, calls: list[float]) -> None:
+        controllers.ask("web", REF, a_question())
+        await asyncio.sleep(70)
+        before = list(calls)
+        asked = 70.0
+        controllers.ask("web", REF, a_question(deadline=RUNTIME.date() + 40.0))
+        await asyncio.sleep(15)
+        assert [round(at - asked) for at in calls[len(before) :]][:1] == [10]
+
+    talking(body, answers=False)
+
+
+def test_what_waits_is_asked_again_after_a_while_and_not_before():
+    async def body(controllers: Controllers, calls: list[float]) -> None:
+        controllers.ask("web", REF, a_question())
+        await asyncio.sleep(1)
+        assert len(calls) == 1
+        for _ in range(4):
+            controllers.ask("web", REF, a_question())
+            await asyncio.sleep(2)
+        assert len(calls) == 1
+        controllers.ask("web", REF, a_question())
+        await asyncio.sleep(3)
+        assert [round(at - calls[0]) for at in calls] == [0, AGAIN_S]
+
+    talking(body)
+
+
+def test_a_conversation_says_how_old_it_is():
+    async def body(controllers: Controllers, _: list[float]) -> None:
+        await asyncio.sleep(30)
+        assert controllers.age_s("web") == 30.0
+
+    talking(body)

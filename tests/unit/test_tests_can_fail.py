@@ -1,0 +1,64 @@
+"""Each test asserts something, itself or by what it calls and gets."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+FUNCTION = re.compile(r"^( *)(?:async )?def (\w+)\((.*?)^\1\S", re.MULTILINE | re.DOTALL)
+"""A function up to the next line that stands as far left; what is inside of it is part of it."""
+WORD = re.compile(r"\w+")
+FAILS = {"assert", "raise", "raises", "fail", "warns"}
+"""What ends a test: of Python, and of pytest."""
+
+
+def functions(text: str) -> Iterable[tuple[str, set[str]]]:
+    """Yield each function and the words in it, those of functions in it as well."""
+    at, text = 0, text.replace("\n)", "\n    )") + "\nend"
+    while found := FUNCTION.search(text, at):
+        yield found[2], set(WORD.findall(found[3]))
+        at = found.start() + len(found[1]) + len("def ")
+
+
+def that_cannot_fail(texts: dict[str, str]) -> list[str]:
+    """Return the tests that assert and raise nothing, nor anything that they call or get."""
+    words: dict[str, set[str]] = defaultdict(set)
+    tests = []
+    for path, text in texts.items():
+        for name, said in functions(text):
+            words[name] |= said
+            if name.startswith("test_"):
+                tests.append((path, name, said))
+    can = set(FAILS)
+    while more := {name for name, said in words.items() if name not in can and said & can}:
+        can |= more
+    return [f"{path}: {name}" for path, name, said in tests if not said & can]
+
+
+def test_each_test_can_fail() -> None:
+    """BUG-AU5: also by what a helper or the end of a fixture asserts."""
+    paths = {path for path in TESTS.rglob("*.py") if "data" not in path.parts} - {Path(__file__)}
+    texts = {str(path.relative_to(TESTS)): path.read_text() for path in paths}
+    assert sum(name.startswith("test_") for t in texts.values() for name, _ in functions(t)) > 3000
+    assert that_cannot_fail(texts) == []
+
+
+def test_a_test_that_only_calls_is_found() -> None:
+    text = """\
+def helper():
+    return 1
+
+def checked(
+    value,
+):
+    if value:
+        assert value
+
+def test_a(helper):
+    helper()
+
+async def test_b():
+    checked(1)
+"""
+    assert that_cannot_fail({"test_x.py": text}) == ["test_x.py: test_a"]
