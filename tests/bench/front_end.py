@@ -9,6 +9,10 @@ An attacker is another host: here it shares two cores with those that it attacks
 nice 19 and takes what they leave. `computing_p99_ms` is beside a process that only computes, at
 nice 19, too: what sharing alone costs. Newcomers open a connection for each request, five a
 second; `newcomers_turned_away` is the largest share of them that any attack kept out.
+
+The requests that attack are those of BUG-HT20, HT22, HT23 and HT27: bodies as large as their sender
+may send, costly previews and long polls whose client leaves. `all_at_once` has one attacker each.
+`times_late` is the worst 99th percentile as a multiple of that without an attack.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
 import multiprocessing
 import os
+import re
 import socket
+import ssl
 import statistics
 import struct
 import sys
@@ -35,12 +42,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(ROOT), str(ROOT / "tests/integration")]
 
+import msgspec  # noqa: E402
 from attack.face import USER, Face, running  # noqa: E402
 
 from agent.api import ImageFormat  # noqa: E402
 from control_plane.api.capacity import EntitlementSpec  # noqa: E402
 from control_plane.api.jobs import JobSpec  # noqa: E402
 from control_plane.client import ControlPlaneClient  # noqa: E402
+from control_plane.identity.authority import CertificateSubject  # noqa: E402
 from wire import tls  # noqa: E402
 from wire.errors import Unreachable  # noqa: E402
 
@@ -95,6 +104,7 @@ def handshake(face: Face) -> None:
 
 _ANYBODY = tls.unverified_context()
 _HELD: list[socket.socket] = []
+_KEPT: list[ssl.SSLSocket] = []
 
 
 def idle(face: Face) -> None:
@@ -104,9 +114,80 @@ def idle(face: Face) -> None:
         _HELD.pop(0).close()
 
 
-ATTACKS: dict[str, Attack] = {
-    f.__name__: f for f in (connect_and_close, half_a_handshake, handshake, idle)
-}
+def _send(face: Face, role: str, method: str, path: str, body: bytes, *, answered: bool) -> None:
+    """Send a request on a kept connection, and read the answer or leave."""
+    if not _KEPT:
+        _KEPT.append(_context(face, role).wrap_socket(_connected(face)))
+        _KEPT[0].settimeout(60)
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    try:
+        _KEPT[0].sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        if answered and _answer(_KEPT[0]):
+            return
+    except OSError:
+        pass
+    _KEPT.pop().close()
+
+
+@functools.cache
+def _context(face: Face, role: str) -> ssl.SSLContext:
+    context = tls.unverified_context()
+    if role != "anyone":
+        tls.install(context, face.authority.credential(CertificateSubject(role, "eve"), ""))
+    return context
+
+
+def _answer(sock: ssl.SSLSocket) -> bytes:
+    """Read one answer; return its first line, or nothing where the connection ends."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        if not (part := sock.recv(65536)):
+            return b""
+        found += part
+    head, _, rest = found.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    missing = int(length[1]) - len(rest) if length else 0
+    while missing > 0:
+        missing -= len(sock.recv(65536)) or missing
+    return b"" if b"connection: close" in head.lower() else head.partition(b"\r\n")[0]
+
+
+def _body(limit: int, one: str, **fields: object) -> bytes:
+    """Return an object with as many unknown fields as its sender may send."""
+    many = {f"{one}{number}": 0 for number in range(limit // (len(one) + 12))}
+    return json.dumps(fields | many).encode()
+
+
+UNKNOWN = _body(320_000, "replica", name="web")
+NAMES = json.dumps({"known": {f"No_{n}": 0 for n in range(128_000 // 16)}}).encode()
+WAIT = json.dumps({"known": {"none": 0}, "wait_s": 60}).encode()
+PREVIEW = json.dumps(msgspec.to_builtins(msgspec.structs.replace(JOB, tasks=15_000))).encode()
+
+
+def unknown_fields(face: Face) -> None:
+    """Send a job of a user with tens of thousands of fields that no job has (BUG-HT20)."""
+    _send(face, "user", "PUT", "/v1/jobs/eve", UNKNOWN, answered=True)
+
+
+def wrong_names(face: Face) -> None:
+    """Send thousands of names that no job has, without a certificate (BUG-HT20)."""
+    _send(face, "anyone", "POST", "/v1/endpoints/watch", NAMES, answered=True)
+
+
+def long_polls(face: Face) -> None:
+    """Wait for something and leave, without a certificate (BUG-HT22, BUG-HT23)."""
+    _send(face, "anyone", "POST", "/v1/endpoints/watch", WAIT, answered=False)
+
+
+def previews(face: Face) -> None:
+    """Ask for previews of 15,000 tasks (BUG-HT27)."""
+    _send(face, "user", "POST", "/v1/jobs/web/plan", PREVIEW, answered=True)
+
+
+CONNECTIONS = (connect_and_close, half_a_handshake, handshake, idle)
+ATTACKS: dict[str, tuple[Attack, ...]] = {
+    f.__name__: (f,) for f in (*CONNECTIONS, unknown_fields, wrong_names, long_polls, previews)
+} | {"all_at_once": (*CONNECTIONS, unknown_fields, wrong_names, long_polls, previews)}
 
 
 def _attacking(face: Face, attack: Attack, done: Any) -> None:
@@ -114,21 +195,27 @@ def _attacking(face: Face, attack: Attack, done: Any) -> None:
     while True:
         with contextlib.suppress(OSError):
             attack(face)
-            done.value += 1
+            with done.get_lock():
+                done.value += 1
 
 
 @contextmanager
-def _beside(face: Face, attack: Attack) -> Iterator[Callable[[], int]]:
-    """Attack until left; what is yielded tells how often that was done so far."""
+def _beside(face: Face, attacks: tuple[Attack, ...]) -> Iterator[Callable[[], int]]:
+    """Attack until left, each in a process; what is yielded tells how often that was done."""
     context = multiprocessing.get_context("fork")
     done = context.Value("q", 0)
-    attacker = context.Process(target=_attacking, args=(face, attack, done), daemon=True)
-    attacker.start()
+    attackers = [
+        context.Process(target=_attacking, args=(face, attack, done), daemon=True)
+        for attack in attacks
+    ]
+    for attacker in attackers:
+        attacker.start()
     try:
         yield lambda: int(done.value)
     finally:
-        attacker.terminate()
-        attacker.join()
+        for attacker in attackers:
+            attacker.terminate()
+            attacker.join()
 
 
 async def _once(client: ControlPlaneClient, dry_run: bool) -> None:
@@ -154,7 +241,7 @@ async def _rate(face: Face, seconds: float, *, dry_run: bool) -> float:
 
 
 async def _late_ms(
-    face: Face, seconds: float, attack: Attack | None = None
+    face: Face, seconds: float, attacks: tuple[Attack, ...] = ()
 ) -> tuple[float, float, float]:
     """Return the 99th percentile of the time to an answer, asked for at a fixed pace.
 
@@ -192,7 +279,7 @@ async def _late_ms(
         ]
         for client in clients:
             await _once(client, dry_run=False)
-        done = stack.enter_context(_beside(face, attack)) if attack else int
+        done = stack.enter_context(_beside(face, attacks)) if attacks else int
         began, until = time.monotonic(), time.monotonic() + seconds
         await asyncio.gather(newcomer(until), *(user(client, until) for client in clients))
         rate = done() / (time.monotonic() - began)
@@ -226,13 +313,15 @@ def main() -> None:
         figures["get_per_s"] = asyncio.run(_rate(face, given.seconds, dry_run=False))
         figures["apply_dry_run_per_s"] = asyncio.run(_rate(face, given.seconds, dry_run=True))
         figures["p99_ms"] = asyncio.run(_late_ms(face, given.seconds))[0]
-        figures["computing_p99_ms"] = asyncio.run(_late_ms(face, given.seconds, computing))[0]
+        figures["computing_p99_ms"] = asyncio.run(_late_ms(face, given.seconds, (computing,)))[0]
         kept_out = []
-        for name, attack in ATTACKS.items():
-            late_ms, away, rate = asyncio.run(_late_ms(face, given.seconds, attack))
+        for name, attacks in ATTACKS.items():
+            late_ms, away, rate = asyncio.run(_late_ms(face, given.seconds, attacks))
             figures[f"{name}_p99_ms"], figures[f"{name}_per_s"] = late_ms, rate
             kept_out.append(away)
         figures["under_attack_p99_ms"] = max(figures[f"{name}_p99_ms"] for name in ATTACKS)
+        floor_ms = max(figures["p99_ms"], figures["computing_p99_ms"])
+        figures["times_late"] = figures["under_attack_p99_ms"] / floor_ms
         figures["newcomers_turned_away"] = max(kept_out)
         figures["memory_mib"] = face.memory() / 2**20
     figures = {name: round(value, 2) for name, value in figures.items()}
