@@ -29,6 +29,7 @@ from wire.errors import TwineError
 
 _PAUSE_S = 0.02
 _MIB = 1 << 20
+_STANDS_BY = "standing by"
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ async def measured(folder: Path, cluster: Cluster, given: argparse.Namespace) ->
         for name in ("core-b", "core-c"):
             beside(region, name, 0)
         for process in region.processes[2:]:
-            await process.until_said("standing by")
+            await process.until_said(_STANDS_BY)
         await region.join(given.machines)
         image, half = await region.image(), given.machines // 2
         for number in (0, 1):
@@ -107,14 +108,17 @@ async def takeover_s(region: RegionOfProcesses, shards: list[PlaneProcess]) -> f
             await asyncio.sleep(_PAUSE_S)
     took = time.monotonic() - began
     await region.until(lambda: region.is_stable("j1"), "j1 is stable again")
+    stood_by = leader.log.read_text().count(_STANDS_BY)
     leader.start()
+    while leader.log.read_text().count(_STANDS_BY) == stood_by:
+        await asyncio.sleep(_PAUSE_S)
     return took
 
 
 def leads(process: PlaneProcess) -> bool:
     """Return whether a process leads, as it has said last."""
     said = process.log.read_text()
-    return said.rfind("serving at") > said.rfind("standing by")
+    return said.rfind("serving at") > said.rfind(_STANDS_BY)
 
 
 if __name__ == "__main__":

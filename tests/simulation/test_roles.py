@@ -43,7 +43,7 @@ def found(name: str, rules: set[str]) -> int:
 
 
 def test_no_rule_is_broken_by_leaders_that_fail_in_the_middle_of_everything() -> None:
-    """AV1 AV2 AV7 SH1 SH3 SH4: a core of three and two shards of two processes each.
+    """AV1 AV2 AV7 AV16 SH1 SH3 SH4: a core of three and two shards of two processes each.
 
     Leaders are killed, stopped and cut off, either way, from all or from etcd alone, at their
     writes and between them, while entitlements move, versions go out, and machines fail.
@@ -93,7 +93,11 @@ def test_a_data_center_is_lost_with_the_leaders_that_run_there(seed: int) -> Non
     Half of the machines lose power, and the leader of each role with them, while versions go out.
     """
     chosen = replace(scenario.load("roles"), minutes=6.0, faults=[])
-    story = ["9.0s release job:job0", "9.5s release job:job1", "10.0s power-off datacenter:dc1 200.0s"]
+    story = [
+        "9.0s release job:job0",
+        "9.5s release job:job1",
+        "10.0s power-off datacenter:dc1 200.0s",
+    ]
     story += [f"10.0s role-kill role:{role} 200.0s" for role in ("core", "shard-1", "shard-2")]
     story += ["60.0s release job:job2", "90.0s resize job:job3 value=1.0"]
     outcome = run_seed(chosen, seed, read("\n".join(story)))

@@ -180,7 +180,7 @@ async def test_what_two_processes_took_in_one_moment_is_judged_by_the_later_one(
     assert kept_without(keeper, index, "any", "m2")
     give(index, "m3", "other")
     assert not kept_without(keeper, index, "any", "m2")
-    keeper.limits("any")  # the sums of now know of both, and find no more than is broken already
+    keeper.limits("any")  # sums that know of both say no more than that it is broken
     assert not kept_without(keeper, index, "any", "m2")
     assert kept_without(keeper, index, "only", "")
 
