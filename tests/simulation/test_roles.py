@@ -43,7 +43,7 @@ def found(name: str, rules: set[str]) -> int:
 
 
 def test_no_rule_is_broken_by_leaders_that_fail_in_the_middle_of_everything() -> None:
-    """AV1 AV2 AV7 SH1 SH3 SH4: a core of three and two shards of two processes each.
+    """AV1 AV2 AV7 AV16 SH1 SH3 SH4: a core of three and two shards of two processes each.
 
     Leaders are killed, stopped and cut off, either way, from all or from etcd alone, at their
     writes and between them, while entitlements move, versions go out, and machines fail.
@@ -69,6 +69,40 @@ def test_no_task_restarts_because_another_process_leads(seed: int) -> None:
     assert region.figures["moves"] >= 4
     assert puts
     assert set(puts.values()) == {1}, puts
+
+
+def test_all_processes_down_restart_no_task() -> None:
+    """AV3 AV16: every leader and every standby is killed at once; tasks run on and are adopted."""
+    chosen = replace(scenario.load("roles-quiet"), minutes=4.0, faults=[])
+    roles = ("core", "shard-1", "shard-2")
+    story = [f"10.0s role-kill role:{role} 60.0s" for role in roles]
+    story += [f"10.{n}s role-kill standby:{role} 60.0s" for n in (1, 2) for role in roles]
+    region = SimulatedRegion(chosen, 1)
+    region.run(read("\n".join(story)))
+    puts = Counter(match[1] for line in region.history.lines() if (match := PUT.search(line)))
+    assert not region.checker.violations, [str(v) for v in region.checker.violations]
+    assert region.plane.lives >= 2 * len(region.roles.hosts if region.roles else ())
+    assert puts
+    assert set(puts.values()) == {1}, puts
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_data_center_is_lost_with_the_leaders_that_run_there(seed: int) -> None:
+    """AV1 AV12 AV13: standbys elsewhere lead, and lost tasks come back on the machines left.
+
+    Half of the machines lose power, and the leader of each role with them, while versions go out.
+    """
+    chosen = replace(scenario.load("roles"), minutes=6.0, faults=[])
+    story = [
+        "9.0s release job:job0",
+        "9.5s release job:job1",
+        "10.0s power-off datacenter:dc1 200.0s",
+    ]
+    story += [f"10.0s role-kill role:{role} 200.0s" for role in ("core", "shard-1", "shard-2")]
+    story += ["60.0s release job:job2", "90.0s resize job:job3 value=1.0"]
+    outcome = run_seed(chosen, seed, read("\n".join(story)))
+    assert not outcome.violations, [str(violation) for violation in outcome.violations]
+    assert outcome.figures["take-overs"] >= 3
 
 
 def test_tasks_left_on_a_machine_that_comes_back_free_are_removed() -> None:

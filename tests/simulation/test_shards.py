@@ -30,7 +30,7 @@ def found(rules: set[str]) -> int:
 
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_entitlements_move_between_shards_among_faults(seed: int) -> None:
-    """SH1 SH3 SH4 AV7: one owner at any time, no machine for two, every move ends or did not begin.
+    """SH1 SH3 SH4 SH15 AV7: one owner at a time, no machine for two; a move ends or did not begin.
 
     The process is killed before and after writes, stores do not say what became of one, and
     releases, drains and transfers of jobs go on meanwhile.

@@ -33,7 +33,7 @@ def test_brokers_that_compare_nothing_are_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_federation_splits_a_job_that_grows_and_shards_keep_it_whole() -> None:
-    """SH12: Figure 13 of the paper."""
+    """SH12 WH5: Figure 13 of the paper."""
     found = figure_13(machines=6000, shards=20)
     assert found["federation_clusters_of_b"] == 2
     assert found["federation_tasks_in_second_cluster"] > 0

@@ -90,7 +90,7 @@ async def test_a_shard_is_added_under_load_and_no_request_notices(
 async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """SH10, AV7: leader, term, since, lag, store, CPU, memory, machines and tasks of each role."""
+    """SH10 AV7 HC2: leader, term, since, lag, store, CPU, memory, machines, tasks of each role."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await region.join(3)
         image = await region.image()

@@ -159,3 +159,47 @@ async def test_machines_change_hands_at_every_step_of_the_sums(monkeypatch):
     runs.cancel()
     with pytest.raises(asyncio.CancelledError):
         await runs
+
+
+def kept_without(keeper: PromiseKeeper, index: RegionIndex, pool: str, names: str) -> bool:
+    work = keeper.kept_without(pool, [index.machines[name] for name in names.split()])
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            return bool(stop.value)
+
+
+async def test_what_two_processes_took_in_one_moment_is_judged_by_the_later_one():
+    """CP7 SH14: each saw one rare machine to spare; `m2` is this process's, `m3` the other's."""
+    index = a_region()
+    add(index, "m4", pool=FREE, machine_type="plain")
+    keeper = a_keeper(index, {"any": ANY, "other": Quota(machines=1), "only": ONLY})
+    assert keeper.limits("any") == {P: 2, R: 1}
+    give(index, "m2", "any")
+    assert kept_without(keeper, index, "any", "m2")
+    give(index, "m3", "other")
+    assert not kept_without(keeper, index, "any", "m2")
+    keeper.limits("any")  # sums that know of both say no more than that it is broken
+    assert not kept_without(keeper, index, "any", "m2")
+    assert kept_without(keeper, index, "only", "")
+
+
+async def test_a_promise_that_was_broken_before_refuses_no_machine_that_it_is_not_about():
+    """CP7: a machine of a kind that has broken down since is missing whoever takes another."""
+    index = a_region()
+    quotas = {"any": Quota(machines=1), "only": Quota(per_type={"rare": 3})}
+    keeper = a_keeper(index, quotas)
+    give(index, "m1", "any", "plain")
+    assert kept_without(keeper, index, "any", "m1")
+    give(index, "m1", FREE, "plain")
+    give(index, "m2", "any")
+    assert not kept_without(keeper, index, "any", "m2")
+
+
+async def test_where_all_quotas_are_of_one_kind_all_that_was_taken_stays():
+    """CP7: nothing is counted then."""
+    index = a_region()
+    keeper = a_keeper(index, {"a": ANY, "b": Quota(machines=9)})
+    give(index, "m1", "a", "plain")
+    assert kept_without(keeper, index, "a", "m1")
