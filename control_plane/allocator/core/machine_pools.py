@@ -130,8 +130,8 @@ class Bucket:
         self.moves = 0
         """Rises before and after a machine changes shelves: odd while it does."""
         self._misses: NoFitCache | None = None
-        self.maxima: ShelfMaxima[Machine] | None = None
-        """Both are made when a demand found no room for the first time."""
+        """Made when a demand found no room for the first time."""
+        self.maxima = ShelfMaxima[Machine](self)
 
     def put_all(self, machines: list[Machine]) -> None:
         """Put machines that come into this bucket on the shelf where all of them belong."""
@@ -146,9 +146,7 @@ class Bucket:
         for at, machine in enumerate(machines, len(row)):
             machine.bucket, machine.shelf, machine.at = self, shelf, at
         row += machines
-        if self.maxima is not None:
-            for machine in machines:
-                self.maxima.raised(machine)
+        self.maxima.raised(sample)
 
     def drop(self, machine: Machine) -> None:
         """Take a machine out of the bucket."""
@@ -180,8 +178,7 @@ class Bucket:
             machine.shelf, machine.at = shelf, len(row)
             row.append(machine)
             self.moves += 1
-        if self.maxima is not None:
-            self.maxima.raised(machine)
+        self.maxima.raised(machine)
 
     def first(self) -> Machine | None:
         """Return a machine with most room; one that takes no tasks if there is no other."""
@@ -227,13 +224,16 @@ class Bucket:
             return BY_GPUS[gpus, rru]
         return ORDERS[self._least(demand)]
 
-    def _promising(self, order: Sequence[int], demand: Demand | None) -> Sequence[int]:
+    def _promising(self, order: Sequence[int], demand: Demand | None) -> Iterator[int]:
         """Leave out shelves whose maxima say that no machine there has room for a demand."""
-        maxima = self.maxima
-        if demand is None or maxima is None:
-            return order
+        if demand is None:
+            yield from order
+            return
+        is_below, shelves = self.maxima.is_below, self.shelves
         memory, cpu = demand.memory_bytes, demand.cpu_on(self.capacity)
-        return [shelf for shelf in order if not maxima.is_below(shelf, memory, cpu)]
+        for shelf in order:
+            if shelves[shelf] and not is_below(shelf, memory, cpu):
+                yield shelf
 
     def _on(self, order: Iterable[int], supply: Supply | None = None) -> Iterator[Machine]:
         if supply is None:
@@ -315,8 +315,8 @@ class Bucket:
     def missed(self, demand: Demand, news: int, moves: int) -> None:
         """Remember that no machine had room while `news` and `moves` were as given.
 
-        Where machines changed shelves meanwhile, one may have been passed over unseen. Maxima of
-        the shelves that were searched save the next demand, of another size, the same search.
+        Where machines changed shelves meanwhile, one may have been passed over unseen. Exact
+        maxima of the shelves that were searched save the next demand, of another size, the same.
         """
         if moves == self.moves and not moves % 2:
             if self._misses is None:
@@ -330,11 +330,7 @@ class Bucket:
     def roomiest(self, kind: str, shelf: int) -> Machine | None:
         """Return a machine of a shelf that has most of something left (`FREE_OF`)."""
         row = self.shelves[shelf]
-        if not row:
-            return None
-        if self.maxima is None:
-            self.maxima = ShelfMaxima[Machine](self)
-        return self.maxima.roomiest(kind, shelf, row)
+        return self.maxima.roomiest(kind, shelf, row) if row else None
 
 
 _ROUNDING = 1e-5

@@ -1,8 +1,8 @@
 """The most that is left on any machine of a shelf: what a refusal says without a look at each.
 
-A bucket makes these maxima for the shelves that a search looked at in vain, or that a reason is
-about. From then on a shelf is passed over while its maximum is less than what a task needs, and
-the reason "at most 3 GiB free" costs the same for ten machines and for a million.
+A shelf is passed over while its maximum is less than what a task needs, and the reason "at most
+3 GiB free" costs the same for ten machines and for a million. A maximum rises as machines come or
+get more; it is found anew where it must be exact, or where a search was in vain.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ FREE_OF: dict[str, Callable[[Any], float]] = {
     kind: attrgetter(f"free_{kind}") for kind in ("memory", "cpu", "gpus", "network", "disk")
 }
 """What a machine has left, by the words of `feasibility.Tally`; CPU in grains of its capacity."""
+_KEPT = ("memory", "cpu")
+"""Always; of other kinds the maxima of a shelf are found when a reason is about them."""
 
 
 class ShelfMaxima(Generic[M]):
-    """For shelves of one bucket, a machine that has most of something left, as far as asked."""
+    """For the shelves of one bucket, the machines that have most of something left."""
 
     __slots__ = ("_bucket", "_by_shelf")
 
@@ -44,11 +46,14 @@ class ShelfMaxima(Generic[M]):
     def raised(self, machine: M) -> None:
         """Record that a machine came to its shelf, or has more left there."""
         kinds = self._by_shelf.get(machine.shelf)
-        if kinds is not None:
-            for kind, (most, _) in kinds.items():
-                free = FREE_OF[kind](machine)
-                if free > most:
-                    kinds[kind] = free, machine
+        if kinds is None:  # it is the first one that came there
+            kept = {kind: (FREE_OF[kind](machine), machine) for kind in _KEPT}
+            self._by_shelf[machine.shelf] = kept
+            return
+        for kind, (most, _) in kinds.items():
+            free = FREE_OF[kind](machine)
+            if free > most:
+                kinds[kind] = free, machine
 
     def roomiest(self, kind: str, shelf: int, row: Sequence[M]) -> M:
         """Return a machine of a shelf that has most of something left; `row`: all that are there.
@@ -57,7 +62,7 @@ class ShelfMaxima(Generic[M]):
         until another one has as much.
         """
         free = FREE_OF[kind]
-        kinds = self._by_shelf.setdefault(shelf, {})
+        kinds = self._by_shelf[shelf]
         known = kinds.get(kind)
         if known is None or not self._is_there(known[1], shelf) or free(known[1]) != known[0]:
             found = max(_until(row, free, known and known[0]), key=free)
@@ -67,10 +72,7 @@ class ShelfMaxima(Generic[M]):
     def is_below(self, shelf: int, memory: int, cpu: int) -> bool:
         """Return whether surely no machine of a shelf has so much memory or CPU left."""
         kinds = self._by_shelf.get(shelf)
-        if not kinds:
-            return False
-        least = (("memory", memory), ("cpu", cpu))
-        return any(kind in kinds and kinds[kind][0] < wanted for kind, wanted in least)
+        return kinds is not None and (kinds["memory"][0] < memory or kinds["cpu"][0] < cpu)
 
     def _is_there(self, machine: M, shelf: int) -> bool:
         return machine.at >= 0 and machine.bucket is self._bucket and machine.shelf == shelf

@@ -20,6 +20,7 @@ from agent.lease.core.lease import (
     Bond,
     LeaseMoment,
     answered_at,
+    ends_at,
     name_answer,
     read_bond,
 )
@@ -63,6 +64,12 @@ def test_a_task_that_asks_for_it_is_stopped_once_nothing_was_heard_for_so_long()
     assert (ended.action, ended.task.state, ended.task.reason) == (A.REST, S.STOPPED, REASON)
     assert ended.task.last_exit == Exit(result="cut-off", at=50.0)
     assert ended.task.health is Health.UNKNOWN
+
+
+def test_a_task_whose_control_plane_was_never_heard_in_this_boot_may_not_run_at_all() -> None:
+    spec = _task().spec
+    assert ends_at(spec, None) == 0.0
+    assert ends_at(spec, 5.0) == 5.0 + spec.disconnect.after_s
 
 
 def test_a_running_task_is_looked_at_again_when_its_time_runs_out() -> None:

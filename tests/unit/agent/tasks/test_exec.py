@@ -424,7 +424,8 @@ async def test_sessions_of_a_task_are_counted(
                 while not _left(host):
                     await asyncio.sleep(0.01)
             async with client.exec_task("web", ["/bin/cat"], tty=False) as second:
-                _, _, end = await _end(second)
+                async with asyncio.timeout(10):
+                    _, _, end = await _end(second)
 
     assert end.problem is not None
     assert isinstance(from_problem(end.problem), Busy)

@@ -141,6 +141,7 @@ def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
     } < set(words(found))
     staged = found["ExecStartPre"][0]  # type: ignore[index]
     assert [str(OWNER), str(IDS), str(own_init.ID_COUNT)] == staged[7:10]
+    assert staged[12] == str(a_spec().limits.memory_max_bytes // 2)  # its writable memory
     assert staged[-4:] == [
         *("data", "/var/lib/twine/volumes/local/web.data"),
         *("ref", "/var/lib/twine/volumes/local/other.data"),

@@ -10,6 +10,7 @@ from test_place import a_job
 
 from agent.api import Limits, Location
 from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.handover import adopt, read
 from control_plane.allocator.standalone import allocator_beside, allocator_over
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.machines import Hardware, MachineRecord
@@ -178,3 +179,11 @@ async def test_a_shard_that_ends_is_counted_by_the_others_as_one_that_never_was(
         await second.close()
         one = await first.place(a_job(12, "a", entitlement="front0", **WHOLE))
         assert not one.unplaced
+
+
+async def test_what_waits_in_a_pool_is_tried_again_once_the_pool_came_to_this_shard():
+    """Its quota counts here from now on, so more may fit although no machine got room."""
+    async with shards(2, quota=2) as (first, second):
+        before = second.index.gains("front0")
+        adopt(second, "front0", await read(first, ["j0"]))
+        assert second.index.gains("front0") > before

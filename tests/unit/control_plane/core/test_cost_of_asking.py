@@ -107,6 +107,15 @@ def test_where_each_machine_is_too_small_no_more_than_a_few_are_judged(demand, t
     assert not plan(index, a_request(3, demand=whole), Allowance()).unplaced
 
 
+def test_machines_that_single_ones_exclude_are_judged_once_for_a_demand(tried):
+    """Racks are nothing that a bucket's machines have in common: each is looked at, once."""
+    index = a_region_with({}, 25, "e1")
+    nowhere = Demand(GIB, cpus=1, requires=(In("rack", frozenset({"rack99"})),))
+    for job in ("a", "b", "c"):
+        assert len(plan(index, a_request(3, job, demand=nowhere), Allowance()).unplaced) == 3
+    assert 1_000 <= len(tried) < 1_100
+
+
 @pytest.mark.parametrize("fit", [Fit.EVEN, Fit.TIGHT])
 def test_machines_with_too_little_left_are_searched_once_whatever_is_asked_then(fit, tried):
     """1,000 machines have 1,000 MiB left each: what needs more does not look at them again."""

@@ -37,7 +37,7 @@ from control_plane.scheduler.core.reconcile import (
     next_look,
     observe,
 )
-from control_plane.scheduler.core.release import advance, placed_as
+from control_plane.scheduler.core.release import advance, is_failing, placed_as
 from control_plane.scheduler.core.rollout import to_place
 from control_plane.scheduler.core.sizing import remaining
 
@@ -501,3 +501,23 @@ def test_a_moved_job_does_not_stop_all_its_tasks_at_once():
     there = m1(*(a_status(i) for i in range(3)), homes=frozenset({"e"}))
     after_it = decide(record, Seen(there, at(100.0))).record
     assert sum(task.phase is TaskPhase.RUNNING for task in after_it.tasks) >= 2
+
+
+@pytest.mark.parametrize(
+    ("state", "result", "when", "failing"),
+    [
+        (TaskState.BACKOFF, "exit-code", RestartWhen.ALWAYS, True),
+        (TaskState.FAILED, "exit-code", RestartWhen.NEVER, True),
+        (TaskState.STOPPED, "exit-code", RestartWhen.NEVER, False),
+        (TaskState.STOPPED, "exit-code", RestartWhen.ON_FAILURE, True),
+        (TaskState.STOPPED, "success", RestartWhen.ON_FAILURE, False),
+        (TaskState.STOPPED, "success", RestartWhen.ALWAYS, True),
+        (TaskState.STOPPED, "lost", RestartWhen.ALWAYS, False),
+    ],
+)
+def test_a_task_that_ended_is_a_failure_of_its_version_unless_it_may_end(
+    state, result, when, failing
+):
+    task = a_task(state=state, last_exit=Exit(result=result, at=0.0))
+    record = a_record(task, restart=RestartPolicy(when=when))
+    assert is_failing(task, record, Moment(0.0, 0.0)) is failing
