@@ -42,16 +42,16 @@ def own_output() -> BinaryIO:
 
 
 def solve_file(path: Path, seconds: float) -> None:
-    """Print where the objects of a model should be: exactly if it is small, else by annealing."""
+    """Print where the objects of a model should be: exactly if it is small, else by parts."""
     output = own_output()
-    from control_plane.rebalancer.core.annealing import annealed
     from control_plane.rebalancer.core.exact import VARIABLES_MAX, optimum
+    from control_plane.rebalancer.core.neighbourhoods import improved
 
     model = read_model(path.read_text(errors="replace"))
     if len(model.objects) * len(model.containers) <= VARIABLES_MAX:
         answer = optimum(model, time.monotonic, seconds)
     else:
-        answer = annealed(model, time.monotonic, seconds)
+        answer = improved(model, time.monotonic, seconds)
     lines = [f"{name}: {at} -> {to}" for name, at, to in answer.moves]
     bound = "not known" if answer.bound is None else f"{answer.bound:.6g}"
     best = ", which is the best" if answer.is_optimal else ""

@@ -93,13 +93,15 @@ def descheduled(model: RegionModel, bound: float) -> Figures:
     before = float(state.cost.sum())
     hot, moved = state.hot(), 0
     average = state.level[0] - model.weights.tolerance
+    known = average > 0
     shares = state.used * state.per_size
     for machine in np.argsort(-shares.max(axis=1)):
         for task in sorted(state.on[machine], key=lambda t: float(state.load[t].max())):
             share = state.used[machine] * state.per_size[machine]
             if not (share > average + 0.1).any():
                 break
-            under = np.nonzero((state.used * state.per_size < average).all(axis=1))[0]
+            below = (state.used * state.per_size < average)[:, known]
+            under = np.nonzero(below.all(axis=1))[0]
             if not len(under):
                 break
             ok = state.fits(state.kind[task : task + 1], under)[0]

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from control_plane.rebalancer.core.annealing import annealed
 from control_plane.rebalancer.core.language import (
     Above,
     AtMostIn,
@@ -36,6 +35,7 @@ from control_plane.rebalancer.core.language import (
     PlacementModel,
     SpreadOver,
 )
+from control_plane.rebalancer.core.neighbourhoods import improved
 
 BEST = {
     "a1_1": 44_306_501,
@@ -222,8 +222,8 @@ def generated(seed: int, machines: int = 12, processes: int = 80, wide: int = 3)
 
 
 def figures(name: str, model: PlacementModel, seconds: float, seed: int = 1) -> dict[str, Any]:
-    """Return what annealing finds in so many seconds of computing."""
-    answer = annealed(model, time.process_time, seconds, seed=seed)
+    """Return what is found in so many seconds of computing."""
+    answer = improved(model, time.process_time, seconds, seed=seed)
     where = {o.name: o.at for o in model.objects}
     before, _ = checked(model, where)
     where |= {moved: to for moved, _, to in answer.moves}

@@ -88,7 +88,7 @@ class Annealing:
             hot = _HOT * unit / 4**cycle
             at = done * _CYCLES - cycle
             if self.steps and cycle > int(self._last * _CYCLES):
-                self._return()
+                self.end()
             self._last = done
             self._step(hot * _COLD**at)
 
@@ -102,7 +102,7 @@ class Annealing:
             found += changes[changes > _EPS].tolist()
         return float(np.mean(found)) if found else 1.0
 
-    def _return(self) -> None:
+    def end(self) -> None:
         """Go back to the best placement; it keeps every constraint, whatever is on the way."""
         for i in np.nonzero(self.state.where != self.best)[0].tolist():
             self.state.move(i, int(self.best[i]))

@@ -41,6 +41,12 @@ class GroupCounts:
         self.needs: list[list[int]] = [[] for _ in range(groups)]
         self.needed_by: list[list[int]] = [[] for _ in range(groups)]
 
+    @property
+    def is_ruled(self) -> Flags:
+        """Return for each group whether some rule is about it."""
+        tied = [bool(n or b) for n, b in zip(self.needs, self.needed_by, strict=True)]
+        return np.asarray((self.most < _ANY) | (self.least > 0) | np.array(tied, np.bool_))
+
     def allows(self, group: int, at: int) -> Flags | None:
         """Return for each container whether an object may go there from `at`; None: anywhere."""
         bins, here, count = self.bins, int(self.bins[at]), self.count[group]

@@ -1,0 +1,171 @@
+"""Improves a placement by exact programs of parts of it, solved by HiGHS (large neighbourhoods).
+
+Annealing begins: it is quick where much is wrong, and gets stuck where containers are full, since
+each of its steps has to fit. Then parts of the placement are solved one by one, and the best that
+is found for each is kept. A part is all objects of some containers, which they exchange among
+themselves, or some objects of many containers, which may go anywhere. Parts grow while they are
+solved to their optimum, and shrink where they are not and gain nothing. The kind that gains most
+for the work of its solver is tried most. Each placement keeps every constraint; the same seed and
+steps give the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+
+from control_plane.rebalancer.core.annealing import Annealing, PlacementAnswer, answer_of
+from control_plane.rebalancer.core.language import PlacementModel
+from control_plane.rebalancer.core.placement_state import PlacementState
+from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswer
+from control_plane.rebalancer.core.state import Floats, Ints
+
+_ANNEALED = 0.1
+"""Share of the time (or of the steps) in which annealing is tried first."""
+_STEPS_OF_ONE = 500
+"""Steps of annealing that take about as long as one part."""
+_PATIENCE = 30
+"""A part is left when its solver asked so often whether to go on and had found nothing better."""
+_FIRST, _LEAST, _MOST = 2_500, 100, 40_000
+"""Variables of a part: at first, and at least and at most."""
+_GROWN, _SHRUNK = 1.3, 0.9
+"""After a part was solved to its optimum; after one that was not, and gained nothing."""
+_CONTAINERS = 400
+"""Containers that some objects may go to; of more a sample is taken."""
+_EVEN = 0.3
+"""Of the average cost: what each container counts besides its own when parts are picked."""
+_KEPT = 0.9
+"""What earlier parts count for how often a kind is tried, against one later."""
+_EPS = 1e-9
+
+Part = tuple[Ints, Ints]
+"""Free objects, and the containers that they may go to."""
+
+
+@dataclass
+class _Kind:
+    """One way to pick parts, and what that was worth."""
+
+    pick: Callable[[int], Part]
+    variables: float
+    gained: float = 0.0
+    work: float = 0.0
+
+    def worth(self) -> float:
+        """Return what its parts gained for the work of their solver."""
+        return self.gained / self.work if self.work else math.inf
+
+    def learn(self, answer: ProgramAnswer, gain: float) -> None:
+        """Count one part."""
+        self.gained = self.gained * _KEPT + gain
+        self.work = self.work * _KEPT + answer.work
+        grown = _GROWN if answer.is_optimal else 1.0 if gain > _EPS else _SHRUNK
+        self.variables = min(max(self.variables * grown, _LEAST), _MOST)
+
+
+def improved(
+    model: PlacementModel, clock: Callable[[], float], seconds: float, steps: int = 0, seed: int = 1
+) -> PlacementAnswer:
+    """Return the best placement found in so many seconds, or in so many `steps` if given."""
+    began, state = clock(), PlacementState(model)
+    before, annealing = state.total(), Annealing(state, seed)
+    parts = Neighbourhoods(state, seed)
+
+    def progress() -> float:
+        taken = annealing.steps / _STEPS_OF_ONE + parts.steps
+        return taken / steps if steps else (clock() - began) / seconds
+
+    if len(state.where) and len(model.containers) > 1:
+        annealing.run(lambda: progress() / _ANNEALED)
+        annealing.end()
+        parts.run(progress)
+    found = answer_of(state, state.where.copy(), before, clock() - began, parts.steps)
+    return found if parts.bound is None else replace(found, bound=parts.bound, is_optimal=True)
+
+
+class Neighbourhoods:
+    """One search from where objects are."""
+
+    def __init__(self, state: PlacementState, seed: int, variables: int = _FIRST) -> None:
+        """Change nothing yet; `variables` of the first parts."""
+        self.state, self.steps = state, 0
+        self.bound: float | None = None
+        """Known once one part was the whole."""
+        self._rng = np.random.default_rng(seed)
+        picks = (self._of_containers, self._of_objects)
+        self._kinds = [_Kind(pick, variables) for pick in picks]
+        self._total = state.total()
+
+    def run(self, progress: Callable[[], float]) -> None:
+        """Solve parts until `progress` is 1, or until one part was all and solved."""
+        self._total = self.state.total()
+        while progress() < 1.0 and self.bound is None:
+            self.steps += 1
+            kind = self._kinds[self._picked()]
+            free, containers = kind.pick(int(kind.variables))
+            program = PlacementProgram(self.state, free, containers)
+            answer = program.solved(lambda: progress() > 1.0, _PATIENCE)
+            if answer is None:
+                kind.variables = max(kind.variables / 2, _LEAST)
+                continue
+            before = self._total
+            self._take(free, answer.where)
+            kind.learn(answer, before - self._total)
+            is_whole = len(free) == len(self.state.where)
+            if answer.is_optimal and is_whole and len(containers) == len(self.state.offers):
+                self.bound = min(before + answer.bound, self._total)
+
+    def _picked(self) -> int:
+        """Return the kind that was worth most, and each of them now and then."""
+        if self._rng.random() < 1 / 4:
+            return int(self._rng.integers(len(self._kinds)))
+        return int(np.argmax([kind.worth() for kind in self._kinds]))
+
+    def _take(self, free: Ints, where: Ints) -> None:
+        """Bring objects where they should be, if that keeps room and is better.
+
+        The solver's numbers are of finite precision, so both are looked at again.
+        """
+        state, old = self.state, self.state.where[free]
+        changed = np.nonzero(where != old)[0].tolist()
+        for row in changed:
+            state.move(int(free[row]), int(where[row]))
+        total = state.total() if changed else self._total
+        if total < self._total - _EPS and (state.held <= state.room).all():
+            self._total = total
+            return
+        for row in changed:
+            state.move(int(free[row]), int(old[row]))
+
+    # -- parts
+
+    def _chances(self) -> Floats:
+        """Return how likely each container is picked: the more it costs, the likelier."""
+        cost = np.maximum(self.state.cost, 0.0)
+        cost = cost + _EVEN * cost.mean() + _EPS
+        return np.asarray(cost / cost.sum())
+
+    def _of_containers(self, variables: int) -> Part:
+        """Return some containers, at least one that costs, and all objects in them."""
+        state, number = self.state, len(self.state.offers)
+        first = int(self._rng.choice(number, p=self._chances()))
+        others = self._rng.permutation(number)
+        picked = np.append(first, others[others != first])
+        sizes = np.cumsum(state.number[picked]) * np.arange(1, number + 1)
+        picked = np.sort(picked[: max(2, int(np.searchsorted(sizes, variables, "right")))])
+        return np.nonzero(np.isin(state.where, picked))[0], picked
+
+    def _of_objects(self, variables: int) -> Part:
+        """Return some objects, likelier those of containers that cost, and where they may go."""
+        state, wide = self.state, min(len(self.state.offers), _CONTAINERS)
+        number = min(max(1, variables // wide), len(state.where))
+        chances = self._chances()[state.where]
+        free = self._rng.choice(len(state.where), number, replace=False, p=chances / chances.sum())
+        places = np.arange(len(state.offers))
+        if len(places) > wide:
+            places = np.union1d(self._rng.choice(places, wide, replace=False), state.where[free])
+        return np.sort(free), places

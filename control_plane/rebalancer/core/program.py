@@ -1,0 +1,330 @@
+"""Where some objects of a placement should be, as a mixed-integer program for HiGHS.
+
+One binary variable per free object and container that is looked at; all other objects stay. Sums of
+what stays are constants of the rows, rows that nothing can break are left out, and each row is in
+shares of its own size: amounts of some models are far beyond the solver's tolerances.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import highspy
+import msgspec
+import numpy as np
+
+from control_plane.rebalancer.core.placement_state import GroupCounts, PlacementState
+from control_plane.rebalancer.core.state import Floats, Ints
+
+_NONE: Ints = np.zeros(0, np.int64)
+
+
+class ProgramAnswer(msgspec.Struct, frozen=True):
+    """What the solver found."""
+
+    where: Ints
+    """Containers of the free objects."""
+    bound: float
+    """No other places of the free objects change the sum of the goals by less than this."""
+    is_optimal: bool
+    work: int
+    """Iterations of the solver, which are the same on each machine."""
+
+
+class PlacementProgram:
+    """The program of one model, in which some objects are free to go to some containers."""
+
+    def __init__(self, state: PlacementState, free: Ints, containers: Ints) -> None:
+        """`containers` has all of those where the free objects are."""
+        self.state, self.free, self.containers = state, free, containers
+        self._cost, self._upper, self._is_integer = list[Floats](), list[Floats](), list[Floats]()
+        self._columns = 0
+        self._row_start, self._row_lower, self._row_upper = [0], list[float](), list[float]()
+        self._index, self._value = list[Ints](), list[Floats]()
+        self.constant = 0.0
+        self._objects()
+        self._amounts()
+        for counts in state.scopes.values():
+            self._groups(counts)
+        self._moves()
+        self._containers()
+
+    # -- variables and rows
+
+    def _add(self, costs: Floats, upper: float, *, is_integer: bool) -> int:
+        """Add variables from 0 to `upper`; return the number of the first."""
+        first, number = self._columns, len(costs)
+        self._cost.append(costs)
+        self._upper.append(np.full(number, upper))
+        self._is_integer.append(np.full(number, float(is_integer)))
+        self._columns += number
+        return first
+
+    def _one(self, cost: float, upper: float, *, is_integer: bool = False) -> int:
+        return self._add(np.array([cost]), upper, is_integer=is_integer)
+
+    def _row(self, index: Ints, value: Floats, lower: float, upper: float) -> None:
+        self._index.append(index)
+        self._value.append(value)
+        self._row_start.append(self._row_start[-1] + len(index))
+        self._row_lower.append(lower)
+        self._row_upper.append(upper)
+
+    def _objects(self) -> None:
+        """Each free object has one variable per container that it may go to, and is in one."""
+        state, free, containers = self.state, self.free, self.containers
+        may = np.ones((len(free), len(containers)), np.bool_)
+        for row, i in enumerate(free.tolist()):
+            if i in state.may:
+                may[row] = state.may[i][containers]
+        self.rows, columns = np.nonzero(may)
+        self.object, self.container = free[self.rows], containers[columns]
+        """By variable: the object, and where it goes if it is 1."""
+        self.need = state.need[self.object]
+        away = self.container != state.origin[self.object]
+        costs = np.where(away, state.price[self.object], 0.0)
+        if state.distance is not None:
+            costs = costs + state.distance[state.origin[self.object], self.container]
+        self._add(costs, 1.0, is_integer=True)
+        self.away = away
+        self.is_now = self.container == state.where[self.object]
+        self.constant -= float(costs[self.is_now].sum())
+        for start, end in _runs(self.rows):
+            self._row(np.arange(start, end), np.ones(end - start), 1.0, 1.0)
+
+    # -- amounts
+
+    def _amounts(self) -> None:
+        """Room and goals by container, and by bin of a scope."""
+        state = self.state
+        used, held = state.used.copy(), state.held.copy()
+        np.subtract.at(used, state.where[self.free], state.need[self.free])
+        holds = np.where((~self.away)[:, None] & ~state.leaves, 0.0, self.need)
+        np.subtract.at(held, self.container[self.is_now], holds[self.is_now])
+        order = np.argsort(self.container, kind="stable")
+        self.constant -= float(state.cost[self.containers].sum())
+        for start, end in _runs(self.container[order]):
+            mine = order[start:end]
+            m = int(self.container[mine[0]])
+            self._room(mine, holds[mine], state.room[m] - held[m])
+            for level, weights in state.layers:
+                for d in np.nonzero(weights[m])[0].tolist():
+                    above = float(used[m, d] - level[m, d])
+                    self._above(mine, self.need[mine, d], above, float(weights[m, d]))
+            for one, two, ratio, weight in state.pairs:
+                amounts = self.need[mine, two] - ratio * self.need[mine, one]
+                free = state.offers[m] - used[m]
+                self._above(mine, amounts, float(ratio * free[one] - free[two]), weight)
+        for m in set(self.containers.tolist()) - set(self.container.tolist()):
+            self.constant += float(state.cost[m])
+        self._bins(used)
+
+    def _bins(self, used: Floats) -> None:
+        """Goals about bins; those in which nothing is looked at do not change."""
+        state, seen = self.state, self.container
+        for bins, d, level, weight in state.by_bin:
+            now = np.bincount(bins, weights=state.used[:, d], minlength=len(level))
+            base = np.bincount(bins, weights=used[:, d], minlength=len(level))
+            for b in np.unique(bins[seen]).tolist():
+                mine = np.nonzero(bins[seen] == b)[0]
+                self.constant -= weight * max(0.0, float(now[b] - level[b]))
+                self._above(mine, self.need[mine, d], float(base[b] - level[b]), weight)
+
+    def _room(self, mine: Ints, amounts: Floats, left: Floats) -> None:
+        for d in np.nonzero(amounts.sum(axis=0) > left)[0].tolist():
+            some = np.nonzero(amounts[:, d])[0]
+            size = float(amounts[some, d].max())
+            self._row(mine[some], amounts[some, d] / size, -np.inf, float(left[d]) / size)
+
+    def _above(self, mine: Ints, amounts: Floats, above: float, weight: float) -> None:
+        """Let what is above a level cost; `above`: by how much what stays is above it."""
+        some = np.nonzero(amounts)[0]
+        least = above + float(amounts[amounts < 0].sum())
+        most = above + float(amounts[amounts > 0].sum())
+        if most <= 0 or not len(some):
+            self.constant += weight * max(0.0, above)
+            return
+        size = float(np.abs(amounts).max())
+        if least >= 0:
+            self._price(mine[some], weight * amounts[some])
+            self.constant += weight * above
+            return
+        over = self._one(weight * size, np.inf)
+        index, value = np.append(mine[some], over), np.append(amounts[some] / size, -1.0)
+        self._row(index, value, -np.inf, -above / size)
+
+    def _price(self, index: Ints, costs: Floats) -> None:
+        """Let variables of objects cost more."""
+        np.add.at(self._cost[0], index, costs)
+
+    # -- groups
+
+    def _groups(self, counts: GroupCounts) -> None:
+        """Rules about the groups of free objects: how many in a bin, in how many bins, beside."""
+        state = self.state
+        stays = counts.count.copy()
+        at = counts.bins[state.where[self.free]]
+        np.subtract.at(stays, (state.group[self.free], at), 1)
+        into = self._by_group_and_bin(counts)
+        for group, by_bin in into.items():
+            size = int((state.group[self.free] == group).sum())
+            for b, mine in by_bin.items():
+                most = int(counts.most[group]) - int(stays[group, b])
+                if min(size, len(mine)) > most:
+                    self._sum(mine, -np.inf, most)
+            self._spread(by_bin, stays[group], int(counts.least[group]))
+            for other in counts.needs[group]:
+                theirs = into.get(other, {})
+                for b, mine in by_bin.items():
+                    if not stays[other, b]:
+                        self._beside(mine, theirs.get(b, _NONE))
+            for b in np.nonzero(stays[counts.needed_by[group]].any(axis=0))[0].tolist():
+                if not stays[group, b]:
+                    self._sum(by_bin.get(b, _NONE), 1.0, np.inf)
+
+    def _by_group_and_bin(self, counts: GroupCounts) -> dict[int, dict[int, Ints]]:
+        """Return the variables of groups that some rule of a scope is about."""
+        groups, bins = self.state.group[self.object], counts.bins[self.container]
+        is_ruled = counts.is_ruled[groups]
+        wide = counts.count.shape[1]
+        keys = groups * wide + bins
+        some = np.nonzero(is_ruled)[0]
+        some = some[np.argsort(keys[some], kind="stable")]
+        found: defaultdict[int, dict[int, Ints]] = defaultdict(dict)
+        for start, end in _runs(keys[some]):
+            group, b = divmod(int(keys[some[start]]), wide)
+            found[group][b] = some[start:end]
+        return found
+
+    def _sum(self, mine: Ints, lower: float, upper: float) -> None:
+        self._row(mine, np.ones(len(mine)), lower, upper)
+
+    def _spread(self, by_bin: dict[int, Ints], stays: Ints, least: int) -> None:
+        missing = least - int(np.count_nonzero(stays))
+        if missing <= 0:
+            return
+        seen = list[int]()
+        for b, mine in by_bin.items():
+            if not stays[b]:
+                seen.append(self._any_of(mine))
+        self._sum(np.array(seen, np.int64), missing, np.inf)
+
+    def _any_of(self, mine: Ints) -> int:
+        """Return a variable that is 1 only if one of these is."""
+        seen = self._one(0.0, 1.0, is_integer=True)
+        self._row(np.append(mine, seen), np.append(np.ones(len(mine)), -1.0), 0.0, np.inf)
+        return seen
+
+    def _beside(self, mine: Ints, theirs: Ints) -> None:
+        """None of these is 1 unless one of the others is."""
+        ones = np.ones(len(theirs))
+        for variable in mine.tolist():
+            self._row(np.append(theirs, variable), np.append(ones, -1.0), 0.0, np.inf)
+
+    # -- moves and containers
+
+    def _moves(self) -> None:
+        """The largest number of moved objects of a group."""
+        state = self.state
+        if not state.group_weight:
+            return
+        moved = state.moved.copy()
+        gone = state.where[self.free] != state.origin[self.free]
+        np.subtract.at(moved, state.group[self.free[gone]], 1)
+        self.constant -= state.group_weight * int(state.moved.max())
+        least = int(moved.max())
+        self.constant += state.group_weight * least
+        most = self._one(state.group_weight, np.inf)
+        away = np.nonzero(self.away)[0]
+        groups = state.group[self.object[away]]
+        order = np.argsort(groups, kind="stable")
+        for start, end in _runs(groups[order]):
+            mine, group = away[order[start:end]], int(groups[order[start]])
+            size = len(np.unique(self.object[mine]))
+            if int(moved[group]) + size > least:
+                index, value = np.append(mine, most), np.append(np.ones(len(mine)), -1.0)
+                self._row(index, value, -np.inf, least - int(moved[group]))
+
+    def _containers(self) -> None:
+        """Containers that cost as soon as something is in them."""
+        state = self.state
+        if not state.used_weight.any():
+            return
+        stays = state.number.copy()
+        np.subtract.at(stays, state.where[self.free], 1)
+        for m in self.containers.tolist():
+            weight = float(state.used_weight[m])
+            if not weight or stays[m]:
+                continue
+            self.constant -= weight * float(state.number[m] > 0)
+            used = self._one(weight, 1.0, is_integer=True)
+            for variable in np.nonzero(self.container == m)[0].tolist():
+                self._row(np.array([variable, used]), np.array([1.0, -1.0]), -np.inf, 0.0)
+
+    # -- solving
+
+    def solved(self, is_over: Callable[[], bool], patience: int = 0) -> ProgramAnswer | None:
+        """Return what HiGHS finds in time; None: nothing.
+
+        `patience`: it ends when it was asked so often whether to go on and had found nothing
+        better since; 0: it never ends for that.
+        """
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver.silent()
+        solver.setOptionValue("threads", 1)
+        solver.setOptionValue("mip_rel_gap", 1e-9)
+
+        best, idle = np.inf, 0
+
+        def asked(event: Any) -> None:
+            nonlocal best, idle
+            found = float(event.data_out.mip_primal_bound)
+            best, idle = (found, 0) if found < best else (best, idle + 1)
+            event.interrupt(is_over() or 0 < patience < idle)
+
+        # the solver's own limit would count time that other processes take
+        solver.cbMipInterrupt.subscribe(asked)
+        solver.passModel(self._program())
+        start = np.nonzero(self.is_now)[0]
+        solver.setSolution(len(start), start.astype(np.int32), np.ones(len(start)))
+        solver.run()
+        info = solver.getInfo()
+        if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+            return None
+        values = np.array(solver.getSolution().col_value[: len(self.object)])
+        where = self.state.where[self.free].copy()
+        chosen = values > 0.5
+        where[self.rows[chosen]] = self.container[chosen]
+        return ProgramAnswer(
+            where,
+            float(info.mip_dual_bound) + self.constant,
+            solver.getModelStatus() == highspy.HighsModelStatus.kOptimal,
+            len(self.object) + max(0, int(info.simplex_iteration_count)),
+        )
+
+    def _program(self) -> highspy.HighsLp:
+        program = highspy.HighsLp()
+        program.num_col_, program.num_row_ = self._columns, len(self._row_lower)
+        program.col_cost_ = np.concatenate(self._cost)
+        program.col_lower_ = np.zeros(self._columns)
+        program.col_upper_ = np.concatenate(self._upper)
+        program.row_lower_ = np.array(self._row_lower)
+        program.row_upper_ = np.array(self._row_upper)
+        program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        program.a_matrix_.start_ = np.array(self._row_start, np.int32)
+        program.a_matrix_.index_ = np.concatenate(self._index).astype(np.int32)
+        program.a_matrix_.value_ = np.concatenate(self._value)
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        program.integrality_ = [kinds[int(each)] for each in np.concatenate(self._is_integer)]
+        return program
+
+
+def _runs(keys: Ints) -> list[tuple[int, int]]:
+    """Return begin and end of each run of equal keys."""
+    if not len(keys):
+        return []
+    edges = [0, *(np.nonzero(np.diff(keys))[0] + 1).tolist(), len(keys)]
+    return list(pairwise(edges))

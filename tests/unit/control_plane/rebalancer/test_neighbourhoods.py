@@ -1,0 +1,84 @@
+"""RE2, RE4: parts of a placement are solved exactly, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from control_plane.rebalancer.core.annealing import Annealing, PlacementAnswer
+from control_plane.rebalancer.core.language import Above, PlacementModel, UsedContainers
+from control_plane.rebalancer.core.neighbourhoods import Neighbourhoods, improved
+from control_plane.rebalancer.core.placement_state import PlacementState
+from control_plane.rebalancer.core.program import PlacementProgram
+from tests.bench.roadef import checked, generated, read_instance
+
+
+def steps(model: PlacementModel, number: int, seed: int = 1) -> PlacementAnswer:
+    return improved(model, lambda: 0.0, 1.0, steps=number, seed=seed)
+
+
+def placed(model: PlacementModel, state: PlacementState) -> dict[str, str]:
+    at = state.where.tolist()
+    return {o.name: model.containers[m].name for o, m in zip(model.objects, at, strict=True)}
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 10_000))
+def test_a_part_is_counted_as_the_whole_is_and_keeps_all_constraints(seed: int) -> None:
+    """Objects that stay count in rooms, rules of groups, and each kind of goal."""
+    base, chance = read_instance(*generated(seed, 8, 30)), np.random.default_rng(seed)
+    goals = [
+        *base.goals,
+        Above(dimension="r0", scope="location", share=0.3),
+        UsedContainers(weight=500.0),
+    ]
+    model = replace(base, goals=goals)
+    state = PlacementState(model)
+    for _ in range(3):
+        free = np.sort(chance.choice(30, 12, replace=False))
+        containers = np.union1d(state.where[free], chance.choice(8, 2))
+        before = state.total()
+
+        answer = PlacementProgram(state, free, containers).solved(lambda: False)
+
+        assert answer is not None
+        assert answer.is_optimal
+        for i, m in zip(free.tolist(), answer.where.tolist(), strict=True):
+            state.move(i, m)
+        assert state.total() == pytest.approx(before + answer.bound, rel=1e-6, abs=1e-3)
+        assert state.total() <= before + 1e-6
+        assert checked(base, placed(model, state))[1] == []
+
+
+def test_a_model_that_is_one_part_is_solved_to_its_optimum() -> None:
+    model = read_instance(*generated(5, 5, 12))
+
+    answer = steps(model, 20)
+
+    assert answer.is_optimal
+    assert answer.bound == pytest.approx(answer.after, rel=1e-6)
+
+
+def test_parts_improve_what_annealing_leaves_and_break_nothing() -> None:
+    model = read_instance(*generated(7, 8, 40))
+    state = PlacementState(model)
+    annealing = Annealing(state, 1)
+    annealing.run(lambda: annealing.steps / 300)
+    annealing.end()
+    before, search = state.total(), Neighbourhoods(state, 1, variables=100)
+
+    search.run(lambda: search.steps / 12)
+
+    after, wrong = checked(model, placed(model, state))
+    assert wrong == []
+    assert after == pytest.approx(state.total())
+    assert after < before
+
+
+def test_the_same_seed_and_steps_give_the_same_placement() -> None:
+    model = read_instance(*generated(3, 6, 30))
+
+    assert steps(model, 2) == steps(model, 2)
