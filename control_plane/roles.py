@@ -165,8 +165,8 @@ class ControlPlane(JobCalls):
         self._events = EventLog(store)
         self._controllers = Controllers(runtime, call_controller)
         parts = ShardParts(
-            *(region, self._portal, self._jobs, self._control),
-            *(self._dispatcher, self._events, self._controllers, losses, self.census),
+            *(region, self._portal, self._jobs, self._control, self._dispatcher),
+            *(self._events, self._controllers, losses, self.census),
         )
         if processes is None:
             self.shards = RunningShards(parts, self.ownership, allocators)
