@@ -16,10 +16,8 @@ const local = (root) => {
     else if (time.textContent.endsWith(" ago")) time.dataset.ago = "";
   }
 };
-const hours = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
-const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const ticks = (root) => { // of charts that the server drew
-  for (const tick of root.querySelectorAll("[data-at]")) tick.textContent = (tick.closest("figure") ? clock : hours).format(new Date(tick.dataset.at));
+  for (const tick of root.querySelectorAll("[data-at]")) tick.textContent = (tick.closest("figure") ? precise : day).format(new Date(tick.dataset.at));
 };
 const age = () => {
   for (const time of document.querySelectorAll("time[data-ago]")) time.textContent = ago(Date.now() / 1000 + skew - new Date(time.dateTime) / 1000);

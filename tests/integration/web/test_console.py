@@ -318,6 +318,8 @@ def test_every_page_is_accessible(browser: webdriver.Chrome, scheme: str) -> Non
         result = browser.execute_async_script(RUN_AXE)
         found += [f"{page.path}: {v['id']}: {v['nodes'][0]['html']}" for v in result["violations"]]
         assert result["passes"]
+        broken = [one["message"] for one in browser.get_log("browser") if one["level"] == "SEVERE"]
+        found += [f"{page.path}: {message}" for message in broken]
         name = page.template.removesuffix(".html")
         browser.save_screenshot(str(SHOTS / f"{name}-{scheme}.png"))
         if scheme == "dark":
