@@ -318,7 +318,7 @@ class Allocator:
         if not tried:
             return ()
         made = await self._planned(trying(request, tried, left))
-        return gaining(claims, over, made, most)
+        return await compute(len(claims), gaining, claims, over, made, most)
 
     async def _planned(self, request: Request, near: Near | None = None) -> Plan:
         request = self._neighbours.bound(request, near)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TypedDict
 
 from agent.api.relaxations import exposure_of
-from control_plane.allocator.core.claims import Change
+from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import demand_for
 from control_plane.allocator.core.feasibility import Tally, bin_of
 from control_plane.allocator.core.machine_pools import Machine
@@ -90,17 +90,9 @@ class JobPlanner:
     async def explain(self, name: str) -> JobExplanation:
         """Return how many tasks of a job have a machine, and all reasons why others wait."""
         record = self._jobs.get(name)
-        wanted = wanted_tasks(record)
-        await self._runtime.checkpoint()
-        staying = [
-            task for task in record.tasks if not (record.stopping or is_going(task) or task.extra)
-        ]
-        wanted_here = {task.index for task in staying}
-        waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
-        await self._runtime.checkpoint()
-        claims = self._index.claims.get(name)
-        spread = _spread(claim.machine for claim in claims or () if claim.task in wanted_here)
-        await self._runtime.checkpoint()
+        wanted, claims = wanted_tasks(record), self._index.claims.get(name)
+        copied = claims.copy() if claims is not None else ()  # a thread reads it, perhaps
+        waiting, spread = await self._runtime.compute(len(record.tasks), _places, record, copied)
         _, _, planned = await self._plan_final(record)
         held, free, kept = await self._judge_all(record)
         limits = [r for r in planned if _is_limit(r)]
@@ -198,6 +190,16 @@ class JobPlanner:
                 await self._runtime.checkpoint()
         words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
         return held, free, words
+
+
+def _places(record: JobRecord, claims: Iterable[Claim]) -> tuple[list[int], list[SpreadBin]]:
+    """Return the tasks of a job that wait for a machine, and where the others are."""
+    staying = [
+        task for task in record.tasks if not (record.stopping or is_going(task) or task.extra)
+    ]
+    here = {task.index for task in staying}
+    waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
+    return waiting, _spread(claim.machine for claim in claims if claim.task in here)
 
 
 def _waiting(record: JobRecord, now: float) -> list[str]:

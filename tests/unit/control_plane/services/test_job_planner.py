@@ -300,7 +300,7 @@ async def test_what_is_said_of_a_large_job_is_computed_beside_the_loop(w: World)
         patch.setattr(runtime, "LARGE", 1)
         patch.setattr(w.cp._runtime, "offload", noted)
         assert (await w.cp.job_planner.explain("a"), await w.cp.intents.show("a")) == said
-    assert beside >= {"remaining", "next_to_move", "kept_notes", "_effects"}
+    assert beside >= {"_places", "remaining", "next_to_move", "kept_notes", "_effects"}
 
 
 class NoBrokers:
