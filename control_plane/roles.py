@@ -14,7 +14,7 @@ from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentFactory
 from control_plane.agents.region import Region
 from control_plane.allocator.allocator import Allocator
-from control_plane.allocator.core.claims import Claim
+from control_plane.allocator.core.claims import Claims
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.limits import LimitName
@@ -165,8 +165,8 @@ class ControlPlane(JobCalls):
         self._events = EventLog(store)
         self._controllers = Controllers(runtime, call_controller)
         parts = ShardParts(
-            *(region, self._portal, self._jobs, self._control),
-            *(self._dispatcher, self._events, self._controllers, losses),
+            *(region, self._portal, self._jobs, self._control, self._dispatcher),
+            *(self._events, self._controllers, losses, self.census),
         )
         if processes is None:
             self.shards = RunningShards(parts, self.ownership, allocators)
@@ -411,8 +411,8 @@ class ControlPlane(JobCalls):
         kept = ahead.keeps(record.machine) or self.rebalancer.swaps.keeps(record.machine)
         return kept or self.profiles.keeps(record)
 
-    def _claims_of(self, job: str) -> Iterable[Claim]:
-        return self.shards.of_job(job).allocator.index.claims.get(job) or ()
+    def _claims_of(self, job: str) -> Claims | None:
+        return self.shards.of_job(job).allocator.index.claims.get(job)
 
     def _owner_of(self, pool: str) -> Allocator | None:
         shard = self.shards.find_pool(pool)

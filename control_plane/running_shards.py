@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,6 +29,7 @@ from control_plane.portal.core.pools import members, pool_of
 from control_plane.portal.portal import Portal
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.loops import Failing, Loops
+from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.job_planner import JobPlanner
@@ -72,6 +74,7 @@ class ShardParts:
     event_log: EventLog
     controllers: Controllers
     losses: Losses
+    census: Counters
 
 
 class RunningShards:
@@ -181,13 +184,17 @@ class RunningShards:
 
     def loads(self) -> list[ShardLoad]:
         """Return what each shard has to do, by number."""
-        broker, loads = self._parts.region.broker, []
-        specs = self._parts.portal.specs()
+        broker, census, loads = self._parts.region.broker, self._parts.census, []
+        specs, owner = self._parts.portal.specs(), self._ownership
         pools = members(specs)
+        by_shard, coming = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
+        for pool in pools:
+            by_shard[owner.shard_of(pool)].append(pool)
+            if (target := owner.moves_to(pool)) is not None:
+                coming[target].append(pool)
         for number in range(self.count):
-            own = [pool for pool in pools if self._ownership.shard_of(pool) == number]
-            jobs = [job for pool in own for job in self.jobs_in(pool)]
-            records = [record for job in jobs if (record := self._parts.jobs.find(job))]
+            own = by_shard[number]
+            names = [name for pool in own for name in pools[pool]]
             held = {pool: broker.count(pool) for pool in own}
             loads.append(
                 ShardLoad(
@@ -196,19 +203,23 @@ class RunningShards:
                     load=sum(
                         max(held[pool], specs[pool].machines or 0)
                         for pool in own
-                        if self._is_given(pool, held[pool])
+                        if self._is_given(pool, held[pool], pools[pool])
                     ),
                     entitlements=own,
-                    jobs=len(records),
-                    tasks=sum(len(record.tasks) for record in records),
-                    moving=sorted(p for p in pools if self._ownership.moves_to(p) == number),
+                    jobs=sum(census.jobs_of[name] for name in names),
+                    tasks=sum(census.tasks_of[name] for name in names),
+                    moving=sorted(coming[number]),
                 )
             )
         return loads
 
-    def _is_given(self, pool: str, machines: int) -> bool:
-        """Return whether an entitlement has a shard: one that nothing used yet may go to any."""
-        return bool(machines or self._ownership.table.find(pool) or self.jobs_in(pool))
+    def _is_given(self, pool: str, machines: int, names: Iterable[str]) -> bool:
+        """Return whether an entitlement has a shard: one that nothing used yet may go to any.
+
+        `names` are the entitlements of the pool.
+        """
+        jobs_of = self.all[0].allocator.jobs_of
+        return bool(machines or self._ownership.table.find(pool) or any(map(jobs_of, names)))
 
     def jobs_in(self, pool: str) -> list[str]:
         """Return the jobs whose tasks are on machines of a pool, or are going to be."""
@@ -222,7 +233,8 @@ class RunningShards:
         if self.count == 1 or record is None:
             return
         pool = pool_of(entitlement, record.spec)
-        if self._is_given(pool, self._parts.region.broker.count(pool)):
+        names = members(self._parts.portal.specs()).get(pool, [pool])
+        if self._is_given(pool, self._parts.region.broker.count(pool), names):
             return
         for shard in least_loaded_first(self.loads()):
             if await self.is_ready(shard):

@@ -29,9 +29,8 @@ from control_plane.allocator.core.spread import (
     Repair,
     Targets,
     evened,
-    fullest_first,
     gaining,
-    may_gain,
+    next_to_move,
     targets_of,
     trying,
 )
@@ -314,13 +313,12 @@ class Allocator:
         over, known = evened(request.preferences), self.index.claims.get(request.job)
         if over is None or known is None:
             return ()
-        claims = list(known)
-        if not may_gain(claims, over):
+        claims, compute = known.copy(), self.region.runtime.compute
+        tried, left = await compute(len(claims), next_to_move, claims, over, most)
+        if not tried:
             return ()
-        tried = frozenset(fullest_first(claims, over, most))
-        left = {claim.machine.name for claim in claims if claim.task in tried}
         made = await self._planned(trying(request, tried, left))
-        return gaining(claims, over, made, most)
+        return await compute(len(claims), gaining, claims, over, made, most)
 
     async def _planned(self, request: Request, near: Near | None = None) -> Plan:
         request = self._neighbours.bound(request, near)

@@ -41,6 +41,10 @@ from wire.errors import Conflict, InvalidInput, NotFound
 log = logging.getLogger(__name__)
 MAX_PAGE = 5000
 """Machines in one answer: some 5 MB."""
+_Row = tuple[tuple[str | int, ...], str]
+"""Key of an order, and the machine."""
+_ROWS = 4000
+"""Machines that are sorted in one call; to drop 50,000 rows at once takes 12 ms."""
 _LOOK = 50
 """Machines that are looked at before it is asked whether others are to have their turn."""
 _ERRORS_SHOWN = 200
@@ -68,8 +72,8 @@ _ORDERS: dict[str, Callable[[MachineRecord, int], tuple[str | int, ...]]] = {
 """Name of an order → the key of a machine and its number of tasks; by name where that is equal."""
 
 
-def _first(number: int, rows: list[tuple[tuple[str | int, ...], str]]) -> list[str]:
-    return [name for _, name in heapq.nsmallest(number, rows)]
+def _first(number: int, rows: list[_Row]) -> list[_Row]:
+    return heapq.nsmallest(number, rows)
 
 
 class MachineService:
@@ -126,14 +130,16 @@ class MachineService:
             raise InvalidInput(f"with sort = {query.sort}, after is a number, not {after[:20]!r}")
         begin = int(after or 0)
         end = begin + limit
-        rows = [
-            (key(record, self._glance(record.machine)[0]), record.machine)
-            async for record in self._suitable(query, "")
-        ]
-        names = (await self._runtime.offload(_first, end, rows))[begin:]
-        records = (self._brokers.table.find(name) for name in names)
+        rows, first, suitable = list[_Row](), list[_Row](), 0
+        async for record in self._suitable(query, ""):
+            rows.append((key(record, self._glance(record.machine)[0]), record.machine))
+            suitable += 1
+            if len(rows) == _ROWS:
+                first, rows = await self._runtime.offload(_first, end, first + rows), []
+        first = await self._runtime.offload(_first, end, first + rows)
+        records = (self._brokers.table.find(name) for _, name in first[begin:])
         views = [self._view(record) for record in records if record is not None]
-        return Machines(machines=views, next=str(end) if len(rows) > end else "")
+        return Machines(machines=views, next=str(end) if suitable > end else "")
 
     async def _suitable(self, query: MachineQuery, after: str) -> AsyncIterator[MachineRecord]:
         """Yield the machines that a query is about, by name."""
@@ -146,20 +152,21 @@ class MachineService:
                 yield record
 
     async def region_map(
-        self, by: str, counts: Callable[[MachineRecord], bool] = lambda _: True
+        self, by: str, counts: Callable[[MachineRecord], bool] | None = None
     ) -> RegionMap:
         """Return all machines that `counts` lets in, by place and by one fact about each."""
         if by not in MAP_FACTS:
             raise InvalidInput(f"parameter by is one of {', '.join(MAP_FACTS)}, not {by!r}")
         glance, found = self._glance, RegionCount(by, len(self._brokers.table), self._draw)
+        add = found.add  # names are looked up once, not for each of 50,000 machines
         for broker in list(self._brokers.by_datacenter.values()):
-            table = broker.table
-            for number, name in enumerate(table.names()):
+            find = broker.table.find
+            for number, name in enumerate(broker.table.names()):
                 if number % _LOOK == 0:
                     await self._runtime.checkpoint()
-                record = table.find(name)
-                if record is not None and counts(record):
-                    found.add(record, *glance(name))
+                record = find(name)
+                if record is not None and (counts is None or counts(record)):
+                    add(record, *glance(name))
         return found.answer()
 
     def get(self, name: str) -> MachineView:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -165,6 +165,16 @@ class FrontEnd(
         self._guard.people.check(peer)
         self._guard.check_early(peer, route)
         return peer.trusted(self._guard.is_trusted(peer))
+
+    async def refused(
+        self, request: web.Request, route: Route, path: Mapping[str, str], error: TwineError
+    ) -> None:
+        """Write down that a form of the console was refused."""
+        await self._recorder.note_refusal(request, self._access, route, path, error)
+
+    def check(self, call: Call) -> None:
+        """Raise `Forbidden` if the caller may not make this very call; it is not made."""
+        self._guard.check(call)
 
     def _guarded(self, route: Route, handler: Handler, recorder: Recorder) -> Handler:
         """Return a handler behind the guard, and behind the recorder if it changes something."""

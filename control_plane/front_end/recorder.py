@@ -152,24 +152,32 @@ class Recorder:
             try:
                 return await handler(request)
             except (Forbidden, Unauthenticated) as e:
-                if request_id() not in self._begun:
-                    await self._refused(request, access, e)
+                resource = request.match_info.route.resource
+                route = self._routes.get((request.method, resource.canonical if resource else ""))
+                if route is not None:
+                    await self.note_refusal(request, access, route, request.match_info, e)
                 raise
             finally:
                 self._begun.discard(request_id())
 
         return watch
 
-    async def _refused(self, request: web.Request, access: Access, error: TwineError) -> None:
-        resource = request.match_info.route.resource
-        route = self._routes.get((request.method, resource.canonical if resource else ""))
-        if route is None or not route.is_change:
+    async def note_refusal(
+        self,
+        request: web.Request,
+        access: Access,
+        route: Route,
+        path: Mapping[str, str],
+        error: TwineError,
+    ) -> None:
+        """Write down that a change was refused, unless its own entry says so."""
+        if not route.is_change or request_id() in self._begun:
             return
         try:
             peer = access.identify(request)
         except (Forbidden, Unauthenticated):
             peer = Peer(name="anyone", role="anyone", address=request.remote or "")
-        entry = _entry(peer, route, request_id(), request.match_info)
+        entry = _entry(peer, route, request_id(), path)
         await self._trail.refused(replace(entry, outcome=Outcome.REFUSED, reason=str(error)))
 
 

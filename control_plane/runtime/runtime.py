@@ -23,6 +23,8 @@ Clock = Callable[[], float]
 """Seconds since 1970."""
 TURN_S = 0.004
 """Computing time after which others get their turn: no wait of a client is felt below it."""
+LARGE = 500
+"""Tasks of a job that is computed beside the loop: what it takes for 10,000 is 10 to 50 ms."""
 _BATCH_MAX = 64
 PAUSE_S = 2.0
 """Standing still for this long is a pause. Below it is ordinary trouble: a busy host, a slow
@@ -93,6 +95,10 @@ class Runtime:
     async def offload(self, work: Callable[..., T], *args: Any) -> T:
         """Compute something long beside the loop; it must not touch what the loop changes."""
         return await asyncio.to_thread(work, *args)
+
+    async def compute(self, items: int, work: Callable[..., T], *args: Any) -> T:
+        """Compute something about so many tasks: here for a few, else beside the loop."""
+        return work(*args) if items < LARGE else await self.offload(work, *args)
 
     async def checkpoint(self) -> None:
         """Let others run if this turn of the loop has computed for `TURN_S`.
@@ -233,6 +239,10 @@ class SteppedRuntime(Runtime):
     def metered(self, name: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:  # noqa: ARG002
         """Return the work as it is."""
         return work
+
+    async def compute(self, items: int, work: Callable[..., T], *args: Any) -> T:
+        """Compute something about so many tasks: here for a few, else beside the loop."""
+        return work(*args) if items < LARGE else await self.offload(work, *args)
 
     async def checkpoint(self) -> None:
         """Let others run each `STEPS` calls."""

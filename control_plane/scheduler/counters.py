@@ -19,6 +19,9 @@ class Counters:
         """Start with nothing; every record is told of when it is loaded."""
         self.machines: Counter[MachineState] = Counter()
         self.tasks: Counter[TaskPhase] = Counter()
+        self.jobs_of: Counter[str] = Counter()
+        self.tasks_of: Counter[str] = Counter()
+        """By the entitlement of their job's newest version."""
 
     def machine_heard(
         self, _: str, before: MachineRecord | None, after: MachineRecord | None
@@ -37,5 +40,9 @@ class Counters:
             return
         if before is not None:
             self.tasks.subtract(task.phase for task in before.tasks)
+            self.jobs_of[before.spec.entitlement] -= 1
+            self.tasks_of[before.spec.entitlement] -= len(before.tasks)
         if after is not None:
             self.tasks.update(task.phase for task in after.tasks)
+            self.jobs_of[after.spec.entitlement] += 1
+            self.tasks_of[after.spec.entitlement] += len(after.tasks)

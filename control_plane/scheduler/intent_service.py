@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from control_plane.allocator.core.claims import Claim
+from control_plane.allocator.core.claims import Claims
 from control_plane.api.intent_wishes import (
     CanaryWish,
     HoldWish,
@@ -33,9 +33,6 @@ from control_plane.scheduler.job_control import JobControl
 from control_plane.store import Operation
 from wire.errors import InvalidInput
 
-_MANY = 500
-"""A job of so many tasks is composed beside the loop: 10,000 take 50 ms."""
-
 
 class IntentService:
     """What writers of one dimension call; each call returns all dimensions of the job."""
@@ -45,21 +42,19 @@ class IntentService:
         runtime: Runtime,
         jobs: JobTable,
         control: JobControl,
-        claims_of: Callable[[str], Iterable[Claim]],
+        claims_of: Callable[[str], Claims | None],
     ) -> None:
-        """`claims_of` returns what the tasks of a job have been given of machines."""
+        """`claims_of` returns what the tasks of a job have been given; None: nothing."""
         self._runtime, self._jobs, self._control = runtime, jobs, control
         self._claims_of = claims_of
         self._briefs: dict[str, tuple[JobRecord, JobBrief]] = {}
 
     async def show(self, name: str) -> JobIntents:
         """Return every dimension of a job with its effect now, or raise `NotFound`."""
-        record = self._jobs.get(name)
-        if len(record.tasks) < _MANY:
-            return self._shown(record)
-        claims = list(self._claims_of(name))  # a thread must not read what the loop changes
+        record, claims = self._jobs.get(name), self._claims_of(name)
+        copied = claims and claims.copy()  # a thread must not read what the loop changes
         now = Moment(self._runtime.date(), self._runtime.now())
-        return await self._runtime.offload(_effects, record, claims, now)
+        return await self._runtime.compute(len(record.tasks), _effects, record, copied, now)
 
     async def briefs(self) -> JobBriefs:
         """Return all jobs in brief; what did not change since the last call is not built again."""
@@ -135,9 +130,9 @@ class IntentService:
         return _effects(record, self._claims_of(record.name), now)
 
 
-def _effects(record: JobRecord, claims: Iterable[Claim], now: Moment) -> JobIntents:
+def _effects(record: JobRecord, claims: Claims | None, now: Moment) -> JobIntents:
     record = begun(record)
-    spec = shown(record, Seen({}, now, claims=claims))
+    spec = shown(record, Seen({}, now, claims=claims or ()))
     wanted = Counter((task.version, task.why) for task in spec.tasks.values())
     running = Counter(task.version for task in record.tasks if task.phase is TaskPhase.RUNNING)
     versions = [

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TypedDict
 
 from agent.api.relaxations import exposure_of
+from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import demand_for
 from control_plane.allocator.core.feasibility import Tally, bin_of
 from control_plane.allocator.core.machine_pools import Machine
@@ -17,8 +18,11 @@ from control_plane.api.operations import WAITING, OperationState
 from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, SpreadBin
 from control_plane.broker.core.assignment import FREE
 from control_plane.runtime.table import Table
+from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.rollout import is_quiet, wanted_tasks
+from control_plane.scheduler.core.sizing import remaining
 from control_plane.scheduler.core.volume_pinning import kept_notes
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.placement import Placements
@@ -48,7 +52,7 @@ class JobPlanner:
         """Return what applying a job would lead to; refuses what applying refuses."""
         known = self._jobs.find(spec.name)
         record = await self._control.apply(spec, dry_run=True)
-        change, unplaced, reasons = await self._placements.plan_final(record)
+        change, unplaced, reasons = await self._plan_final(record)
         claims = self._index.claims.get(spec.name)
         now = {c.task: c.machine for c in claims or ()}
         after = dict(now)
@@ -86,18 +90,10 @@ class JobPlanner:
     async def explain(self, name: str) -> JobExplanation:
         """Return how many tasks of a job have a machine, and all reasons why others wait."""
         record = self._jobs.get(name)
-        wanted = wanted_tasks(record)
-        await self._runtime.checkpoint()
-        staying = [
-            task for task in record.tasks if not (record.stopping or is_going(task) or task.extra)
-        ]
-        wanted_here = {task.index for task in staying}
-        waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
-        await self._runtime.checkpoint()
-        claims = self._index.claims.get(name)
-        spread = _spread(claim.machine for claim in claims or () if claim.task in wanted_here)
-        await self._runtime.checkpoint()
-        _, _, planned = await self._placements.plan_final(record)
+        wanted, claims = wanted_tasks(record), self._index.claims.get(name)
+        copied = claims.copy() if claims is not None else ()  # a thread reads it, perhaps
+        waiting, spread = await self._runtime.compute(len(record.tasks), _places, record, copied)
+        _, _, planned = await self._plan_final(record)
         held, free, kept = await self._judge_all(record)
         limits = [r for r in planned if _is_limit(r)]
         of_free = [_of_free(r) for r in (*free.reasons(), *free.overlap())]
@@ -105,6 +101,11 @@ class JobPlanner:
         reasons += [r for r in limits if r not in reasons]
         if not waiting:
             reasons = []
+        uneven = await self._uneven(record)
+        volumes = await self._runtime.compute(
+            len(record.tasks), kept_notes, record, self._jobs.find
+        )
+        await self._runtime.checkpoint()
         return JobExplanation(
             job=name,
             wanted=wanted,
@@ -115,15 +116,25 @@ class JobPlanner:
             fitting_held=held.fitting,
             fitting_free=free.fitting,
             spread=spread,
-            uneven=await self._uneven(record),
+            uneven=uneven,
             second_copies=self._scheduler.second_copies(record),
             update=self._scheduler.update_note(record),
             controller=self._scheduler.controller_note(record),
             operations=_waiting(record, self._runtime.date()),
-            volumes=kept_notes(record, self._jobs.find),
+            volumes=volumes,
             image=await self._image_note(record),
             **_exposure(record.spec),
         )
+
+    async def _plan_final(
+        self, record: JobRecord
+    ) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
+        """Return what will change, the tasks without a machine, and why; see `plan_final`."""
+        claims, over = self._index.claims.get(record.name), self._placements.evened(record)
+        copied = claims.copy() if claims is not None else ()  # a thread reads it, perhaps
+        seen = Seen({}, Moment(0.0, 0.0), claims=copied, evened=over)
+        tasks = await self._runtime.compute(len(record.tasks), remaining, record, seen)
+        return await self._placements.plan_final(record, tasks)
 
     async def _image_note(self, record: JobRecord) -> str:
         """Return why no task can be started from the job's image now; empty: they can."""
@@ -179,6 +190,16 @@ class JobPlanner:
                 await self._runtime.checkpoint()
         words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
         return held, free, words
+
+
+def _places(record: JobRecord, claims: Iterable[Claim]) -> tuple[list[int], list[SpreadBin]]:
+    """Return the tasks of a job that wait for a machine, and where the others are."""
+    staying = [
+        task for task in record.tasks if not (record.stopping or is_going(task) or task.extra)
+    ]
+    here = {task.index for task in staying}
+    waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
+    return waiting, _spread(claim.machine for claim in claims if claim.task in here)
 
 
 def _waiting(record: JobRecord, now: float) -> list[str]:

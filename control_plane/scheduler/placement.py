@@ -30,12 +30,9 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, spec_of
 from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
-from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.job_request import Answer, Home, answer_of, request_of
 from control_plane.scheduler.core.owner_moves import goes_to
 from control_plane.scheduler.core.rollout import HOMELESS, Placed, to_place
-from control_plane.scheduler.core.sizing import remaining
 from control_plane.scheduler.core.task_spec import task_spec
 from control_plane.scheduler.ports import Places
 
@@ -217,17 +214,14 @@ class Placements:
         return Targets(found.of | staying, found.reasons)
 
     async def plan_final(
-        self, record: JobRecord
+        self, record: JobRecord, tasks: tuple[int, ...]
     ) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
-        """Return what a job will have changed once it is as its record wants it.
+        """Return what a job will have changed once it has these tasks.
 
         That is the change, the tasks without a machine, and why. Changes nothing, and lets
         others run meanwhile.
         """
         entitlement, pool = self.entitlement_of(record), self.pool_of(record)
-        claims = self.index.claims.get(record.name) or ()
-        over = self.evened(record)
-        tasks = remaining(record, Seen({}, Moment(0.0, 0.0), claims=claims, evened=over))
         groups = (Group(demand_for(record.spec, entitlement), tasks, running=False),)
         preferences = preferences_of(record.spec, entitlement)
         gang = record.spec.admission is Admission.GANG

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from control_plane.identity.sessions import BrowserSessions
+from wire.errors import TwineError
 from wire.fairness import Peer
 from wire.routes import Route
 from wire.server import Call, Handler, request_id
@@ -21,6 +23,8 @@ COST_SHARE, FRESH_MAX_S = 0.05, 30.0
 """An answer that takes long is fresh for longer: computing it takes 5 % of a core at most."""
 SOON_S = 0.1
 """How long a page waits for a part that it can be shown without."""
+LATER_S = 0.5
+"""After which a long computation is begun that the page does without."""
 
 
 class Handlers(Protocol):
@@ -33,6 +37,16 @@ class Handlers(Protocol):
 
     def authorize(self, request: web.Request, route: Route) -> Peer:
         """Return the caller, or raise if the route's rule refuses them."""
+        ...
+
+    def check(self, call: Call) -> None:
+        """Raise `Forbidden` if the caller may not make this very call."""
+        ...
+
+    async def refused(
+        self, request: web.Request, route: Route, path: Mapping[str, str], error: TwineError
+    ) -> None:
+        """Write down that a form was refused, unless that was done."""
         ...
 
 
@@ -49,12 +63,17 @@ class RouteCalls:
 
     async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
         """Return the answer of a route; raises what the route raises."""
+        return await self.prepared(route, path, **query)()
+
+    def prepared(
+        self, route: str, path: Mapping[str, str] = {}, /, **query: str
+    ) -> Callable[[], Awaitable[Any]]:
+        """Return what gets the answer, also after the request; raises if the caller may not."""
         row = self._routes[route]
         peer = self._front_end.authorize(self._request, row)
         given = {name: value for name, value in query.items() if value}
-        return await self._front_end.handlers[route](
-            Call(row, peer, None, path, given, None, request_id())
-        )
+        call = Call(row, peer, None, path, given, None, request_id())
+        return partial(self._front_end.handlers[route], call)
 
     async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
         """Return the last `most` bytes of a route that streams; raises what the route raises."""
@@ -85,20 +104,35 @@ class SharedAnswers:
         age = self._clock() - at
         if answer is not None and age < fresh_s:
             return answer
-        if key not in self._loading:
-            self._loading[key] = asyncio.create_task(self._load(key, load))
-            self._loading[key].add_done_callback(lambda task: self._loaded(key, task))
+        self._begin(key, load)
         if answer is not None and age < fresh_s + STALE_S - FRESH_S:
             return answer
         return await asyncio.shield(self._loading[key])
 
-    async def soon(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
-        """Return an answer like `get`; None where it takes longer than `SOON_S`."""
+    async def soon(
+        self, key: str, load: Callable[[], Awaitable[Any]], *, is_long: bool = False
+    ) -> Any:
+        """Return an answer like `get`; None where it takes longer than `SOON_S`.
+
+        The first answer of a computation that `is_long` is begun once the page was sent, perhaps.
+        """
+        if is_long and key not in self._answers:
+            asyncio.get_running_loop().call_later(LATER_S, self._begin_first, key, load)
+            return None
         try:
             async with asyncio.timeout(SOON_S):
                 return await self.get(key, load)
         except TimeoutError:
             return None
+
+    def _begin(self, key: str, load: Callable[[], Awaitable[Any]]) -> None:
+        if key not in self._loading:
+            self._loading[key] = asyncio.create_task(self._load(key, load))
+            self._loading[key].add_done_callback(lambda task: self._loaded(key, task))
+
+    def _begin_first(self, key: str, load: Callable[[], Awaitable[Any]]) -> None:
+        if key not in self._answers:
+            self._begin(key, load)
 
     async def _load(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
         began = self._clock()

@@ -27,6 +27,8 @@ class FormAction:
     """A form: the route that it calls, and how its fields become the body."""
 
     route: str
+    words: str
+    """What it does, as people say it."""
     body: Callable[[Fields], Any] | None = None
 
 
@@ -61,21 +63,29 @@ def _hold(form: Fields) -> Any:
 
 
 ACTIONS: tuple[FormAction, ...] = (
-    FormAction("pause_job"),
-    FormAction("resume_job"),
-    FormAction("rollback_job"),
-    FormAction("put_hold", _hold),
-    FormAction("restart_task", lambda form: _checked(RestartWish, reason=_reason(form))),
-    FormAction("approve_request", _note),
-    FormAction("deny_request", _note),
-    FormAction("drain_machines", partial(_of_machine, Drain)),
+    FormAction("pause_job", "pause a job"),
+    FormAction("resume_job", "resume a job"),
+    FormAction("rollback_job", "roll back a job"),
+    FormAction("put_hold", "hold a job", _hold),
     FormAction(
-        "undrain_machines", lambda form: _checked(Undrain, machines=[form.get("machine", "")])
+        "restart_task", "restart a task", lambda form: _checked(RestartWish, reason=_reason(form))
     ),
-    FormAction("confirm_down", partial(_of_machine, ConfirmDown)),
-    FormAction("pause_rebalance", lambda form: _checked(PauseWish, reason=_reason(form))),
-    FormAction("resume_rebalance"),
-    FormAction("end_session"),
+    FormAction("approve_request", "approve a request", _note),
+    FormAction("deny_request", "deny a request", _note),
+    FormAction("drain_machines", "drain a machine", partial(_of_machine, Drain)),
+    FormAction(
+        "undrain_machines",
+        "undrain a machine",
+        lambda form: _checked(Undrain, machines=[form.get("machine", "")]),
+    ),
+    FormAction("confirm_down", "confirm a machine down", partial(_of_machine, ConfirmDown)),
+    FormAction(
+        "pause_rebalance",
+        "pause the ReBalancer",
+        lambda form: _checked(PauseWish, reason=_reason(form)),
+    ),
+    FormAction("resume_rebalance", "resume the ReBalancer"),
+    FormAction("end_session", "end a session"),
 )
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from control_plane.api.jobs import JobStatus
+from control_plane.api.capacity import RequestState
+from control_plane.api.jobs import JobPhase, JobStatus
+from control_plane.api.people import Needs, Role
+from control_plane.api.routes import ROUTES
 from control_plane.api.tasks import HostDescription
-from control_plane.broker.core.region_map import MAP_FACTS, open_events, state_of
+from control_plane.broker.core.region_map import CELLS_MAX, MAP_FACTS, open_events, state_of
 from control_plane.web.core.gantt import chart, packed
 from control_plane.web.core.region import grid, power_bars, split_bar
 from control_plane.web.core.spans import setting_chart, wave_chart
@@ -29,6 +33,7 @@ WATCH_S = 5
 """Seconds after which a page about one machine is loaded again: usage is in no store."""
 LINES, LOG_MAX = ("200", "1000", "5000"), 2 << 20
 """Lines of a log that a page may show, and bytes of them that it reads at most."""
+_UNIT = re.compile(r"(?<=\d)(?=[A-Z])")
 _COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 """What terminals take as a change of colour."""
 WINDOWS = {
@@ -47,6 +52,12 @@ class Api(Protocol):
         """Return the answer of a route; raises what the route raises."""
         ...
 
+    def prepared(
+        self, route: str, path: Mapping[str, str] = {}, /, **query: str
+    ) -> Callable[[], Awaitable[Any]]:
+        """Return what gets the answer, also after the request; raises if the caller may not."""
+        ...
+
     async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
         """Return the last `most` bytes of a route that streams; raises what the route raises."""
         ...
@@ -59,7 +70,9 @@ class Shared(Protocol):
         """Return an answer that is not stale; raises what `load` raises."""
         ...
 
-    async def soon(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
+    async def soon(
+        self, key: str, load: Callable[[], Awaitable[Any]], *, is_long: bool = False
+    ) -> Any:
         """Return an answer like `get`; None where it takes long."""
         ...
 
@@ -112,8 +125,13 @@ class Page:
 async def _region(request: PageRequest) -> dict[str, Any]:
     api, colour = request.api, request.one_of("colour", MAP_FACTS)
     found = await api.get("map_region", by=colour)
-    capacity = await request.shared.soon("capacity", lambda: api.get("get_capacity"))
+    capacity = await request.shared.soon(
+        "capacity", api.prepared("get_capacity"), is_long=found.machines > CELLS_MAX
+    )
+    requests = (await api.get("list_requests")).requests
     return {
+        "status": await api.get("region_status"),
+        "pending": sum(one.state == RequestState.PENDING for one in requests),
         "grid": await asyncio.to_thread(grid, found),
         "colour": colour,
         "colours": MAP_FACTS,
@@ -124,6 +142,7 @@ async def _region(request: PageRequest) -> dict[str, Any]:
         "capacity": capacity,
         "parts": split_bar(capacity) if capacity is not None else [],
         "power": power_bars(capacity) if capacity is not None else [],
+        "every": 0 if capacity is not None else WATCH_S,
     }
 
 
@@ -134,12 +153,16 @@ _JOB_ORDERS: dict[str, Callable[[JobStatus], Any]] = {
     "tasks": lambda job: (-job.wanted, job.record.name),
     "phase": lambda job: (job.phase, job.record.name),
 }
-SHOWN_JOBS = ("all", "not healthy", "waiting", "progressing")
+SHOWN_JOBS = ("all", "not healthy", *(phase.value for phase in JobPhase))
+
+
+def _lacks_health(job: JobStatus) -> bool:
+    return job.healthy < job.wanted
 
 
 def _is_shown(job: JobStatus, only: str) -> bool:
     if only == "not healthy":
-        return job.healthy < job.wanted
+        return _lacks_health(job)
     return only == "all" or job.phase == only
 
 
@@ -149,20 +172,20 @@ async def _jobs(request: PageRequest) -> dict[str, Any]:
     owner = request.query.get("entitlement", "")
     jobs = (await request.shared.get("jobs", lambda: request.api.get("list_jobs"))).jobs
 
-    def found() -> list[JobStatus]:
-        return sorted(
-            (
-                job
-                for job in jobs
-                if text in job.record.name
-                and (not owner or job.record.spec.entitlement == owner)
-                and _is_shown(job, only)
-            ),
-            key=_JOB_ORDERS[order],
-        )
+    def found() -> tuple[list[JobStatus], Counter[str]]:
+        of_name = [
+            job
+            for job in jobs
+            if text in job.record.name and (not owner or job.record.spec.entitlement == owner)
+        ]
+        counts = Counter(job.phase.value for job in of_name)
+        counts["all"], counts["not healthy"] = len(of_name), sum(map(_lacks_health, of_name))
+        shown = (job for job in of_name if _is_shown(job, only))
+        return sorted(shown, key=_JOB_ORDERS[order]), counts
 
-    suitable = await asyncio.to_thread(found)
+    suitable, counts = await asyncio.to_thread(found)
     return {
+        "counts": counts,
         "jobs": suitable[first : first + ROWS_A_PAGE],
         "suitable": len(suitable),
         "all": len(jobs),
@@ -280,8 +303,8 @@ async def _task(request: PageRequest) -> dict[str, Any]:
 
 
 def about_size_of(value: float) -> str:
-    """Return a number of bytes in its unit."""
-    return about_size(int(value))
+    """Return a number of bytes with its unit, for people: `11.8 MiB`."""
+    return _UNIT.sub("\u202f", about_size(int(value)))
 
 
 async def _logs(request: PageRequest) -> dict[str, Any]:
@@ -341,7 +364,7 @@ async def _entitlements(request: PageRequest) -> dict[str, Any]:
     views = (await api.get("list_entitlements")).entitlements
     specs = {view.record.name: view.record.spec for view in views}
     requests = (await api.get("list_requests")).requests
-    capacity = await request.shared.soon("capacity", lambda: api.get("get_capacity"))
+    capacity = await request.shared.soon("capacity", api.prepared("get_capacity"))
     return {
         "entitlements": views,
         "lines": {line.name: line for line in capacity.entitlements} if capacity else {},
@@ -399,11 +422,16 @@ async def _audit(request: PageRequest) -> dict[str, Any]:
     return {"entries": page.entries, "next": page.next, "who": who, "object": about}
 
 
+_OF_OWNERS = frozenset(route.name for route in ROUTES if route.needs == Needs.OWNER)
+
+
 async def _myself(request: PageRequest) -> dict[str, Any]:
+    me = await request.api.get("get_myself")
+    owns = bool(me.owns) or me.role is Role.OPERATOR
     return {
-        "me": await request.api.get("get_myself"),
+        "me": me,
         "sessions": (await request.api.get("list_sessions")).sessions,
-        "forms": [action.route for action in ACTIONS],
+        "forms": [(a.route, a.words, owns and a.route in _OF_OWNERS) for a in ACTIONS],
     }
 
 

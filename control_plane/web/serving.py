@@ -29,14 +29,13 @@ from control_plane.identity.sessions import SessionEnded
 from control_plane.web.calls import Handlers, RouteCalls, SharedAnswers
 from control_plane.web.core.usage import UsageHistory
 from control_plane.web.forms import ACTIONS, FormAction, fields_of
-from control_plane.web.pages import PAGES, Page, PageRequest
+from control_plane.web.pages import PAGES, Page, PageRequest, about_size_of
 from control_plane.web.streams import send_changes, send_log
-from wire.errors import Forbidden, InvalidInput, TwineError
+from wire.errors import Forbidden, InvalidInput, TwineError, Unauthenticated
 from wire.fairness import Peer
 from wire.peers import principal
 from wire.routes import Route
 from wire.server import Call, request_id
-from wire.units import about_size
 
 _HERE = Path(__file__).parent
 _POLICY = (
@@ -67,6 +66,7 @@ TEXT_MAX = 600
 _SESSION = web.RequestKey("session", str)
 _HIDDEN = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\u0000-\u0008\u000b-\u001f\u007f]")
 """Marks that change the order of letters that follow, and controls: shown as what they are."""
+_DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 
 
 class Console:
@@ -99,7 +99,8 @@ class Console:
         self._templates.filters["stamp"] = _stamp
         self._templates.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
         self._templates.filters["whole"] = WholeText
-        self._templates.filters["size"] = about_size
+        self._templates.filters["size"] = about_size_of
+        self._templates.filters["digests"] = lambda text: _DIGEST.sub(r"\1…", text)
         self._templates.filters["number"] = lambda value: f"{value:,}".replace(",", "\u202f")
 
     def add_to(self, app: web.Application) -> None:
@@ -188,9 +189,16 @@ class Console:
         return self._templates.get_template(template).render(values)
 
     def _may(self, request: web.Request, route: str, *, form: bool = True) -> bool:
-        """Return whether the caller is shown a form: the API decides again when it is sent."""
+        """Return whether the caller is shown a form: the API decides again when it is sent.
+
+        What is for owners is shown on the pages of their jobs.
+        """
+        row, path = self._routes[route], dict(request.match_info)
+        if row.needs == Needs.OWNER and "job" not in path:
+            return False
         try:
-            self._front_end.authorize(request, self._routes[route])
+            peer = self._front_end.authorize(request, row)
+            self._front_end.check(Call(row, peer, None, path, {}, None, ""))
         except TwineError:
             return False
         return self._writes or not form
@@ -272,21 +280,23 @@ class Console:
 
     async def _act(self, action: FormAction, request: web.Request) -> web.StreamResponse:
         """Carry out a form: the same route, with the same rights, as twinectl calls."""
+        route, path = self._routes[action.route], dict[str, str]()
         try:
-            route = self._routes[action.route]
+            form = await fields_of(request)
+            path = {name: form.pop(name, "") for name in route.parameters}
             peer = self._front_end.authorize(request, route)
             request[_SESSION] = session = request.cookies.get(SESSION_COOKIE, "")
-            form = await fields_of(request)
             token = form.pop("token", "").encode()
             if not hmac.compare_digest(token, self._token(peer, request).encode()):
                 raise Forbidden("the form is not of a page of this console", hint="load it again")
             self._front_end.sessions.check(session, principal(peer))
             back = form.pop("back", "/ui/")
-            path = {name: form.pop(name, "") for name in route.parameters}
             body = action.body(form) if action.body else None
             call = Call(route, peer, body, path, {}, None, request_id())
             await self._front_end.handlers[action.route](call)
         except TwineError as e:
+            if isinstance(e, Forbidden | Unauthenticated):
+                await self._front_end.refused(request, route, path, e)
             return await self._failed(request, e)
         if not back.startswith("/ui/"):
             back = "/ui/"

@@ -20,12 +20,17 @@ _BEAT = b": \n\n"
 async def send_changes(
     response: web.StreamResponse, revision: Callable[[], int], check: Callable[[], None]
 ) -> None:
-    """Send the newest revision each tick, until `check` raises."""
+    """Send the newest revision each tick, until `check` raises.
+
+    Each stream ticks at its own moments: after a pause of the loop all would tick in one turn.
+    """
+    clock = asyncio.get_running_loop().time
+    began = clock()
     async with asyncio.timeout(STREAM_S):
         while True:
             check()
             await response.write(b"data: %d\n\n" % revision())
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_S - (clock() - began) % TICK_S)
 
 
 async def send_log(

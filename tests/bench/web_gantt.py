@@ -105,6 +105,12 @@ class OneJob:
     def authorize(self, _: web.Request, __: Route) -> Peer:
         return Peer("user", "ann")
 
+    def check(self, _: Call) -> None:
+        pass
+
+    async def refused(self, *_: object) -> None:
+        pass
+
     async def _job(self, _: Call) -> JobStatus:
         return self.status
 

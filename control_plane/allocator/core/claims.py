@@ -156,12 +156,17 @@ class Claims:
             demands = [self._others.get(task, self.demand) for task in tasks]
         return tasks, machines, demands
 
+    def copy(self) -> Claims:
+        """Return the claims as they are now, for a thread: the loop changes these."""
+        made = Claims(self.job, self.pool)
+        made.machines, made.demand = self.machines.copy(), self.demand
+        made._others, made._ports = self._others.copy(), self._ports.copy()
+        return made
+
     def after(self, change: Change) -> Claims:
         """Return what the claims will be after a change, once it is settled."""
-        made = Claims(self.job, change.pool)
-        made.machines = self.machines.copy()
-        made.demand = self.demand
-        made._others, made._ports = self._others.copy(), self._ports.copy()
+        made = self.copy()
+        made.pool = change.pool
         for claim in change.freed:
             made.unset(claim.task)
         made.set(change.claims)

@@ -130,6 +130,15 @@ def fullest_first(
     return found
 
 
+def next_to_move(claims: Iterable[Claim], over: Even, number: int) -> tuple[set[int], set[str]]:
+    """Return the tasks to try elsewhere and their machines; empty: nothing would be gained."""
+    known = list(claims)
+    if not may_gain(known, over):
+        return set(), set()
+    tried = {*fullest_first(known, over, number)}
+    return tried, {claim.machine.name for claim in known if claim.task in tried}
+
+
 def may_gain(claims: Iterable[Claim], over: Even) -> bool:
     """Return whether a move could make a job more even; False: surely not, wherever there is room.
 
@@ -186,12 +195,14 @@ def targets_of(request: Request, plan: Plan, claims: Iterable[Claim]) -> Targets
     return Targets(found, plan.reasons)
 
 
-def gaining(claims: Sequence[Claim], over: Even, plan: Plan, most: int) -> tuple[Repair, ...]:
+def gaining(claims: Iterable[Claim], over: Even, plan: Plan, most: int) -> tuple[Repair, ...]:
     """Return the moves of a plan that make the spread more even by a task or more, in order.
 
     Between bins, or inside one between machines of its pool that have tasks already or are
     empty: a machine is not taken from the free pool for that.
     """
+    if not plan.change.claims:
+        return ()
     was: dict[int, Machine] = {claim.task: claim.machine for claim in claims}
     bins = Counter(bin_of(over.property, machine) for machine in was.values())
     machines = Counter(machine.name for machine in was.values())

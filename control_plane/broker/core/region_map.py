@@ -29,6 +29,7 @@ _WATTS = 100
 Draw = Callable[[MachineRecord], tuple[float, float]]
 """Returns the share of its CPU that is promised to tasks (0 to 1), and about how many watts it
 draws; 0 W: that is not known."""
+_Meaning = Callable[[MachineRecord, int, bool], str]
 
 
 def open_events(record: MachineRecord) -> list[UnavailabilityEvent]:
@@ -56,7 +57,15 @@ class RegionCount:
         self._draw, self._with_cells = draw, machines <= CELLS_MAX
         self._racks: dict[tuple[str, str, str], tuple[Counter[str], list[MachineCell]]] = {}
         self._events: list[MachineEvent] = []
-        self._machines = self._open = 0
+        self._open = 0
+        facts: dict[str, _Meaning] = {
+            "state": state_of,
+            "entitlement": lambda record, *_: record.entitlement or "free",
+            "profile": lambda record, *_: record.profile or "none",
+            "load": self._load_of,
+            "power": self._power_of,
+        }
+        self._meaning = facts[by]
 
     def add(self, record: MachineRecord, tasks: int, ready: bool) -> None:
         """Count one machine."""
@@ -67,7 +76,6 @@ class RegionCount:
             rack = self._racks[key] = Counter(), []
         meaning = self._meaning(record, tasks, ready)
         rack[0][meaning] += 1
-        self._machines += 1
         if self._with_cells:
             cell = MachineCell(
                 machine=record.machine,
@@ -82,16 +90,14 @@ class RegionCount:
                 if len(self._events) < EVENTS_MAX:
                     self._events.append(MachineEvent(machine=record.machine, event=event))
 
-    def _meaning(self, record: MachineRecord, tasks: int, ready: bool) -> str:
-        if self.by == "state":
-            return state_of(record, tasks, ready)
-        if self.by == "entitlement":
-            return record.entitlement or "free"
-        if self.by == "profile":
-            return record.profile or "none"
-        share, watts = self._draw(record)
-        if self.by == "load":
-            return next(word for most, word in _SHARES if share <= most) if tasks else NO_TASKS
+    def _load_of(self, record: MachineRecord, tasks: int, _: bool) -> str:
+        if not tasks:
+            return NO_TASKS
+        share, _watts = self._draw(record)
+        return next(word for most, word in _SHARES if share <= most)
+
+    def _power_of(self, record: MachineRecord, _: int, __: bool) -> str:
+        watts = self._draw(record)[1]
         step = int(watts // _WATTS) * _WATTS
         return f"{step}–{step + _WATTS} W" if watts else NOT_KNOWN
 
@@ -103,7 +109,7 @@ class RegionCount:
         ]
         return RegionMap(
             by=self.by,
-            machines=self._machines,
+            machines=sum(sum(rack.counts.values()) for rack in racks),
             racks=racks,
             meanings=legend_order(self.by, counts_of(racks)),
             events=self._events,

@@ -16,6 +16,10 @@ def kept_notes(record: JobRecord, find: FindJob) -> list[str]:
 
     Empty for a job that keeps nothing on its machines.
     """
+    specs = (record.spec, *record.specs.values())
+    kinds = {volume.kind for spec in specs for volume in spec.volumes.values()}
+    if not kinds & {VolumeKind.PERSISTENT, VolumeKind.SHARED}:
+        return []
     kept = sorted({name for task in record.tasks for name in _persistent(record, task)})
     found = []
     if kept:

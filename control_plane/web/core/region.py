@@ -184,7 +184,7 @@ def split_bar(report: CapacityReport) -> list[SplitPart]:
         ("held and idle", "calm", split.idle),
         ("free, promised to quotas", "step1", split.unused_quota),
         ("free, not promised", "none", split.buffer),
-        ("unusable", "bad", split.unusable),
+        ("unusable", "warn", split.unusable),
     )
     whole, left, parts = max(1, split.all.machines), 0.0, []
     for name, shade, amount in classes:

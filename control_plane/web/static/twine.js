@@ -16,6 +16,9 @@ const local = (root) => {
     else if (time.textContent.endsWith(" ago")) time.dataset.ago = "";
   }
 };
+const ticks = (root) => { // of charts that the server drew
+  for (const tick of root.querySelectorAll("[data-at]")) tick.textContent = (tick.closest("figure") ? precise : day).format(new Date(tick.dataset.at));
+};
 const age = () => {
   for (const time of document.querySelectorAll("time[data-ago]")) time.textContent = ago(Date.now() / 1000 + skew - new Date(time.dateTime) / 1000);
 };
@@ -44,6 +47,7 @@ async function reload() {
     if (busy()) return;
     keep(page);
     shown = Number(page.body.dataset.revision);
+    if (!page.body.dataset.every) delete document.body.dataset.every;
     heard = Date.now();
   } finally { loading = false; }
 }
@@ -63,6 +67,7 @@ function keep(page) { // of what is replaced: open details, scrolled tables, the
     }
   }
   local(fresh);
+  ticks(fresh);
   const inChart = focus?.closest("[data-gantt]");
   old.replaceWith(fresh);
   for (const [label, left, top] of moved) {
@@ -100,6 +105,7 @@ if (log?.dataset.stream) {
 }
 skew = new Date(document.querySelector(".asof time").dateTime) / 1000 - Date.now() / 1000;
 local(document);
+ticks(document);
 charts();
 if (shown) {
   const changes = new EventSource("/ui/changes");
@@ -115,6 +121,5 @@ if (shown) {
     document.body.classList.toggle("live", !late);
     age();
   }, 1000);
-  const every = Number(document.body.dataset.every);
-  if (every) setInterval(reload, 1000 * every);
+  setInterval(() => { if (document.body.dataset.every) reload(); }, 1000 * (Number(document.body.dataset.every) || 5));
 }

@@ -21,6 +21,7 @@ import axe_playwright_python
 import pytest
 from click.testing import CliRunner
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -28,6 +29,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from control_plane.broker.core.region_map import MAP_FACTS
 from control_plane.cli import main as twinectl
+from control_plane.daemon import main as control_plane
+from control_plane.web.forms import ACTIONS
 from control_plane.web.pages import PAGES
 
 PATIENCE_S = 60
@@ -126,10 +129,36 @@ def chromium(link: str) -> Iterator[webdriver.Chrome]:
         driver.quit()
 
 
-@pytest.fixture
-def browser(endpoint: str) -> Iterator[webdriver.Chrome]:
+@pytest.fixture(scope="module")
+def session(endpoint: str) -> Iterator[webdriver.Chrome]:
     with console(endpoint) as link, chromium(link) as driver:
         yield driver
+
+
+@pytest.fixture
+def browser(session: webdriver.Chrome) -> webdriver.Chrome:
+    """The browser of all tests, at the first page."""
+    opened(session, "/ui/")
+    return session
+
+
+def opened(browser: webdriver.Chrome, path: str) -> None:
+    browser.get(browser.current_url.split("/ui/")[0] + path)
+
+
+@pytest.fixture(scope="module")
+def viewer(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
+    """A user with a credential, who is a viewer."""
+    credential = tmp_path_factory.mktemp("ann") / "ann.cred"
+    url = json.loads(ctl(endpoint, "token", "create", "--host", "unused"))["url"]
+    state = Path(endpoint.removeprefix("unix:")).parent / "cp"
+    words = ["add", "ann", "--out", str(credential), "--state", str(state), "--url", url]
+    result = CliRunner().invoke(control_plane, ["user", *words])
+    assert result.exit_code == 0, result.output
+    with said(
+        ["control_plane.cli", "--credential", str(credential), "ui"], r"open (http\S+)"
+    ) as link:
+        yield Visitor(link)
 
 
 def is_there(visitor: Visitor) -> bool:
@@ -144,6 +173,10 @@ def ctl(endpoint: str, *words: str) -> str:
     result = CliRunner().invoke(twinectl, ["--endpoint", endpoint, *words])
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def status_of(endpoint: str) -> dict:
+    return json.loads(ctl(endpoint, "job", "status", "web", "-o", "json"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
@@ -178,7 +211,7 @@ def test_a_form_of_another_site_changes_nothing(visitor: Visitor, endpoint: str)
         status, text, _ = visitor.post("/ui/do/pause_job", job="web", **token)
         assert status == 403
         assert "not of a page of this console" in text
-    assert '"paused":true' not in ctl(endpoint, "job", "status", "web", "-o", "json")
+    assert not status_of(endpoint)["record"].get("paused")
 
 
 def test_unknown_jobs_and_parameters_are_told_in_a_page(visitor: Visitor) -> None:
@@ -285,6 +318,8 @@ def test_every_page_is_accessible(browser: webdriver.Chrome, scheme: str) -> Non
         result = browser.execute_async_script(RUN_AXE)
         found += [f"{page.path}: {v['id']}: {v['nodes'][0]['html']}" for v in result["violations"]]
         assert result["passes"]
+        broken = [one["message"] for one in browser.get_log("browser") if one["level"] == "SEVERE"]
+        found += [f"{page.path}: {message}" for message in broken]
         name = page.template.removesuffix(".html")
         browser.save_screenshot(str(SHOTS / f"{name}-{scheme}.png"))
         if scheme == "dark":
@@ -358,3 +393,94 @@ def test_a_page_says_since_when_it_is_old_and_keeps_what_it_showed(endpoint: str
         wait.until(lambda b: b.find_element(By.ID, "stale").is_displayed())
         assert "old data" in browser.find_element(By.ID, "stale").text
         assert "Healthy" in browser.find_element(By.TAG_NAME, "main").text
+
+
+def patient(browser: webdriver.Chrome) -> WebDriverWait:
+    """Return what waits also while a page replaces its elements because something changed."""
+    return WebDriverWait(browser, PATIENCE_S, ignored_exceptions=[StaleElementReferenceException])
+
+
+def submit(browser: webdriver.Chrome, path: str, label: str, **fields: str) -> None:
+    """Open a page, then the form with this label, fill it in and send it."""
+    opened(browser, path)
+    wait = patient(browser)
+    wait.until(lambda b: b.find_element(By.XPATH, f"//summary[text()='{label}']").click() or True)
+    form = browser.find_element(By.CSS_SELECTOR, ".act[open] form")
+    for name, value in fields.items():
+        form.find_element(By.NAME, name).send_keys(value)
+    form.find_element(By.TAG_NAME, "button").click()
+
+
+def text_of(browser: webdriver.Chrome) -> str:
+    return str(browser.execute_script("return document.getElementById('main').innerText"))
+
+
+def test_forms_in_chromium_reach_the_audit_log_with_their_reason(
+    browser: webdriver.Chrome, endpoint: str, tmp_path: Path
+) -> None:
+    """FE1: a request is approved, a machine drained and confirmed down, a job rolled back."""
+    wait = patient(browser)
+    ctl(endpoint, "entitlement", "request", "front", "--machines", "7", "--reason", "calm")
+    submit(browser, "/ui/entitlements", "Approve", reason="it is calm")
+    wait.until(lambda b: "7" in b.find_element(By.CSS_SELECTOR, ".numbers td").text)
+    assert "Approve" not in text_of(browser)
+
+    submit(browser, "/ui/machines/h0004", "Drain", reason="loud fan")
+    wait.until(lambda b: "loud fan" in text_of(b))
+    submit(browser, "/ui/machines/h0004", "Undrain")
+    wait.until(lambda b: "Undrain" not in text_of(b))
+
+    changed = status_of(endpoint)["record"]["spec"] | {"environment": {"COLOUR": "blue"}}
+    (tmp_path / "web.json").write_text(json.dumps(changed))
+    ctl(endpoint, "job", "apply", str(tmp_path / "web.json"))
+    wait.until(lambda _: status_of(endpoint)["phase"] == "stable")
+    submit(browser, "/ui/jobs/web", "Pause")
+    wait.until(lambda b: "Resume" in text_of(b))
+    submit(browser, "/ui/jobs/web", "Resume")
+    wait.until(lambda b: "Pause" in text_of(b))
+    submit(browser, "/ui/jobs/web", "Roll back")
+    wait.until(lambda _: "rollback_job" in ctl(endpoint, "audit"))
+
+    ctl(endpoint, "machine", "revoke-identity", "h0005")  # its agent is refused: it falls silent
+
+    def confirmed(b: webdriver.Chrome) -> bool:
+        opened(b, "/ui/machines/h0005")
+        if b.find_element(By.CSS_SELECTOR, ".facts .badge").text == "down":
+            return True
+        if b.find_elements(By.XPATH, "//summary[text()='Confirm down']"):
+            submit(b, "/ui/machines/h0005", "Confirm down", reason="it is off")
+        return False  # refused until it was silent for long enough
+
+    wait.until(confirmed)
+    wait.until(lambda _: "rollback_job" in ctl(endpoint, "audit"))
+    entries = json.loads(ctl(endpoint, "audit", "-o", "json"))["entries"]
+    told = {entry["action"]: entry for entry in entries if entry["outcome"] == "done"}
+    reasons = {"approve_request": "it is calm", "drain_machines": "loud fan"}
+    for action, reason in (reasons | {"confirm_down": "it is off"}).items():
+        assert reason in told[action]["detail"]
+    assert told.keys() >= {"undrain_machines", "pause_job", "resume_job", "rollback_job"}
+    opened(browser, "/ui/audit")
+    assert "it is off" in text_of(browser)
+
+
+def test_a_viewer_is_shown_no_form_and_what_one_would_send_is_refused(
+    viewer: Visitor, endpoint: str
+) -> None:
+    """FE1: by the rule of each form's route; nothing is changed, and the audit log says so."""
+    for page in PAGES:
+        status, text, _ = viewer.get(page.path.format(**FILLED))
+        assert status == (403 if page.path.endswith(("/audit", "/logs")) else 200), page.path
+        shown = set(re.findall(r'action="/ui/do/(\w+)"', text))
+        assert shown <= {"end_session"}, "a viewer ends sessions of their own"
+    token = re.search(r'name="token" value="(\w+)"', viewer.get("/ui/myself")[1])[1]
+    fields = {"job": "web", "index": "0", "machine": "h0001", "request": "r1", "minutes": "1"}
+    before = status_of(endpoint)
+    for route in (action.route for action in ACTIONS if action.route != "end_session"):
+        sent = fields | {"token": token, "reason": "mine"}
+        status, text, _ = viewer.post(f"/ui/do/{route}", **sent)
+        assert (status, "may not call" in text) == (403, True), text
+        assert "not of a page of this console" not in text
+    assert status_of(endpoint)["record"] == before["record"]
+    entries = json.loads(ctl(endpoint, "audit", "--who", "user:ann", "-o", "json"))["entries"]
+    refused = {entry["action"] for entry in entries if entry["outcome"] == "refused"}
+    assert refused >= {"pause_job", "approve_request"}, "some a minute are written down"

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from agent.api import Location
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord
@@ -111,12 +112,13 @@ class CensusModel(RuleBasedStateMachine):
 
         self.attempt(drained())
 
-    @rule(name=JOB, phases=PHASES)
-    def write_job(self, name: str, phases: list[TaskPhase]) -> None:
+    @rule(name=JOB, phases=PHASES, entitlement=st.sampled_from(["front", "back"]))
+    def write_job(self, name: str, phases: list[TaskPhase], entitlement: str) -> None:
         tasks = [
             TaskRecord(index=i, version=1, generation=1, phase=p) for i, p in enumerate(phases)
         ]
-        record = JobRecord(name=name, spec=SPEC, version=1, tasks=tasks)
+        spec = replace(SPEC, entitlement=entitlement)
+        record = JobRecord(name=name, spec=spec, version=1, tasks=tasks)
         self.attempt(self.written(name, record))
 
     @rule(name=JOB)
@@ -145,6 +147,12 @@ class CensusModel(RuleBasedStateMachine):
         tasks = Counter(task.phase for job in self.jobs.values() for task in job.tasks)
         assert {state: n for state, n in self.census.machines.items() if n} == machines
         assert {phase: n for phase, n in self.census.tasks.items() if n} == tasks
+        jobs = Counter(job.spec.entitlement for job in self.jobs.values())
+        assert {name: n for name, n in self.census.jobs_of.items() if n} == jobs
+        tasks_of = sum(
+            (Counter({j.spec.entitlement: len(j.tasks)}) for j in self.jobs.values()), Counter()
+        )
+        assert {name: n for name, n in self.census.tasks_of.items() if n} == tasks_of
 
     def teardown(self) -> None:
         self.run(self.store.__aexit__(None, None, None))

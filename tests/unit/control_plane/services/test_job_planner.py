@@ -25,6 +25,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineState
 from control_plane.api.plans import JobPlan
 from control_plane.api.policy import Admission, Preference, Property, Strategy
+from control_plane.runtime import runtime
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from wire.errors import InvalidInput, NotFound
@@ -280,6 +281,26 @@ async def test_the_largest_job_never_keeps_others_from_their_turn():  # SH5 AL17
         assert turns - before > 15_000 / STEP
         beside.cancel()
         assert index.claims == {}
+
+
+@on(region_of(*PLACES))
+async def test_what_is_said_of_a_large_job_is_computed_beside_the_loop(w: World):  # FE1
+    """It is the same as of a small one; the size from which a job is large is lowered here."""
+    await entitle(w, "front", 5)
+    await w.cp.apply_job(job("a", 3, limits=Limits(memory_max_bytes=100 * MIB)))
+    await w.stable("a")
+    said = await w.cp.job_planner.explain("a"), await w.cp.intents.show("a")
+    with pytest.MonkeyPatch.context() as patch:
+        beside, offload = set[str](), w.cp._runtime.offload
+
+        async def noted(work, *args):
+            beside.add(work.__name__)
+            return await offload(work, *args)
+
+        patch.setattr(runtime, "LARGE", 1)
+        patch.setattr(w.cp._runtime, "offload", noted)
+        assert (await w.cp.job_planner.explain("a"), await w.cp.intents.show("a")) == said
+    assert beside >= {"_places", "remaining", "next_to_move", "kept_notes", "_effects"}
 
 
 class NoBrokers:

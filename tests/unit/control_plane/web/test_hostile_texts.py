@@ -71,6 +71,12 @@ class HostileFrontEnd:
     def authorize(self, _: web.Request, __: Route) -> Peer:
         return Peer("operator", HOSTILE)
 
+    def check(self, _: Call) -> None:
+        pass
+
+    async def refused(self, *_: object) -> None:
+        pass
+
     async def _answer(self, call: Call) -> Any:
         if call.route.stream_out:
             return self._log()

@@ -37,6 +37,12 @@ class FrontEndStub:
             raise Forbidden("a viewer may not")
         return Peer("operator", "somebody")
 
+    def check(self, _: Call) -> None:
+        pass
+
+    async def refused(self, *_: object) -> None:
+        pass
+
     async def _status(self, _: Call) -> Any:
         return RebalanceStatus(mode=RebalanceMode.OFF, paused=False)
 

@@ -135,3 +135,21 @@ def test_a_part_that_takes_long_is_left_out_and_there_the_next_time(monkeypatch)
         assert source.loads == 1
 
     asyncio.run(run())
+
+
+def test_the_first_long_answer_is_begun_once_the_page_was_sent(monkeypatch) -> None:  # FE1
+    """No answer is given at first; later ones are those that viewers share."""
+    monkeypatch.setattr(calls, "LATER_S", 0.001)
+
+    async def run() -> None:
+        source = Source()
+        assert await source.answers.soon("region", source.load, is_long=True) is None
+        assert await source.answers.soon("region", source.load, is_long=True) is None
+        assert source.loads == 0
+        while not source.loads:
+            await asyncio.sleep(0.001)
+        assert await source.answers.soon("region", source.load, is_long=True) == {"number": 1}
+        await asyncio.sleep(0.01)
+        assert source.loads == 1, "the second timer finds it computed"
+
+    asyncio.run(run())

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 from msgspec.structs import replace
+from virtual_time import VirtualLoop, run
 
 from agent.api import Location
 from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
@@ -112,6 +113,35 @@ async def test_streams_end_once_their_session_is_ended(monkeypatch) -> None:
     with pytest.raises(SessionEnded, match="ended by user:ann"):
         await streams.send_changes(browser, revision, lambda: sessions.check("a" * 12, "user:ann"))
     assert browser.got == [b"data: 7\n\n"] * 3
+
+
+def test_streams_keep_their_own_moments_after_a_pause_of_the_loop() -> None:
+    """FE1: a turn of the loop in which all browsers are told is as long as all their writes."""
+
+    class Noting:
+        def __init__(self) -> None:
+            self.at: list[float] = []
+
+        async def write(self, _: bytes) -> None:
+            self.at.append(asyncio.get_running_loop().time())
+
+    async def main() -> tuple[float, float]:
+        loop, early, late = asyncio.get_running_loop(), Noting(), Noting()
+        assert isinstance(loop, VirtualLoop)
+        begun = []
+        for browser in (early, late):
+            sending = streams.send_changes(browser, lambda: 1, lambda: None)
+            begun.append(asyncio.create_task(sending))
+            await asyncio.sleep(0.7)
+        await asyncio.sleep(6)
+        loop._virtual.now += 3.05
+        await asyncio.sleep(6)
+        for sending in begun:
+            sending.cancel()
+        return early.at[-1], late.at[-1]
+
+    first, second = run(main())
+    assert (second - first) % streams.TICK_S == pytest.approx(0.7)
 
 
 def test_a_machine_is_unavailable_only_while_an_event_is_open() -> None:
