@@ -18,6 +18,7 @@ from control_plane import running_shards
 from control_plane.agents.region import Region
 from control_plane.allocator.quotas import Quotas
 from control_plane.portal.core.pools import Quota
+from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.store.etcd import EtcdStore
 from vm_lab.region import scenario
@@ -155,6 +156,32 @@ def test_promises_that_are_kept_per_shard_only_are_found(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Quotas, "__init__", blind)
     assert found("roles-promises", {"promises"}) <= MOST
+
+
+def test_promises_that_are_judged_before_machines_are_held_only_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SH14 CP7: two shards that take at once each see a machine to spare, and there is only one.
+
+    All jobs come back at once while every line to etcd is late.
+    """
+
+    async def confirmed(*_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(ShardProcesses, "_confirm", confirmed)
+    chosen = scenario.load("roles-promises")
+    chosen = replace(chosen, minutes=4.0, settle_minutes=6.0, faults=[])
+    story = "\n".join(
+        f"{at + n / 10}s stop-job job:job{n} 12.0s\n{at + 8}s etcd-late role:{role} 12.0s value=1.2"
+        for at in range(10, 230, 25)
+        for n, role in enumerate(("core", "shard-1", "shard-2"))
+    )
+    for seed in range(1, MOST + 1):
+        outcome = run_seed(chosen, seed, read(story))
+        if any(violation.rule == "promises" for violation in outcome.violations):
+            return
+    raise AssertionError(f"none of {MOST} seeds takes what another entitlement was promised")
 
 
 def test_a_write_of_a_leader_that_was_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

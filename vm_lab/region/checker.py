@@ -453,7 +453,7 @@ class Checker(Observer):
         owned = self.region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
             return
-        wanted = min(owned.asked.tasks, owned.granted.tasks)
+        wanted = owned.fewest
         voluntary = [task for task, name in gone.items() if self._on_purpose(task, name)]
         if not voluntary:
             return

@@ -70,6 +70,17 @@ class Owned:
         return frozenset(spec.image for spec in self.wishes)
 
     @property
+    def fewest(self) -> int:
+        """Return the fewest tasks of what was acknowledged last and of all that was asked since.
+
+        What waits behind another wish is asked for, too: one between may be carried out now.
+        """
+        last = [spec for spec in (self.asked, self.granted) if spec is not None]
+        numbers = [n for n, spec in enumerate(self.wishes) if spec is self.granted]
+        since = self.wishes[numbers[-1] :] if numbers else ()
+        return min(spec.tasks for spec in (*last, *since))
+
+    @property
     def settled(self) -> bool:
         """Return whether the last wish was acknowledged."""
         return self.stopped if self.asked is None else self.asked == self.granted
