@@ -51,7 +51,7 @@ _TOLD = (
     *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
     *("work", "wave_size", "within", "despite", "without", "for_s", "step", "force"),
     *("relaxations", "share", "minimum", "maximum", "lasts_s", "machine_type", "runtime"),
-    *("expect", "take_over"),
+    *("expect", "take_over", "traffic"),
 )
 """Fields of a request that the audit log repeats; none of them may hold a secret."""
 

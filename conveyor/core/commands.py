@@ -194,7 +194,7 @@ def _resumed(
     if last.ended is None:
         ended_ = replace(last, ended=now)
         again = (*run.steps[:-1], ended_, StepTime(name=last.name, began=now))
-    run = replace(run, paused=False, steps=again, verdicts={})
+    run = replace(run, paused=False, steps=again, verdicts={}, waits="")
     return replace(record, active=logged(run, now, who, f"resumes{_because(request)}"))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from virtual_time import run
 from world import World, a_job, a_region, scenario
@@ -16,6 +17,7 @@ from control_plane.api.intent_wishes import CanaryWish, IntentWish, PushWish, Si
 from control_plane.api.updates import UpdatePolicy
 from control_plane.api.weights import EndpointWeights
 from wire.errors import Conflict, InvalidInput
+from wire.routes import decode_json
 
 OTHER = ["/bin/other", "${port:http}"]
 FAST = UpdatePolicy(drain_s=0.0, max_unavailable=3)
@@ -149,6 +151,13 @@ async def test_what_weights_cannot_give_is_told(w: World):
     effect, waits = told(w, await w.cp.intents.show("web"))
     assert effect == "to run version 2: 5 tasks, with 1.92% of the requests"
     assert waits == "0.10% of the requests: weights reach from 1 to 256"
+
+
+@pytest.mark.parametrize("traffic", [-0.1, 1.01, "half"])
+def test_a_part_that_is_none_is_refused_where_it_comes_in(traffic: object):
+    body = msgspec.json.encode({"lasts_s": 60, "environment": {"A": "1"}, "traffic": traffic})
+    with pytest.raises(InvalidInput, match=r"traffic: .* is not valid; expected"):
+        decode_json(body, CanaryWish, "the request body")
 
 
 @scenario()
