@@ -91,6 +91,18 @@ class ScheduledBounds(_AutoscalePart, frozen=True, kw_only=True):
     """In place of the policy's, if smaller."""
 
 
+class LatencyTarget(_AutoscalePart, frozen=True, kw_only=True):
+    """A size by latency: the load of a task at which it reaches the limit is learnt."""
+
+    query: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """PromQL that returns one series: the latency of the whole job in seconds, as
+    `histogram_quantile(0.95, sum by (le) (rate(request_seconds_bucket[2m])))`."""
+    limit_s: Annotated[float, Meta(gt=0, le=600)]
+    """Latency that is not to be exceeded, in seconds."""
+    share: Annotated[float, Meta(ge=0.1, le=1)] = 0.8
+    """Of the learnt load that a task is to have; after the loss of an MSB it may have all of it."""
+
+
 class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
     """How the size of a job follows its load (docs/autoscaling.md)."""
 
@@ -98,9 +110,12 @@ class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
     """Fewest tasks."""
     maximum: Annotated[int, Meta(ge=1, le=LARGEST)]
     """Most tasks."""
-    target: Annotated[float, Meta(gt=0, le=1e12)]
+    target: Annotated[float, Meta(gt=0, le=1e12)] | None = None
     """Load of one task that the size aims at. For `cpu` and `memory` a share of the task's limit,
-    as 0.6; for `network` in bytes a second, for `query` in the unit of the query."""
+    as 0.6; for `network` in bytes a second, for `query` in the unit of the query. Needed, except
+    with `latency`: there it counts until the load is learnt."""
+    latency: LatencyTarget | None = None
+    """With signal `query`: the load of one task that the size aims at is learnt from latency."""
     mode: AutoscaleMode = AutoscaleMode.RECOMMEND
     signal: LoadSignal = LoadSignal.CPU
     query: Annotated[str, Meta(max_length=4096)] = ""
@@ -158,11 +173,27 @@ def autoscale_errors(document: Any) -> Iterator[FieldError]:
             if share is not None and share > 1:
                 reason = f"{share:g} is over 1: for {signal} it is a share of a task's limit"
                 yield FieldError(field=f"autoscale.{name}", reason=reason)
+    yield from _latency_errors(document)
     target, ceiling = number("target"), number("ceiling")
     if target is not None and ceiling is not None and ceiling < target:
         reason = f"{ceiling:g} is below target, which is {target:g}"
         yield FieldError(field="autoscale.ceiling", reason=reason)
     yield from _schedule_errors(document.get("schedule"))
+
+
+def _latency_errors(document: dict[str, Any]) -> Iterator[FieldError]:
+    if document.get("latency") is None:
+        if document.get("target") is None:
+            reason = "missing; only with autoscale.latency it may be"
+            yield FieldError(field="autoscale.target", reason=reason)
+        return
+    signal = document.get("signal", "cpu")
+    if signal != "query":
+        reason = f'needs signal = "query", not {signal}: requests that its latency goes by'
+        yield FieldError(field="autoscale.latency", reason=reason)
+    if document.get("ceiling") is not None:
+        reason = "not with latency: after the loss of an MSB a task has the load that was learnt"
+        yield FieldError(field="autoscale.ceiling", reason=reason)
 
 
 def _schedule_errors(listed: Any) -> Iterator[FieldError]:

@@ -47,8 +47,10 @@ def surviving(survivors: int, msbs: int) -> int:
 def needed(policy: Autoscale, load: float, capacity: float, msbs: int) -> Needed:
     """Return the tasks that carry a load at the target, and at the ceiling after a loss.
 
-    `capacity` is the load of one task at target 1: its cores, its bytes, or 1 for a query.
+    `capacity` is the load of one task at target 1: its cores, its bytes, or 1 for a query. The
+    policy has a target.
     """
+    assert policy.target is not None
     at_target = tasks_for(load, policy.target * capacity)
     if policy.headroom is Headroom.NONE or msbs < 2:
         return Needed(tasks=at_target, at_target=at_target)

@@ -89,6 +89,32 @@ def test_a_query_is_needed_where_it_is_the_signal() -> None:
     assert errors({**GOOD, "signal": "query", "target": 300, "query": "sum(x)"}) == []
 
 
+LATENCY: dict[str, Any] = {"query": "histogram_quantile(0.95, x)", "limit_s": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, []),
+        ({"target": 40}, []),
+        ({"latency": None}, ["target: missing; only with autoscale.latency it may be"]),
+        ({"latency": {"query": "x"}}, ["latency.limit_s"]),
+        ({"latency": {**LATENCY, "limit_s": 0}}, ["latency.limit_s"]),
+        ({"latency": {**LATENCY, "share": 1.2}}, ["latency.share"]),
+        ({"latency": {**LATENCY, "query": ""}}, ["latency.query"]),
+        ({"latency": {**LATENCY, "percentile": 95}}, ["latency.percentile"]),
+        ({"signal": "cpu", "query": ""}, ['latency: needs signal = "query", not cpu']),
+        ({"target": 40, "ceiling": 50}, ["ceiling: not with latency"]),
+    ],
+)
+def test_a_latency_is_a_target_of_requests(changes: dict[str, Any], wrong: list[str]) -> None:
+    """AS1: the load of a task may be left out only where it is learnt from latency."""
+    policy = {"minimum": 2, "maximum": 40, "signal": "query", "query": "sum(x)", "latency": LATENCY}
+    found = errors({**policy, **changes})
+    assert len(found) == len(wrong)
+    assert all(line.startswith(f"autoscale.{w}") for line, w in zip(found, wrong, strict=True))
+
+
 @pytest.mark.parametrize(("signal", "needs"), [("cpu", "cpu_max"), ("memory", "memory_max_bytes")])
 def test_a_share_needs_the_limit_that_it_is_a_share_of(signal: str, needs: str) -> None:
     [error] = errors({**GOOD, "signal": signal}, limits={})
@@ -102,6 +128,7 @@ def test_any_value_in_any_place_is_an_error_and_not_an_exception() -> None:
         assert job_errors({**JOB, "autoscale": value}) or value is None
         for key in ("minimum", "maximum", "target", "schedule", "query", "signal", "up"):
             assert errors({**GOOD, key: value}) or value is not None
+        assert errors({**GOOD, "latency": value}) or value is None
 
 
 def test_a_policy_makes_no_new_version() -> None:
