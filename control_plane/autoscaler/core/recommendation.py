@@ -14,7 +14,7 @@ import msgspec
 
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.sizings import Forecast, Recommendation
-from control_plane.autoscaler.core.forecast import ForecastState, forecast, learn
+from control_plane.autoscaler.core.forecast import ForecastState, forecast, learn, slope_of
 from control_plane.autoscaler.core.history import SLOT_S, LoadHistory
 from control_plane.autoscaler.core.latency import LearntLatency, load_of_task, with_latency
 from control_plane.autoscaler.core.sizing import (
@@ -24,7 +24,7 @@ from control_plane.autoscaler.core.sizing import (
     needed,
     with_size,
 )
-from control_plane.autoscaler.core.ways import WaysState, compare
+from control_plane.autoscaler.core.ways import LEARNT_S, WaysState, compare
 
 STALE_S = 180.0
 """A measurement older than this is none: three evaluations."""
@@ -40,6 +40,9 @@ START_S = 300.0
 MARGIN_S = 120.0
 """Added to that: one evaluation, and one measurement."""
 START_MAX_S = 3600.0
+RISE_S, RISE_MAX = 120.0, 2.0
+"""A load above its forecast goes on as it rose in so long, up to twice itself: in the first day of
+a job, whose forecasts know nothing. Later it costs more than it saves (docs/adr/0218)."""
 STARTS_KEPT = 8
 """The horizon follows the slowest of so many starts."""
 
@@ -88,6 +91,8 @@ class SizingState(msgspec.Struct, frozen=True, kw_only=True):
     """When `predicted` was made."""
     ways: WaysState = WaysState()
     latency: LearntLatency = LearntLatency()
+    recent: tuple[tuple[float, float], ...] = ()
+    """Time and load of the last `RISE_S`, in the first day."""
 
 
 @dataclass(slots=True)
@@ -113,6 +118,7 @@ class JobSizing:
         predicted = self.state.predicted
         if predicted is not None and seen.at - self.state.predicted_for > SLOT_S + STALE_S:
             predicted = None
+        predicted = self._with_rise(policy, seen, load, predicted)
         policy, why = self._by_latency(policy, seen, load)
         per_task = (policy.target or 0.0) * seen.capacity
         ahead = _counted(load, predicted)
@@ -122,6 +128,26 @@ class JobSizing:
             ways = compare(self.state.ways, policy.quantile, measured, per_task, start_s)
             self._set(ways=ways)
         return recommend(policy, seen, load, predicted, self.state, why)
+
+    def _with_rise(
+        self,
+        policy: Autoscale,
+        seen: JobObservation,
+        load: float | None,
+        predicted: Forecast | None,
+    ) -> Forecast | None:
+        """Return the forecast, or the line of the last minutes where the load is above it."""
+        if load is None or self.state.ways.learnt_s >= LEARNT_S:
+            return predicted
+        at, horizon = seen.measured_at, horizon_s(policy, self.state.starts)
+        before = [(t, v) for t, v in self.state.recent if at - RISE_S <= t < at]
+        recent = (*before, (at, load))
+        self._set(recent=recent)
+        slope = slope_of(recent)
+        if slope is None or slope <= 0 or (predicted is not None and load <= predicted.load):
+            return predicted
+        ahead = min(load + slope * horizon, load * RISE_MAX)
+        return Forecast(load=ahead, expected=ahead, by={"rise": 1.0}, horizon_s=horizon)
 
     def resolved(
         self, policy: Autoscale, now: tuple[float, float] | None = None
