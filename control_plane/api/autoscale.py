@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterator
 from enum import StrEnum
@@ -17,6 +18,14 @@ LARGEST = 15_000
 Tasks = Annotated[int, Meta(ge=0, le=LARGEST)]
 TimeOfDay = Annotated[
     str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description='a time of day, as "07:30"')
+]
+
+Date = Annotated[
+    str,
+    Meta(
+        pattern=r"^(\d{4}-)?(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$",
+        description='a day of each year, as "12-24", or of one, as "2026-11-27"',
+    ),
 ]
 
 
@@ -80,7 +89,9 @@ class ScheduledBounds(_AutoscalePart, frozen=True, kw_only=True):
     """Other bounds at some times of the week, for load that the history cannot know of."""
 
     days: Annotated[list[Weekday], Meta(max_length=7)] = []
-    """On which days it begins, in UTC; empty: on all."""
+    """On which days it begins, in UTC; empty: on all, or on `dates` alone."""
+    dates: Annotated[list[Date], Meta(max_length=100)] = []
+    """On these, too: holidays, which no week explains."""
     start: TimeOfDay
     """From this time, in UTC …"""
     end: TimeOfDay
@@ -181,6 +192,15 @@ def autoscale_errors(document: Any) -> Iterator[FieldError]:
     yield from _schedule_errors(document.get("schedule"))
 
 
+def _is_date(text: str) -> bool:
+    """Return whether there is such a day, in the form of `Date`; 02-29 is one of some years."""
+    try:
+        datetime.date.fromisoformat(text if len(text) > 5 else f"2000-{text}")
+    except ValueError:
+        return False
+    return True
+
+
 def _latency_errors(document: dict[str, Any]) -> Iterator[FieldError]:
     if document.get("latency") is None:
         if document.get("target") is None:
@@ -205,6 +225,14 @@ def _schedule_errors(listed: Any) -> Iterator[FieldError]:
             yield FieldError(field=at, reason="says neither minimum nor maximum")
         if isinstance(low, int) and isinstance(high, int) and low > high:
             yield FieldError(field=f"{at}.maximum", reason=f"{high} is below minimum {low}")
+        dates = entry.get("dates")
+        for date in dates[:100] if isinstance(dates, list) else []:
+            if (
+                isinstance(date, str)
+                and re.match(r"^(\d{4}-)?\d\d-\d\d$", date)
+                and not _is_date(date)
+            ):
+                yield FieldError(field=f"{at}.dates", reason=f"there is no {date}")
         start, end = entry.get("start"), entry.get("end")
         if isinstance(start, str) and start == end and re.match(r"^\d\d:\d\d$", start):
             yield FieldError(field=f"{at}.end", reason=f"is start, {start}: nothing is between")

@@ -65,6 +65,7 @@ def test_every_mistake_in_a_policy_is_listed() -> None:
             "schedule": [
                 {"start": "09:00", "end": "09:00"},
                 {"start": "9:00", "end": "10:00", "minimum": 5, "maximum": 3},
+                {"start": "09:00", "end": "10:00", "minimum": 5, "dates": ["02-29", "2026-02-29"]},
             ],
         }
     )
@@ -79,6 +80,7 @@ def test_every_mistake_in_a_policy_is_listed() -> None:
         "autoscale.schedule[0]",
         "autoscale.schedule[0].end",
         "autoscale.schedule[1].maximum",
+        "autoscale.schedule[2].dates",
     ]
 
 
