@@ -40,9 +40,9 @@ START_S = 300.0
 MARGIN_S = 120.0
 """Added to that: one evaluation, and one measurement."""
 START_MAX_S = 3600.0
-RISE_S, RISE_MAX = 120.0, 2.0
-"""A load above its forecast goes on as it rose in so long, up to twice itself: in the first day of
-a job, whose forecasts know nothing. Later it costs more than it saves (docs/adr/0218)."""
+RISE_S, RISE_ERRORS, RISE_MAX = 120.0, 3.0, 2.0
+"""A load that is above its forecast by three mean errors goes on as it rose in so long, up to twice
+itself: in the first day of a job, whose forecasts know nothing (docs/adr/0218)."""
 STARTS_KEPT = 8
 """The horizon follows the slowest of so many starts."""
 
@@ -139,12 +139,17 @@ class JobSizing:
         """Return the forecast, or the line of the last minutes where the load is above it."""
         if load is None or self.state.ways.learnt_s >= LEARNT_S:
             return predicted
-        at, horizon = seen.measured_at, horizon_s(policy, self.state.starts)
+        at, learnt, horizon = (
+            seen.measured_at,
+            self.state.learnt,
+            horizon_s(policy, self.state.starts),
+        )
         before = [(t, v) for t, v in self.state.recent if at - RISE_S <= t < at]
         recent = (*before, (at, load))
         self._set(recent=recent)
         slope = slope_of(recent)
-        if slope is None or slope <= 0 or (predicted is not None and load <= predicted.load):
+        known = math.inf if predicted is None else predicted.expected
+        if slope is None or slope <= 0 or load <= known * math.exp(RISE_ERRORS * learnt.error):
             return predicted
         ahead = min(load + slope * horizon, load * RISE_MAX)
         return Forecast(load=ahead, expected=ahead, by={"rise": 1.0}, horizon_s=horizon)

@@ -58,7 +58,7 @@ def test_by_the_present_load_alone_it_would_be_missed(monkeypatch: pytest.Monkey
     assert slowest(90) > demo.LATENCY_LIMIT_S
 
 
-def risen(sizing: JobSizing, step: float = 4.0) -> Forecast | None:
+def risen(sizing: JobSizing, step: float = 8.0) -> Forecast | None:
     """Return the forecast after ten calm minutes and three in which the load rises."""
     found = None
     for minute, load in enumerate([20.0] * 10 + [20 + step * n for n in (1, 2, 3)]):
@@ -66,15 +66,26 @@ def risen(sizing: JobSizing, step: float = 4.0) -> Forecast | None:
     return found
 
 
+def started(start_s: float) -> JobSizing:
+    sizing = JobSizing()
+    sizing.state = msgspec.structs.replace(sizing.state, starts=(start_s,))
+    return sizing
+
+
 def test_the_rise_is_followed_for_the_time_that_tasks_take_and_up_to_twice_the_load() -> None:
-    found = risen(JobSizing())
+    """The horizon is the measured start and 120 s."""
+    for start_s, load in ((30.0, 44 + 8 / 60 * 150), (60.0, 44 + 8 / 60 * 180), (600.0, 88.0)):
+        found = risen(started(start_s))
+        assert found is not None
+        assert found.by == {"rise": 1.0}
+        assert found.load == pytest.approx(load)
+
+
+def test_noise_is_no_rise() -> None:
+    """Within three mean errors of the forecast nothing is extended."""
+    found = risen(started(30.0), step=1.0)
     assert found is not None
-    assert found.by == {"rise": 1.0}
-    assert found.load == pytest.approx(32.0 + 4.0 / 60 * 420)
-    short = JobSizing()
-    short.state = msgspec.structs.replace(short.state, starts=(30.0,))
-    assert risen(short).load == pytest.approx(32.0 + 4.0 / 60 * 150)  # type: ignore[union-attr]
-    assert risen(JobSizing(), step=16.0).load == 2 * 68.0  # type: ignore[union-attr]
+    assert "rise" not in found.by
 
 
 def test_after_a_day_the_forecasts_know_more() -> None:
