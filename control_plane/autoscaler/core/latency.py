@@ -15,7 +15,7 @@ import msgspec
 
 from control_plane.api.autoscale import LatencyTarget
 
-_WIDTH = math.log(1.1)
+_WIDTH, _LARGEST = math.log(1.1), 1e15
 BINS_MAX = 32
 """Loads that differ by a factor of 21; beyond that the bin of least weight goes."""
 KNOWN_MIN = 5.0
@@ -93,6 +93,7 @@ def with_latency(
         return msgspec.structs.replace(state, at=at)
     passed_s = max(0.0, at - state.at) if state.at else 60.0
     minutes = min(passed_s, STEP_MAX_S) / 60
+    load, latency_s = min(load, _LARGEST), min(latency_s, _LARGEST)
     number, value = math.floor(math.log(load) / _WIDTH), math.log(latency_s)
     by = {b.number: _faded(b, passed_s, limit_s) for b in state.bins}
     for other in [b for b in by.values() if _contradicts(b, number, limit_s, latency_s > limit_s)]:
@@ -178,6 +179,7 @@ def load_of_task(
     measured). While the latency is over the limit, the present load of a task is too much, unless
     that is less than half of what was carried before: other causes are likelier then.
     """
+    state = state if state.query == target.query else LearntLatency()
     limit, most = target.limit_s, carried(state, target.limit_s)
     least = (state.within or 0.0) / 2
     if most is not None:

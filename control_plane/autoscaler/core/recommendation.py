@@ -139,18 +139,16 @@ class JobSizing:
         """Return the forecast, or the line of the last minutes where the load is above it."""
         if load is None or self.state.ways.learnt_s >= LEARNT_S:
             return predicted
-        at, learnt, horizon = (
-            seen.measured_at,
-            self.state.learnt,
-            horizon_s(policy, self.state.starts),
-        )
+        at = seen.measured_at
         before = [(t, v) for t, v in self.state.recent if at - RISE_S <= t < at]
         recent = (*before, (at, load))
         self._set(recent=recent)
         slope = slope_of(recent)
         known = math.inf if predicted is None else predicted.expected
-        if slope is None or slope <= 0 or load <= known * math.exp(RISE_ERRORS * learnt.error):
+        usual = known * math.exp(RISE_ERRORS * self.state.learnt.error)
+        if slope is None or slope <= 0 or load <= usual:
             return predicted
+        horizon = horizon_s(policy, self.state.starts)
         ahead = min(load + slope * horizon, load * RISE_MAX)
         return Forecast(load=ahead, expected=ahead, by={"rise": 1.0}, horizon_s=horizon)
 
@@ -173,12 +171,13 @@ class JobSizing:
         latency, state = fresh_latency(seen), self.state
         if policy.latency is None:
             return policy, ""
-        if load is None or latency is None or seen.healthy < 1:
+        pushed = state.push_seen > 0 and seen.at - state.push_seen < SETTLE_S
+        if load is None or latency is None or seen.healthy < 1 or pushed:
             return self.resolved(policy)
-        each, pushed = load / seen.healthy, seen.at - state.push_seen < SETTLE_S
+        each = load / seen.healthy
         steady = seen.at - state.sizes[-1][0] >= STEADY_S and not state.growing_since
-        steady = (steady and seen.healthy >= seen.tasks) or latency > policy.latency.limit_s
-        if steady and not (state.push_seen and pushed):
+        steady = steady and seen.healthy >= seen.tasks
+        if steady or latency > policy.latency.limit_s:
             measured = seen.latency_at, each, latency
             self._set(latency=with_latency(state.latency, policy.latency, *measured))
         return self.resolved(policy, (each, latency))

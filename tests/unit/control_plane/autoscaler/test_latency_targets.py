@@ -213,13 +213,19 @@ def test_nothing_is_learnt_while_tasks_are_replaced() -> None:
         sizing.advance(by_latency(), msgspec.structs.replace(observed, pushing=pushing))
     minutes = sum(b.minutes for b in sizing.state.latency.bins)
     assert minutes == pytest.approx(60 - 30 - SETTLE_S / 60 + 1, abs=1.5)
+    slow = seen(900.0, 20, NOON + 3600, capacity=1.0, latency=9.0, latency_at=NOON + 3600)
+    slow = msgspec.structs.replace(slow, pushing="the update to version 3 goes on")
+    assert sizing.advance(by_latency(), slow).tasks == 20
 
 
 def test_what_is_kept_of_a_job_is_bounded_and_any_clock_is_borne() -> None:
     chance, state = random.Random(3), LearntLatency()
     for _ in range(3000):
         at = NOON + chance.choice([60.0, -1e6, 0.0, 1e7, 3600.0]) * chance.random()
-        state = with_latency(state, TARGET, at, 10 ** chance.uniform(-9, 12), chance.random())
+        load, latency_s = 10 ** chance.uniform(-9, 12), chance.choice([0.0, 1e-300, 1e300, 0.1])
+        state = with_latency(state, TARGET, at, load, latency_s * chance.random())
+        target, most, _ = load_of_task(TARGET, None, state, (load, latency_s))
+        assert target is None or (most is not None and 0 < target < most < math.inf)
     assert len(state.bins) == BINS_MAX
     assert len(msgspec.msgpack.encode(state)) < 1200
     assert all(math.isfinite(b.minutes) and b.latency_s > 0 for b in state.bins)
