@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterator
 from enum import StrEnum
@@ -17,6 +18,14 @@ LARGEST = 15_000
 Tasks = Annotated[int, Meta(ge=0, le=LARGEST)]
 TimeOfDay = Annotated[
     str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description='a time of day, as "07:30"')
+]
+
+Date = Annotated[
+    str,
+    Meta(
+        pattern=r"^(\d{4}-)?(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$",
+        description='a day of each year, as "12-24", or of one, as "2026-11-27"',
+    ),
 ]
 
 
@@ -80,7 +89,9 @@ class ScheduledBounds(_AutoscalePart, frozen=True, kw_only=True):
     """Other bounds at some times of the week, for load that the history cannot know of."""
 
     days: Annotated[list[Weekday], Meta(max_length=7)] = []
-    """On which days it begins, in UTC; empty: on all."""
+    """On which days it begins, in UTC; empty: on all, or on `dates` alone."""
+    dates: Annotated[list[Date], Meta(max_length=100)] = []
+    """On these, too: holidays, which no week explains."""
     start: TimeOfDay
     """From this time, in UTC …"""
     end: TimeOfDay
@@ -91,6 +102,18 @@ class ScheduledBounds(_AutoscalePart, frozen=True, kw_only=True):
     """In place of the policy's, if smaller."""
 
 
+class LatencyTarget(_AutoscalePart, frozen=True, kw_only=True):
+    """A size by latency: the load of a task at which it reaches the limit is learnt."""
+
+    query: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """PromQL that returns one series: the latency of the whole job in seconds, as
+    `histogram_quantile(0.95, sum by (le) (rate(request_seconds_bucket[2m])))`."""
+    limit_s: Annotated[float, Meta(gt=0, le=600)]
+    """Latency that is not to be exceeded, in seconds."""
+    share: Annotated[float, Meta(ge=0.1, le=1)] = 0.8
+    """Of the learnt load that a task is to have; after the loss of an MSB it may have all of it."""
+
+
 class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
     """How the size of a job follows its load (docs/autoscaling.md)."""
 
@@ -98,9 +121,12 @@ class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
     """Fewest tasks."""
     maximum: Annotated[int, Meta(ge=1, le=LARGEST)]
     """Most tasks."""
-    target: Annotated[float, Meta(gt=0, le=1e12)]
+    target: Annotated[float, Meta(gt=0, le=1e12)] | None = None
     """Load of one task that the size aims at. For `cpu` and `memory` a share of the task's limit,
-    as 0.6; for `network` in bytes a second, for `query` in the unit of the query."""
+    as 0.6; for `network` in bytes a second, for `query` in the unit of the query. Needed, except
+    with `latency`: there it counts until the load is learnt."""
+    latency: LatencyTarget | None = None
+    """With signal `query`: the load of one task that the size aims at is learnt from latency."""
     mode: AutoscaleMode = AutoscaleMode.RECOMMEND
     signal: LoadSignal = LoadSignal.CPU
     query: Annotated[str, Meta(max_length=4096)] = ""
@@ -158,11 +184,36 @@ def autoscale_errors(document: Any) -> Iterator[FieldError]:
             if share is not None and share > 1:
                 reason = f"{share:g} is over 1: for {signal} it is a share of a task's limit"
                 yield FieldError(field=f"autoscale.{name}", reason=reason)
+    yield from _latency_errors(document)
     target, ceiling = number("target"), number("ceiling")
     if target is not None and ceiling is not None and ceiling < target:
         reason = f"{ceiling:g} is below target, which is {target:g}"
         yield FieldError(field="autoscale.ceiling", reason=reason)
     yield from _schedule_errors(document.get("schedule"))
+
+
+def _is_date(text: str) -> bool:
+    """Return whether there is such a day, in the form of `Date`; 02-29 is one of some years."""
+    try:
+        datetime.date.fromisoformat(text if len(text) > 5 else f"2000-{text}")
+    except ValueError:
+        return False
+    return True
+
+
+def _latency_errors(document: dict[str, Any]) -> Iterator[FieldError]:
+    if document.get("latency") is None:
+        if document.get("target") is None:
+            reason = "missing; only with autoscale.latency it may be"
+            yield FieldError(field="autoscale.target", reason=reason)
+        return
+    signal = document.get("signal", "cpu")
+    if signal != "query":
+        reason = f'needs signal = "query", not {signal}: requests that its latency goes by'
+        yield FieldError(field="autoscale.latency", reason=reason)
+    if document.get("ceiling") is not None:
+        reason = "not with latency: after the loss of an MSB a task has the load that was learnt"
+        yield FieldError(field="autoscale.ceiling", reason=reason)
 
 
 def _schedule_errors(listed: Any) -> Iterator[FieldError]:
@@ -174,6 +225,14 @@ def _schedule_errors(listed: Any) -> Iterator[FieldError]:
             yield FieldError(field=at, reason="says neither minimum nor maximum")
         if isinstance(low, int) and isinstance(high, int) and low > high:
             yield FieldError(field=f"{at}.maximum", reason=f"{high} is below minimum {low}")
+        dates = entry.get("dates")
+        for date in dates[:100] if isinstance(dates, list) else []:
+            if (
+                isinstance(date, str)
+                and re.match(r"^(\d{4}-)?\d\d-\d\d$", date)
+                and not _is_date(date)
+            ):
+                yield FieldError(field=f"{at}.dates", reason=f"there is no {date}")
         start, end = entry.get("start"), entry.get("end")
         if isinstance(start, str) and start == end and re.match(r"^\d\d:\d\d$", start):
             yield FieldError(field=f"{at}.end", reason=f"is start, {start}: nothing is between")

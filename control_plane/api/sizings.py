@@ -72,6 +72,10 @@ class SizingView(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the forecasts that the load did not exceed."""
     history_from: float | None = None
     """When its history begins, in seconds since 1970."""
+    carried: float | None = None
+    """Load of a task at which its latency reaches the limit, as learnt; None: not learnt."""
+    latency_at: float | None = None
+    """When that was last measured, in seconds since 1970."""
 
 
 class SizingViews(msgspec.Struct, frozen=True, kw_only=True):

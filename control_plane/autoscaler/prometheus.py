@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 
+from msgspec.structs import replace
+
 from control_plane.api.autoscale import Autoscale
 from control_plane.api.jobs import JobStatus
 from control_plane.autoscaler.core.history import DAY_S, FINE, HALF_HOUR_S, HALF_HOURS, SLOT_S
-from control_plane.autoscaler.signals import LoadReading
+from control_plane.autoscaler.core.observing import LoadReading
 from control_plane.runtime.runtime import Runtime
 from wire.errors import Unreachable
 from wire.prometheus import TIMEOUT_S, Prometheus
@@ -36,11 +38,17 @@ class PrometheusSource:
         """Do nothing: no job is remembered."""
 
     async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
-        """Return the newest point of the job's query within the last five minutes."""
+        """Return the newest points of the job's queries within the last five minutes."""
         del status
+        found = await self._newest(policy.query)
+        if policy.latency is None:
+            return found
+        return replace(found, latency=await self._newest(policy.latency.query))
+
+    async def _newest(self, query: str) -> LoadReading:
         end = self._runtime.date()
         try:
-            points = await self._points(policy.query, end - WINDOW_S, end, STEP_S)
+            points = await self._points(query, end - WINDOW_S, end, STEP_S)
         except Unreachable as e:
             return LoadReading(missing=f"Prometheus: {e}")
         if not points:

@@ -21,14 +21,21 @@ from control_plane.api.machines import Machines
 from control_plane.api.sizings import Recommendation, Simulation, SizingView, SizingViews
 from control_plane.autoscaler import kept
 from control_plane.autoscaler.core.history import SLOT_S
-from control_plane.autoscaler.core.observing import capacity_of, msbs_of, observed, policy_of
+from control_plane.autoscaler.core.latency import carried
+from control_plane.autoscaler.core.observing import (
+    LoadReading,
+    capacity_of,
+    msbs_of,
+    observed,
+    policy_of,
+)
 from control_plane.autoscaler.core.replay import simulate
 from control_plane.autoscaler.kept import KeptJob
-from control_plane.autoscaler.signals import AT_ONCE, LoadReading, LoadSource
+from control_plane.autoscaler.signals import AT_ONCE, LoadSource
 from control_plane.autoscaler.sizes import NewSize, SizeWriter
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
-from wire.errors import NotFound, TwineError
+from wire.errors import NotFound, TwineError, Unprocessable
 
 log = logging.getLogger(__name__)
 EVERY_S = 60.0
@@ -175,7 +182,7 @@ class Autoscaler:
     ) -> Recommendation:
         now = self.runtime.date()
         msbs = await self._msbs(status, policy, now)
-        seen = observed(status, policy, now, reading.load, reading.at, reading.missing, msbs)
+        seen = observed(status, policy, now, reading, msbs)
         found = job.sizing.advance(policy, seen)
         job.seen_at, job.last = now, found
         if found.held:
@@ -235,6 +242,7 @@ class Autoscaler:
         policy, state = record.spec.autoscale, job.sizing.state
         assert policy is not None
         learnt, first = state.learnt, job.sizing.history.first
+        latency = policy.latency
         return SizingView(
             job=record.name,
             entitlement=record.spec.entitlement,
@@ -246,6 +254,8 @@ class Autoscaler:
             start_s=max(state.starts) if state.starts else None,
             forecasts_held=learnt.held / learnt.scored if learnt.scored else None,
             history_from=first * float(SLOT_S) if first else None,
+            carried=carried(state.latency, latency.limit_s) if latency is not None else None,
+            latency_at=state.latency.at or None,
         )
 
     async def simulation(self, name: str, other: Autoscale) -> Simulation:
@@ -254,12 +264,15 @@ class Autoscaler:
         spec, job = status.record.spec, self._jobs[name]
         assert spec.autoscale is not None
         starts = job.sizing.state.starts
+        policies = job.sizing.resolved(spec.autoscale)[0], job.sizing.resolved(other)[0]
+        if unknown := [p for p in policies if p.target is None]:
+            raise Unprocessable(job.sizing.resolved(unknown[0])[1], hint="add autoscale.target")
         msbs = await self._msbs(status, other, self.runtime.date())
         return await self.runtime.offload(
             simulate,
             name,
             job.sizing.history.points(),
-            (spec.autoscale, other),
+            policies,
             capacity_of(spec, spec.autoscale.signal),
             msbs,
             starts,

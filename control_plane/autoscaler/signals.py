@@ -7,13 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-
 from agent.usage import TaskUsage
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.jobs import JobStatus
 from control_plane.api.tasks import TaskDescription
-from control_plane.autoscaler.core.observing import capacity_of, sampled
+from control_plane.autoscaler.core.observing import LoadReading, capacity_of, sampled
 from control_plane.runtime.runtime import Runtime
 from wire.errors import TwineError
 
@@ -23,15 +21,6 @@ SHORTEST_S, LONGEST_S = 10.0, 600.0
 """Between two readings that a rate is made from."""
 _OVER = 1.25
 """A task that seems to use more than so much of its CPU limit was not read right."""
-
-
-class LoadReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of a job, or why it is not known."""
-
-    load: float | None = None
-    at: float = 0.0
-    """In seconds since 1970."""
-    missing: str = ""
 
 
 class LoadSource(Protocol):

@@ -162,9 +162,18 @@ def _explained(view: SizingView) -> list[tuple[str, str]]:
         ("forecasts that held", held),
         ("slowest start", show.duration(view.start_s)),
         ("history from", begun),
+        *_learnt(view),
         ("last change", view.written or "-"),
     ]
     return rows
+
+
+def _learnt(view: SizingView) -> list[tuple[str, str]]:
+    """Return what was learnt of latency, and its age; nothing where latency is no target."""
+    if view.latency_at is None:
+        return []
+    load = "not known yet" if view.carried is None else f"{view.carried:.4g}"
+    return [("a task carries", f"{load}; latency last measured {show.ago(view.latency_at)} ago")]
 
 
 @autoscale.command()

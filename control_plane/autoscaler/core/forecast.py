@@ -75,7 +75,7 @@ def predict(history: LoadHistory, slots: int) -> tuple[float | None, ...]:
     if not recent:
         return (None,) * len(PREDICTORS)
     last = recent[-1][1]
-    slope = _slope(recent)
+    slope = slope_of(recent)
     trend = max(0.0, last + slope * slots) if slope is not None else None
 
     def of_days(slot: int) -> float | None:
@@ -97,8 +97,8 @@ def _recent(history: LoadHistory) -> list[tuple[int, float]]:
     return [(slot, load) for slot, load in found if load is not None]
 
 
-def _slope(recent: Sequence[tuple[int, float]]) -> float | None:
-    """Return the least-squares slope in load per slot; None for fewer than three points."""
+def slope_of(recent: Sequence[tuple[float, float]]) -> float | None:
+    """Return the least-squares slope of points (time, load); None for fewer than three."""
     if len(recent) < 3:
         return None
     mean_x = sum(x for x, _ in recent) / len(recent)

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.jobs import JobRecord, JobSpec, JobStatus, TaskPhase
 from control_plane.autoscaler.core.recommendation import JobObservation
 
 SAMPLE = 16
 """Tasks of a job whose usage is read: the mean of 16 is off by a quarter of their spread."""
+
+
+class LoadReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a job, or why it is not known."""
+
+    load: float | None = None
+    at: float = 0.0
+    """In seconds since 1970."""
+    missing: str = ""
+    latency: LoadReading | None = None
+    """Its latency in the same form, in seconds; None: the policy does not ask for it."""
 
 
 def policy_of(status: JobStatus) -> Autoscale | None:
@@ -56,24 +69,21 @@ def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:
 
 
 def observed(
-    status: JobStatus,
-    policy: Autoscale,
-    at: float,
-    load: float | None,
-    measured_at: float,
-    missing: str,
-    msbs: int,
+    status: JobStatus, policy: Autoscale, at: float, reading: LoadReading, msbs: int
 ) -> JobObservation:
     """Return what is observed of a job."""
-    record = status.record
+    record, latency = status.record, reading.latency or LoadReading()
     return JobObservation(
         at=at,
         tasks=record.spec.tasks,
         healthy=min(status.healthy, record.spec.tasks),
         capacity=capacity_of(record.spec, policy.signal),
-        load=load,
-        measured_at=measured_at,
-        missing=missing,
+        load=reading.load,
+        measured_at=reading.at,
+        missing=reading.missing,
+        latency=latency.load,
+        latency_at=latency.at,
+        latency_missing=latency.missing,
         pushing=pushing(record),
         msbs=msbs,
     )

@@ -14,8 +14,9 @@ import msgspec
 
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.sizings import Forecast, Recommendation
-from control_plane.autoscaler.core.forecast import ForecastState, forecast, learn
+from control_plane.autoscaler.core.forecast import ForecastState, forecast, learn, slope_of
 from control_plane.autoscaler.core.history import SLOT_S, LoadHistory
+from control_plane.autoscaler.core.latency import LearntLatency, load_of_task, with_latency
 from control_plane.autoscaler.core.sizing import (
     bounds_at,
     highest_allowed,
@@ -23,7 +24,7 @@ from control_plane.autoscaler.core.sizing import (
     needed,
     with_size,
 )
-from control_plane.autoscaler.core.ways import WaysState, compare
+from control_plane.autoscaler.core.ways import LEARNT_S, WaysState, compare
 
 STALE_S = 180.0
 """A measurement older than this is none: three evaluations."""
@@ -32,11 +33,16 @@ TOLERANCE = 0.05
 restarts cost."""
 SETTLE_S = 300.0
 """After an update, CPU and memory are not measured for so long: new tasks fill caches (AS10)."""
+STEADY_S = 120.0
+"""Latency is learnt once the size was the same for so long: the window of a usual query."""
 START_S = 300.0
 """New tasks are assumed to take this long until they are healthy, before that was measured."""
 MARGIN_S = 120.0
 """Added to that: one evaluation, and one measurement."""
 START_MAX_S = 3600.0
+RISE_S, RISE_ERRORS, RISE_MAX = 120.0, 3.0, 2.0
+"""A load that is above its forecast by three mean errors goes on as it rose in so long, up to twice
+itself: in the first day of a job, whose forecasts know nothing (docs/adr/0218)."""
 STARTS_KEPT = 8
 """The horizon follows the slowest of so many starts."""
 
@@ -56,6 +62,10 @@ class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
     measured_at: float = 0.0
     missing: str = ""
     """Why there is no load."""
+    latency: float | None = None
+    """In seconds; None: not measured, or not asked for."""
+    latency_at: float = 0.0
+    latency_missing: str = ""
     pushing: str = ""
     """Why its tasks are being replaced, or wait for that; empty: none is."""
     msbs: int = 0
@@ -80,6 +90,9 @@ class SizingState(msgspec.Struct, frozen=True, kw_only=True):
     predicted_for: float = 0.0
     """When `predicted` was made."""
     ways: WaysState = WaysState()
+    latency: LearntLatency = LearntLatency()
+    recent: tuple[tuple[float, float], ...] = ()
+    """Time and load of the last `RISE_S`, in the first day."""
 
 
 @dataclass(slots=True)
@@ -105,14 +118,69 @@ class JobSizing:
         predicted = self.state.predicted
         if predicted is not None and seen.at - self.state.predicted_for > SLOT_S + STALE_S:
             predicted = None
-        per_task = policy.target * seen.capacity
+        predicted = self._with_rise(policy, seen, load, predicted)
+        policy, why = self._by_latency(policy, seen, load)
+        per_task = (policy.target or 0.0) * seen.capacity
         ahead = _counted(load, predicted)
         if load is not None and ahead is not None and per_task > 0:
             start_s = max(self.state.starts, default=START_S)
             measured = seen.at, load, ahead
             ways = compare(self.state.ways, policy.quantile, measured, per_task, start_s)
             self._set(ways=ways)
-        return recommend(policy, seen, load, predicted, self.state)
+        return recommend(policy, seen, load, predicted, self.state, why)
+
+    def _with_rise(
+        self,
+        policy: Autoscale,
+        seen: JobObservation,
+        load: float | None,
+        predicted: Forecast | None,
+    ) -> Forecast | None:
+        """Return the forecast, or the line of the last minutes where the load is above it."""
+        if load is None or self.state.ways.learnt_s >= LEARNT_S:
+            return predicted
+        at = seen.measured_at
+        before = [(t, v) for t, v in self.state.recent if at - RISE_S <= t < at]
+        recent = (*before, (at, load))
+        self._set(recent=recent)
+        slope = slope_of(recent)
+        known = math.inf if predicted is None else predicted.expected
+        usual = known * math.exp(RISE_ERRORS * self.state.learnt.error)
+        if slope is None or slope <= 0 or load <= usual:
+            return predicted
+        horizon = horizon_s(policy, self.state.starts)
+        ahead = min(load + slope * horizon, load * RISE_MAX)
+        return Forecast(load=ahead, expected=ahead, by={"rise": 1.0}, horizon_s=horizon)
+
+    def resolved(
+        self, policy: Autoscale, now: tuple[float, float] | None = None
+    ) -> tuple[Autoscale, str]:
+        """Return the policy with a latency as its target by load, and why that; None: unknown.
+
+        `now` is the present load of a task and its latency.
+        """
+        if policy.latency is None:
+            return policy, ""
+        target, most, why = load_of_task(policy.latency, policy.target, self.state.latency, now)
+        return msgspec.structs.replace(policy, target=target, ceiling=most), why
+
+    def _by_latency(
+        self, policy: Autoscale, seen: JobObservation, load: float | None
+    ) -> tuple[Autoscale, str]:
+        """Learn from the present latency, and return the policy that follows from it."""
+        latency, state = fresh_latency(seen), self.state
+        if policy.latency is None:
+            return policy, ""
+        pushed = state.push_seen > 0 and seen.at - state.push_seen < SETTLE_S
+        if load is None or latency is None or seen.healthy < 1 or pushed:
+            return self.resolved(policy)
+        each = load / seen.healthy
+        steady = seen.at - state.sizes[-1][0] >= STEADY_S and not state.growing_since
+        steady = steady and seen.healthy >= seen.tasks
+        if steady or latency > policy.latency.limit_s:
+            measured = seen.latency_at, each, latency
+            self._set(latency=with_latency(state.latency, policy.latency, *measured))
+        return self.resolved(policy, (each, latency))
 
     def _set(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
@@ -157,32 +225,46 @@ def fresh_load(policy: Autoscale, seen: JobObservation, push_seen: float) -> flo
     return None if spiked and policy.signal is not LoadSignal.QUERY else load
 
 
+def fresh_latency(seen: JobObservation) -> float | None:
+    """Return the latency if it was measured lately and is a time."""
+    latency = seen.latency
+    if latency is None or not math.isfinite(latency) or latency < 0:
+        return None
+    return latency if abs(seen.at - seen.latency_at) <= STALE_S else None
+
+
 def recommend(
     policy: Autoscale,
     seen: JobObservation,
     load: float | None,
     predicted: Forecast | None,
     state: SizingState,
+    why: str = "",
 ) -> Recommendation:
-    """Return the size for a load that was measured, and for its forecast."""
+    """Return the size for a load that was measured, and for its forecast.
+
+    `why` is what the target of the policy follows from; empty: the owner wrote it.
+    """
     low, high, schedule = bounds_at(policy, seen.at)
     counted, followed = _counted(load, predicted), ""
     if load is not None and state.ways.at == seen.at:
         followed = state.ways.explained()
         counted = max(load, state.ways.load_of(state.ways.cheapest)) if followed else counted
-    if counted is None or seen.capacity <= 0:
-        return _hold(seen, low, _why_missing(policy, seen))
+    if counted is None or seen.capacity <= 0 or policy.target is None:
+        return _hold(seen, low, _why_missing(policy, seen, why))
     size = needed(policy, counted, seen.capacity, seen.msbs)
     notes = [_why(policy, seen, counted, load, predicted), f"{size.tasks} tasks needed"]
     if followed:
         notes.insert(1, followed)
+    if why:
+        notes.insert(0, why)
     if size.tasks > size.at_target:
         notes.append(f"{size.at_target} at target, more for the loss of 1 of {seen.msbs} MSBs")
     bounded = min(max(size.tasks, low), high)
     if bounded != size.tasks:
         when = f" ({schedule} UTC)" if schedule else ""
         notes.append(f"bounds are {low} to {high}{when}")
-    held = _why_held(seen, load, bounded, high, state) if bounded < seen.tasks else ""
+    held = _why_held(policy, seen, load, bounded, state) if bounded < seen.tasks else ""
     if held:
         tasks = max(seen.tasks, low)
         notes.append(f"kept at {tasks}: {held}")
@@ -214,7 +296,11 @@ def _least(seen: JobObservation, tasks: int, state: SizingState) -> int:
 
 
 def _why_held(
-    seen: JobObservation, load: float | None, tasks: int, high: int, state: SizingState
+    policy: Autoscale,
+    seen: JobObservation,
+    load: float | None,
+    tasks: int,
+    state: SizingState,
 ) -> str:
     """Return why a job does not get a smaller size now; empty: it may."""
     if seen.pushing:
@@ -224,7 +310,10 @@ def _why_held(
     ill = seen.healthy < seen.tasks
     if ill and not (state.growing_since and _least(seen, tasks, state) < seen.tasks):
         return f"not reduced: {seen.healthy} of {seen.tasks} tasks are healthy"
-    if seen.tasks * (1 - TOLERANCE) <= tasks and seen.tasks <= high:
+    if policy.latency is not None and load > 0 and fresh_latency(seen) is None:
+        why = seen.latency_missing or "it is stale or no time"
+        return f"not reduced: the latency is not measured: {why}"
+    if seen.tasks * (1 - TOLERANCE) <= tasks and seen.tasks <= bounds_at(policy, seen.at)[1]:
         return f"within {TOLERANCE:.0%} of the present size"
     return ""
 
@@ -258,11 +347,13 @@ def _hold(seen: JobObservation, low: int, why: str) -> Recommendation:
     )
 
 
-def _why_missing(policy: Autoscale, seen: JobObservation) -> str:
+def _why_missing(policy: Autoscale, seen: JobObservation, why: str) -> str:
     if seen.capacity <= 0:
         return f"the job has no limit that {policy.signal.value} could be a share of"
     if seen.load is None:
         return seen.missing or "the load is not known"
+    if policy.target is None:
+        return why or "there is no target"
     if not math.isfinite(seen.load) or seen.load < 0:
         return f"the load is {seen.load:g}, which is no load"
     age = seen.at - seen.measured_at
@@ -284,5 +375,5 @@ def _why(
     ahead = ""
     if predicted is not None:
         ahead = f", at most {predicted.load:.4g}{unit} within {predicted.horizon_s:g} s"
-    each = policy.target * seen.capacity
+    each = (policy.target or 0.0) * seen.capacity
     return f"load {measured}{ahead}: {counted:.4g} at {each:.4g}{unit} a task"

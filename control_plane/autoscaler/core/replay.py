@@ -134,12 +134,12 @@ def simulate(
     msbs: int,
     starts: Sequence[float],
 ) -> Simulation:
-    """Return what two policies cost over a load: a job's own one and another.
+    """Return what two policies cost over a load: a job's own one and another; both have a target.
 
     Needed is what the own target asks for. Updates, refusals and missing room are not replayed.
     """
     own, other = policies
-    per_task, start_s = own.target * capacity, max(starts, default=START_S)
+    per_task, start_s = (own.target or 0.0) * capacity, max(starts, default=START_S)
     if not points or per_task <= 0:
         return Simulation(
             job=name,

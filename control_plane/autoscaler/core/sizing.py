@@ -5,12 +5,13 @@ Sizes are rounded up, except that a millionth of a task is no reason for another
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Sequence
 
 import msgspec
 
-from control_plane.api.autoscale import Autoscale, Headroom, SpeedLimit, Weekday
+from control_plane.api.autoscale import Autoscale, Headroom, ScheduledBounds, SpeedLimit, Weekday
 
 SECONDS_OF_DAY = 86_400
 _LARGEST = 1_000_000_000
@@ -47,8 +48,10 @@ def surviving(survivors: int, msbs: int) -> int:
 def needed(policy: Autoscale, load: float, capacity: float, msbs: int) -> Needed:
     """Return the tasks that carry a load at the target, and at the ceiling after a loss.
 
-    `capacity` is the load of one task at target 1: its cores, its bytes, or 1 for a query.
+    `capacity` is the load of one task at target 1: its cores, its bytes, or 1 for a query. The
+    policy has a target.
     """
+    assert policy.target is not None
     at_target = tasks_for(load, policy.target * capacity)
     if policy.headroom is Headroom.NONE or msbs < 2:
         return Needed(tasks=at_target, at_target=at_target)
@@ -69,13 +72,21 @@ def bounds_at(policy: Autoscale, now: float) -> tuple[int, int, str]:
         else:
             applies = second >= start or second < end
             begun = day if second >= start else day - 1
-        today = list(Weekday)[(begun + 3) % 7]  # 1 January 1970 was a Thursday
-        if not applies or (entry.days and today not in entry.days):
+        if not applies or not _is_day_of(entry, begun):
             continue
         applied.append(f"{entry.start} to {entry.end}")
         low = max(low, entry.minimum or 0)
         high = min(high, high if entry.maximum is None else entry.maximum)
     return low, max(low, high), ", ".join(applied)
+
+
+def _is_day_of(entry: ScheduledBounds, day: int) -> bool:
+    """Return whether an entry counts on a day, by its number since 1970."""
+    today = datetime.date(1970, 1, 1) + datetime.timedelta(days=day)
+    weekday, date = list(Weekday)[today.weekday()], today.isoformat()
+    if weekday in entry.days or date in entry.dates or date[5:] in entry.dates:
+        return True
+    return not entry.days and not entry.dates
 
 
 def _second_of(time_of_day: str) -> int:

@@ -18,14 +18,25 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
+from control_plane.api.autoscale import (
+    Autoscale,
+    AutoscaleMode,
+    Headroom,
+    LatencyTarget,
+    LoadSignal,
+)
 from control_plane.api.intent_wishes import JobIntents, SizeWish
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus
+from control_plane.autoscaler import kept
+from control_plane.autoscaler.core.latency import LearntLatency, carried, with_latency
+from control_plane.autoscaler.core.observing import LoadReading
+from control_plane.autoscaler.core.recommendation import JobSizing, SizingState
+from control_plane.autoscaler.kept import KeptJob
 from control_plane.autoscaler.prometheus import PrometheusSource
-from control_plane.autoscaler.signals import LoadReading
 from control_plane.cli import main
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Operation
+from control_plane.store.sqlite import SqliteStore
 from tests.ports import free_port
 
 from .conftest import Region
@@ -126,11 +137,13 @@ def prometheus(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> 
         yield url
 
 
-def measured(url: str, query: str, timeout_s: float = 10.0) -> LoadReading:
+def measured(
+    url: str, query: str, timeout_s: float = 10.0, latency: LatencyTarget | None = None
+) -> LoadReading:
     async def work() -> LoadReading:
         source = PrometheusSource(url, Runtime(), timeout_s)
         try:
-            return await source.measure(STATUS, replace(POLICY, query=query))
+            return await source.measure(STATUS, replace(POLICY, query=query, latency=latency))
         finally:
             await source.close()
 
@@ -238,13 +251,9 @@ def ctl(region: Region, answers: Path, *arguments: str) -> Result:
     return CliRunner().invoke(main, arguments, env=env)
 
 
-def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
-    region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
-) -> None:
-    """AS2, AS8."""
-    exporter.text = "active_users 710\n"
-    until(lambda: measured(prometheus, POLICY.query).load == 710.0)
-    region.control_plane.jobs["web"] = SPEC
+def resizable(region: Region, spec: JobSpec) -> None:
+    """Put a job into a region whose sizes can be written."""
+    region.control_plane.jobs[spec.name] = spec
     intents = region.control_plane.intents
 
     async def resize(
@@ -255,6 +264,15 @@ def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
         return await intents.show(name)
 
     intents.resize = resize  # type: ignore[method-assign]
+
+
+def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
+    region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
+) -> None:
+    """AS2, AS8."""
+    exporter.text = "active_users 710\n"
+    until(lambda: measured(prometheus, POLICY.query).load == 710.0)
+    resizable(region, SPEC)
     answers = tmp_path / "a.sock"
     file = tmp_path / "web.json"
     document = {"minimum": 2, "maximum": 30, "target": 25, "signal": "query", "query": POLICY.query}
@@ -285,3 +303,75 @@ def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
             until(lambda: ctl(region, answers, "autoscale", "status").exit_code == 0)
             assert standby.poll() is None
     assert region.control_plane.jobs["web"].tasks >= 8
+
+
+LATENCY = LatencyTarget(
+    query="histogram_quantile(0.95, sum by (le) (rate(answers_bucket[1m])))", limit_s=0.3
+)
+
+
+def test_a_latency_is_measured_beside_the_load(exporter: Exporter, prometheus: str) -> None:
+    """AS1: a quantile of a real histogram; without requests it is NaN, and that is a reason."""
+    text = 'active_users 9\nanswers_bucket{{le="0.1"}} {0}\nanswers_bucket{{le="+Inf"}} {0}\n'
+
+    def latency() -> LoadReading:
+        found = measured(prometheus, "active_users", latency=LATENCY)
+        assert found.latency is not None
+        return found.latency
+
+    exporter.text = text.format(1000)
+    until(lambda: "the query returns nan" in latency().missing)
+    for count in range(1100, 100_000, 100):
+        exporter.text = text.format(count)
+        if latency().load is not None:
+            break
+        time.sleep(0.2)
+    assert latency().load == pytest.approx(0.095)
+    exporter.text = text.format(0)  # a restart: no negative rate
+    until(lambda: measured(prometheus, "answers_bucket{le='0.1'}").load == 0.0)
+    assert latency().load in (None, pytest.approx(0.095))
+
+
+def test_a_job_follows_the_load_that_its_latency_allows(
+    region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
+) -> None:
+    """AS1: what was learnt before a restart sizes the job; twinectl says it, with its age."""
+    limit, learnt, now = (
+        replace(LATENCY, query="sum(latency_seconds)"),
+        LearntLatency(),
+        time.time(),
+    )
+    for minute in range(120):
+        load = 30.0 + 30.0 * (minute % 4)  # a queue that 150 a task keep busy
+        at = now - 600 - 60.0 * (120 - minute)
+        learnt = with_latency(learnt, limit, at, load, 0.05 / (1 - load / 150))
+    carries = carried(learnt, limit.limit_s)
+    assert carries == pytest.approx(125.0, rel=0.05)
+    signal = f"query {POLICY.query}"
+    job = KeptJob(sizing=JobSizing(state=SizingState(latency=learnt)), signal=signal, seen_at=now)
+
+    async def seed() -> None:
+        async with SqliteStore(tmp_path / "state", 100) as store:
+            await kept.save(store, {"web": job})
+
+    asyncio.run(seed())
+    exporter.text = "active_users 710\nlatency_seconds 0.2\n"
+    until(lambda: measured(prometheus, limit.query).load == 0.2)
+    policy = replace(POLICY, query="sum(active_users)", target=None, latency=limit)
+    resizable(region, replace(SPEC, autoscale=policy))
+    answers, file = tmp_path / "a.sock", tmp_path / "web.json"
+    document = {"minimum": 2, "maximum": 30, "signal": "query", "query": POLICY.query}
+    document |= {"latency": {"query": limit.query, "limit_s": 0.5}}
+    named = {"name": "web", "entitlement": "front", "tasks": 1, "image": SPEC.image}
+    file.write_text(json.dumps({**named, "command": ["/bin/x"], "autoscale": document}))
+    words = (
+        *("--endpoint", f"unix:{region.socket}", "--state", str(tmp_path / "state")),
+        *("--socket", str(answers), "--prometheus", prometheus),
+    )
+    with running(sys.executable, "-m", "control_plane.autoscaler.daemon", *words):
+        until(lambda: region.control_plane.jobs["web"].tasks == 8)  # 710 at 0.8 x 125
+        explained = ctl(region, answers, "autoscale", "explain", "web").output
+        assert f"a task carries {carries:.4g} within 0.3 s, learnt from 120 min" in explained
+        assert f"{carries:.4g}; latency last measured 1" in explained  # minutes
+        replayed = ctl(region, answers, "autoscale", "simulate", str(file), "-o", "json")
+        assert replayed.exit_code == 0, replayed.output

@@ -65,6 +65,7 @@ def test_every_mistake_in_a_policy_is_listed() -> None:
             "schedule": [
                 {"start": "09:00", "end": "09:00"},
                 {"start": "9:00", "end": "10:00", "minimum": 5, "maximum": 3},
+                {"start": "09:00", "end": "10:00", "minimum": 5, "dates": ["02-29", "2026-02-29"]},
             ],
         }
     )
@@ -79,6 +80,7 @@ def test_every_mistake_in_a_policy_is_listed() -> None:
         "autoscale.schedule[0]",
         "autoscale.schedule[0].end",
         "autoscale.schedule[1].maximum",
+        "autoscale.schedule[2].dates",
     ]
 
 
@@ -87,6 +89,32 @@ def test_a_query_is_needed_where_it_is_the_signal() -> None:
         "autoscale.query: missing; signal is query"
     ]
     assert errors({**GOOD, "signal": "query", "target": 300, "query": "sum(x)"}) == []
+
+
+LATENCY: dict[str, Any] = {"query": "histogram_quantile(0.95, x)", "limit_s": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, []),
+        ({"target": 40}, []),
+        ({"latency": None}, ["target: missing; only with autoscale.latency it may be"]),
+        ({"latency": {"query": "x"}}, ["latency.limit_s"]),
+        ({"latency": {**LATENCY, "limit_s": 0}}, ["latency.limit_s"]),
+        ({"latency": {**LATENCY, "share": 1.2}}, ["latency.share"]),
+        ({"latency": {**LATENCY, "query": ""}}, ["latency.query"]),
+        ({"latency": {**LATENCY, "percentile": 95}}, ["latency.percentile"]),
+        ({"signal": "cpu", "query": ""}, ['latency: needs signal = "query", not cpu']),
+        ({"target": 40, "ceiling": 50}, ["ceiling: not with latency"]),
+    ],
+)
+def test_a_latency_is_a_target_of_requests(changes: dict[str, Any], wrong: list[str]) -> None:
+    """AS1: the load of a task may be left out only where it is learnt from latency."""
+    policy = {"minimum": 2, "maximum": 40, "signal": "query", "query": "sum(x)", "latency": LATENCY}
+    found = errors({**policy, **changes})
+    assert len(found) == len(wrong)
+    assert all(line.startswith(f"autoscale.{w}") for line, w in zip(found, wrong, strict=True))
 
 
 @pytest.mark.parametrize(("signal", "needs"), [("cpu", "cpu_max"), ("memory", "memory_max_bytes")])
@@ -102,6 +130,7 @@ def test_any_value_in_any_place_is_an_error_and_not_an_exception() -> None:
         assert job_errors({**JOB, "autoscale": value}) or value is None
         for key in ("minimum", "maximum", "target", "schedule", "query", "signal", "up"):
             assert errors({**GOOD, key: value}) or value is not None
+        assert errors({**GOOD, "latency": value}) or value is None
 
 
 def test_a_policy_makes_no_new_version() -> None:

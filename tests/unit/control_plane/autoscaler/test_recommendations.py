@@ -82,6 +82,25 @@ def test_a_schedule_raises_the_minimum_at_its_time() -> None:
     assert bounds_at(policy, NOON + 86_400)[:2] == (2, 100)
 
 
+@pytest.mark.parametrize(
+    ("days", "dates", "applies"),
+    [
+        ([], ["10-04"], True),  # each year
+        ([], ["2024-10-04", "12-24"], True),
+        ([], ["2023-10-04", "10-05"], False),
+        ([Weekday.SUN], ["10-04"], True),  # one of both
+        ([Weekday.SUN], ["10-05"], False),
+        ([Weekday.FRI], ["10-05"], True),
+    ],
+)
+def test_a_schedule_knows_days_of_the_year(
+    days: list[Weekday], dates: list[str], applies: bool
+) -> None:
+    """AS1: holidays that the owner writes; it is Friday, 4 October 2024."""
+    entry = ScheduledBounds(days=days, dates=dates, start="11:00", end="13:00", minimum=40)
+    assert bounds_at(a_policy(schedule=[entry]), NOON)[0] == (40 if applies else 2)
+
+
 def test_a_schedule_goes_on_over_midnight() -> None:
     entry = ScheduledBounds(days=[Weekday.FRI], start="22:00", end="02:00", maximum=5)
     policy = a_policy(schedule=[entry])
