@@ -48,6 +48,7 @@ _BACKLOG = 4096
 _LIMITS = ConnectionLimits(connections=512, pending=128, unproved_per_address=64, per_peer=384)
 """An agent is called by the control plane alone, and has little memory to give."""
 TLS_RETRY_S = 10.0
+_SERVICE = "twine-agent.service"
 JOIN_POLL_S = 5.0
 """How soon after `twine-agent join` the TLS port opens; with the other looks of an idle agent."""
 _FETCH = next(r for r in JOIN_ROUTES if r.name == "fetch_image")
@@ -197,9 +198,18 @@ async def _adopt(services: AgentServices, parts: HostParts) -> None:
     services.spawn(services.profile.adopt())
     services.spawn(services.profile.watch())
     services.spawn(services.accounts.watch())
+    services.spawn(_forget_restarts(parts))
     services.ready = True
     services.events.add("agent", parts.name() or "agent", "ready")
     log.info("ready", extra={"tasks": len(replay.tasks)})
+
+
+async def _forget_restarts(parts: HostParts) -> None:
+    """This start went well: its successor is started at once again, whatever came before."""
+    try:
+        await parts.units.forget_restarts(_SERVICE)
+    except TwineError as e:
+        log.warning("systemd goes on counting restarts of the agent", extra={"why": str(e)})
 
 
 @asynccontextmanager

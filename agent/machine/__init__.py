@@ -70,7 +70,10 @@ class Systemd(Protocol):
         """Signal every process of a unit; one that is not there is no error."""
 
     def reset_failed(self, unit: str) -> None:
-        """Let systemd forget a failed unit; one that is not there is no error."""
+        """Let systemd forget a failed unit; one that is not there is no error.
+
+        Of one that runs it forgets how often it was restarted.
+        """
 
     def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
         """Change properties of a running unit until the next boot.

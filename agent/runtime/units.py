@@ -105,6 +105,10 @@ class Units:
         """Signal every process of a unit."""
         await self._lanes.run(_LANE, self._systemd.kill, unit, signal)
 
+    async def forget_restarts(self, unit: str) -> None:
+        """Let systemd wait for as short as after a first failure, should the unit end again."""
+        await self._lanes.run(_LANE, self._systemd.reset_failed, unit)
+
     async def until_end(
         self, unit: str, running: Callable[[], None], *, start_s: float
     ) -> UnitState | None:

@@ -55,8 +55,16 @@ MORE = {  # what a later tree has, file → what of it is replaced by what
         "pyproject.toml": ('version = "0.1.0"', 'version = "0.3.0"'),
         "agent/runtime/journal.py": ("\nSCHEMA = 1\n", "\nSCHEMA = 2\n"),
     },
+    "broken": {
+        "pyproject.toml": ('version = "0.1.0"', 'version = "0.4.0"'),
+        "agent/daemon.py": (
+            "\n    stop = asyncio.Event()\n",
+            '\n    raise RuntimeError("this release does not start")\n',
+        ),
+    },
 }
-"""`later` writes a field that ours does not know, `newer` records that ours cannot read."""
+"""`later` writes a field that ours does not know, `newer` records that ours cannot read, and the
+agent of `broken` does not start."""
 
 
 def changed_tree(into: Path, changes: dict[str, tuple[str, str]]) -> Path:
@@ -172,6 +180,28 @@ def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
     assert [t["restarts"] for t in shown] == [0] * 3
     print(guest.ssh("twine-agent fsck", timeout_s=900))
     guest.end("t1", "t2", "later")
+
+
+@pytest.mark.long
+def test_an_agent_that_does_not_start_is_tried_ever_more_seldom(guest: Packaged) -> None:
+    """F-07 AV15: else it takes the processor from the dpkg that brings back one that starts."""
+
+    def agent(name: str) -> str:
+        return guest.find(f"systemctl show -P {name} twine-agent.service")
+
+    before = guest.begin(2)
+    said = guest.install("broken")
+    assert said.endswith("\n1\n"), said
+    assert "this release does not start" in said
+    guest.until("it waits as long as it ever does", lambda: agent("RestartUSecNext") == "30s")
+    assert int(agent("NRestarts")) >= 5
+
+    guest.installed("ours")
+    guest.all_run(2)
+    guest.until("its restarts are forgotten", lambda: agent("NRestarts") == "0")
+    assert agent("RestartUSecNext") == "1s"
+    assert guest.seen(2) == before
+    guest.end("t1", "t2")
 
 
 @pytest.mark.long

@@ -579,6 +579,24 @@ def test_systemd_does_not_restart_what_a_restart_does_not_mend() -> None:
     assert f"\nRestartPreventExitStatus={ConfigError.exit_code}\n" in unit
 
 
+async def test_only_starts_that_fail_in_a_row_make_systemd_wait_longer(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-07: one that does not start takes the processor from the dpkg that would replace it."""
+    text = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
+    assert "\nRestartSec=1\nRestartSteps=5\nRestartMaxDelaySec=30\n" in text
+    loop, asked = asyncio.get_running_loop(), asyncio.Queue[str]()
+
+    def refused(unit: str) -> None:
+        loop.call_soon_threadsafe(asked.put_nowait, unit)
+        raise SystemdError(f"cannot reset {unit}: not now")
+
+    monkeypatch.setattr(host.fake.systemd, "reset_failed", refused)
+    async with asyncio.timeout(60), host.agent() as client:
+        assert await asked.get() == "twine-agent.service"
+        assert (await client.readyz()).ok
+
+
 async def test_a_second_agent_on_the_same_host_gives_way(host: FakeHost) -> None:  # F-08
     async with host.agent() as client:
         with pytest.raises(Busy) as refused:
