@@ -2,7 +2,7 @@
 
 A shelf is passed over while its maximum is less than what a task needs, and the reason "at most
 3 GiB free" costs the same for ten machines and for a million. A maximum rises as machines come or
-get more; it is found anew where it must be exact, or where a search was in vain.
+get more; it is found again where it must be exact, or where a search was in vain.
 """
 
 from __future__ import annotations
