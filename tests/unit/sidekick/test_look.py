@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from fake_host import PROFILES
 from recorded import NAMES, RecordedHost
 
+from agent.machine import ethtool
 from sidekick import look
 from sidekick.cli import main
 from sidekick.report import ApplyOutcome, Report
@@ -161,3 +163,13 @@ def test_every_shipped_profile_can_be_looked_at_again_on_some_host(tmp_path: Pat
                 able |= {profile} if looked(fake) else set()
             sidekick(fake, "rollback")
     assert able == {*SHIPPED}
+
+
+def test_a_network_interface_is_asked_as_the_agent_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`look` is a script that imports nothing of ours: its number of the call is its own."""
+    calls = list[tuple[int, bytes]]()
+    monkeypatch.setattr(fcntl, "ioctl", lambda _, number, request: calls.append((number, request)))
+    assert look.again(look.ANSWER, b"eth0 16 4") == bytes(16)
+    [(number, request)] = calls
+    assert number == ethtool.SIOCETHTOOL
+    assert request.startswith(b"eth0\0")

@@ -10,7 +10,7 @@ from fake_host import Crash, FakeHost, a_target
 from sidekick import trial
 from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.settings.hugepages import Hugepages
-from sidekick.state import Target
+from sidekick.state import Began, StateFolder, Target
 from sidekick.status import status, verify
 from sidekick.upkeep import watch
 from wire.errors import Conflict, Unprocessable
@@ -190,3 +190,31 @@ def test_a_daemon_that_ends_takes_nothing_back(on_web: FakeHost) -> None:  # F-7
     verify(on_web.host(), on_web.state)
     assert on_web.live() == before
     assert not on_web.state.is_locked()
+
+
+def test_a_trial_that_was_cut_off_cannot_be_confirmed(on_web: FakeHost) -> None:
+    """What is on the host then may be half of the profile."""
+    begin(on_web)
+    on_web.state.begin(
+        Began(command="apply", target=cache(on_web), changes=(), boot_id="b", at=0.0)
+    )
+    with pytest.raises(Conflict, match="the trial was interrupted"):
+        trial.confirm(on_web.host(), on_web.state)
+    assert on_web.state.load().trial is not None
+
+
+def test_a_run_that_changes_nothing_opens_no_journal(
+    on_web: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[Began]()
+    monkeypatch.setattr(StateFolder, "begin", lambda _, began: begun.append(began))
+    assert on_web.apply(web(on_web)).state is ProfileState.VERIFIED
+    assert begun == []
+
+
+def test_drift_that_no_report_came_before_has_no_date(on_web: FakeHost) -> None:
+    (on_web.state.folder / "status.json").unlink()
+    on_web.fs.write("/proc/sys/net/core/somaxconn", "1")
+    report = watch(on_web.host(), on_web.state, repair=False)
+    [drifted] = [s for s in report.settings if s.outcome is ApplyOutcome.DRIFTED]
+    assert (drifted.setting, drifted.detail) == ("sysctl.net.core.somaxconn", "")
