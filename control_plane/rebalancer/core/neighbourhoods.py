@@ -24,7 +24,7 @@ from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswer
 from control_plane.rebalancer.core.state import Floats, Ints
 
-_ANNEALED = 0.1
+_ANNEALED = 0.25
 """Share of the time (or of the steps) in which annealing is tried first."""
 _STEPS_OF_ONE = 500
 """Steps of annealing that take about as long as one part."""
