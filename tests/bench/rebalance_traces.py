@@ -12,7 +12,7 @@ they fit most tightly, in the order of their creation, as packing schedulers do.
 is the moment with most requests of CPU; no task of openb ends, as in its authors' evaluation.
 GPUs of a machine are one amount. The DLRM trace has no machines: tasks of each role get as many of
 the sizes in `_MACHINES` that two thirds are requested of what is requested most, beside GPUs.
-HiGHS alone is left out: the smallest of the three has 600,000 pairs of task and machine.
+HiGHS alone is left out: the smallest has 4.8 million pairs of task and machine.
 """
 
 from __future__ import annotations

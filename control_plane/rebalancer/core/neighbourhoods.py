@@ -3,8 +3,8 @@
 Annealing begins: it is quick where much is wrong, and gets stuck where containers are full, since
 each of its steps has to fit. Then parts of the placement are solved one by one, and the best that
 is found for each is kept. A part is all objects of some containers, which they exchange among
-themselves, or some objects of many containers, which may go anywhere. Parts grow while they are
-solved to their optimum, and shrink where they are not and gain nothing. The kind that gains most
+themselves, or the objects of few containers, or some of many, which may go anywhere. Parts grow
+while they are solved to their optimum, and shrink where that is much work. The kind that gains most
 for the work of its solver is tried most. Each placement keeps every constraint; the same seed and
 steps give the same one.
 """
@@ -24,7 +24,7 @@ from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswer
 from control_plane.rebalancer.core.state import Floats, Ints
 
-_ANNEALED = 0.1
+_ANNEALED = 0.25
 """Share of the time (or of the steps) in which annealing is tried first."""
 _STEPS_OF_ONE = 500
 """Steps of annealing that take about as long as one part."""
@@ -32,8 +32,10 @@ _PATIENCE = 30
 """A part is left when its solver asked so often whether to go on and had found nothing better."""
 _FIRST, _LEAST, _MOST = 2_500, 100, 40_000
 """Variables of a part: at first, and at least and at most."""
-_GROWN, _SHRUNK = 1.3, 0.9
-"""After a part was solved to its optimum; after one that was not, and gained nothing."""
+_WORK = 12_000
+"""Iterations that a part should take at most: a second or two."""
+_GROWN, _SHRUNK = 1.3, 0.8
+"""After a part was solved to its optimum; after one that took more than `_WORK`."""
 _CONTAINERS = 400
 """Containers that some objects may go to; of more a sample is taken."""
 _EVEN = 0.3
@@ -63,7 +65,7 @@ class _Kind:
         """Count one part."""
         self.gained = self.gained * _KEPT + gain
         self.work = self.work * _KEPT + answer.work
-        grown = _GROWN if answer.is_optimal else 1.0 if gain > _EPS else _SHRUNK
+        grown = _SHRUNK if answer.work > _WORK else _GROWN if answer.is_optimal else 1.0
         self.variables = min(max(self.variables * grown, _LEAST), _MOST)
 
 
@@ -96,7 +98,7 @@ class Neighbourhoods:
         self.bound: float | None = None
         """Known once one part was the whole."""
         self._rng = np.random.default_rng(seed)
-        picks = (self._of_containers, self._of_objects)
+        picks = (self._of_containers, self._of_costly, self._of_objects)
         self._kinds = [_Kind(pick, variables) for pick in picks]
         self._total = state.total()
 
@@ -151,21 +153,39 @@ class Neighbourhoods:
 
     def _of_containers(self, variables: int) -> Part:
         """Return some containers, at least one that costs, and all objects in them."""
-        state, number = self.state, len(self.state.offers)
-        first = int(self._rng.choice(number, p=self._chances()))
-        others = self._rng.permutation(number)
-        picked = np.append(first, others[others != first])
-        sizes = np.cumsum(state.number[picked]) * np.arange(1, number + 1)
+        picked = self._containers(self._rng.permutation(len(self.state.offers)))
+        sizes = np.cumsum(self.state.number[picked]) * np.arange(1, len(picked) + 1)
         picked = np.sort(picked[: max(2, int(np.searchsorted(sizes, variables, "right")))])
-        return np.nonzero(np.isin(state.where, picked))[0], picked
+        return np.nonzero(np.isin(self.state.where, picked))[0], picked
+
+    def _of_costly(self, variables: int) -> Part:
+        """Return all objects of few containers, likelier of those that cost; they go anywhere."""
+        state, chances = self.state, self._chances()
+        order = self._rng.choice(len(chances), len(chances), replace=False, p=chances)
+        most = max(1, variables // min(len(chances), _CONTAINERS))
+        number = max(1, int(np.searchsorted(np.cumsum(state.number[order]), most, "right")))
+        free = np.nonzero(np.isin(state.where, order[:number]))[0]
+        return free, self._places(free)
 
     def _of_objects(self, variables: int) -> Part:
-        """Return some objects, likelier those of containers that cost, and where they may go."""
-        state, wide = self.state, min(len(self.state.offers), _CONTAINERS)
-        number = min(max(1, variables // wide), len(state.where))
+        """Return some objects, likelier those of containers that cost; they go anywhere."""
+        state = self.state
+        most = variables // min(len(state.offers), _CONTAINERS)
+        number = min(max(1, most), len(state.where))
         chances = self._chances()[state.where]
         free = self._rng.choice(len(state.where), number, replace=False, p=chances / chances.sum())
-        places = np.arange(len(state.offers))
-        if len(places) > wide:
-            places = np.union1d(self._rng.choice(places, wide, replace=False), state.where[free])
-        return np.sort(free), places
+        free = np.sort(free)
+        return free, self._places(free)
+
+    def _containers(self, order: Ints) -> Ints:
+        """Return containers in an order, one that costs before all others."""
+        first = int(self._rng.choice(len(order), p=self._chances()))
+        return np.append(first, order[order != first])
+
+    def _places(self, free: Ints) -> Ints:
+        """Return where objects may go: all containers, or a sample of many."""
+        number = len(self.state.offers)
+        if number <= _CONTAINERS:
+            return np.arange(number)
+        sample = self._rng.choice(number, _CONTAINERS, replace=False)
+        return np.union1d(sample, self.state.where[free])
