@@ -141,7 +141,9 @@ class Inside:
                 break
         took = time.perf_counter() - began
         self.systemd.stop(unit)
-        while self.systemd.find(unit) is not None:
+        while (state := self.systemd.find(unit)) is not None:
+            if state.active == "failed":  # a slow host had to kill it: it stays until it is reset
+                self.systemd.reset_failed(unit)
             await asyncio.sleep(0.05)
         self.btrfs.delete(root)
         return took * 1000
