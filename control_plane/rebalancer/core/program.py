@@ -276,7 +276,6 @@ class PlacementProgram:
         """
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
-        solver.setOptionValue("threads", 1)
         solver.setOptionValue("mip_rel_gap", 1e-9)
 
         if nodes:
