@@ -3,15 +3,16 @@
 Annealing begins: it is quick where much is wrong, and gets stuck where containers are full, since
 each of its steps has to fit. Then parts of the placement are solved one by one, and the best that
 is found for each is kept. A part is all objects of some containers, which they exchange among
-themselves, or the objects of few containers, or some of many, which may go anywhere. Parts grow
-while they are solved to their optimum, and shrink where that is much work. The kind that gains most
-for the work of its solver is tried most. Each placement keeps every constraint; the same seed and
-steps give the same one.
+themselves, or objects that may go anywhere: those of few containers, some of many, or those of
+groups that depend on each other. Parts grow while they are solved to their optimum, and shrink
+where that is much work. The kind that gains most for the work of its solver is tried most. Each
+placement keeps every constraint; the same seed and steps give the same one.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,16 +25,18 @@ from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswer
 from control_plane.rebalancer.core.state import Floats, Ints
 
-_ANNEALED = 0.25
+_ANNEALED = 0.15
 """Share of the time (or of the steps) in which annealing is tried first."""
 _STEPS_OF_ONE = 500
 """Steps of annealing that take about as long as one part."""
-_PATIENCE = 30
+_PATIENCE = 100
 """A part is left when its solver asked so often whether to go on and had found nothing better."""
+_NODES = 50
+"""So many nodes of the solver's tree are looked at in a part."""
 _FIRST, _LEAST, _MOST = 2_500, 100, 40_000
 """Variables of a part: at first, and at least and at most."""
-_WORK = 12_000
-"""Iterations that a part should take at most: a second or two."""
+_WORK = 20_000
+"""Iterations that a part should take at most: two or three seconds."""
 _GROWN, _SHRUNK = 1.3, 0.8
 """After a part was solved to its optimum; after one that took more than `_WORK`."""
 _CONTAINERS = 400
@@ -98,9 +101,13 @@ class Neighbourhoods:
         self.bound: float | None = None
         """Known once one part was the whole."""
         self._rng = np.random.default_rng(seed)
-        picks = (self._of_containers, self._of_costly, self._of_objects)
+        picks = (self._of_containers, self._of_costly, self._of_objects, self._of_groups)
         self._kinds = [_Kind(pick, variables) for pick in picks]
         self._total = state.total()
+        self._tied = [
+            [g for counts in state.scopes.values() for g in counts.tied(group)]
+            for group in range(len(state.moved))
+        ]
 
     def run(self, progress: Callable[[], float]) -> None:
         """Solve parts until `progress` is 1, or until one part was all and solved."""
@@ -110,7 +117,7 @@ class Neighbourhoods:
             kind = self._kinds[self._picked()]
             free, containers = kind.pick(int(kind.variables))
             program = PlacementProgram(self.state, free, containers)
-            answer = program.solved(lambda: progress() > 1.0, _PATIENCE)
+            answer = program.solved(lambda: progress() > 1.0, _PATIENCE, _NODES)
             if answer is None:
                 kind.variables = max(kind.variables / 2, _LEAST)
                 continue
@@ -175,6 +182,23 @@ class Neighbourhoods:
         chances = self._chances()[state.where]
         free = self._rng.choice(len(state.where), number, replace=False, p=chances / chances.sum())
         free = np.sort(free)
+        return free, self._places(free)
+
+    def _of_groups(self, variables: int) -> Part:
+        """Return the objects of groups that depend on each other, and of more; they go anywhere."""
+        state, found, seen = self.state, list[int](), set[int]()
+        number = len(state.where)
+        most = min(max(1, variables // min(len(state.offers), _CONTAINERS)), number)
+        chances = self._chances()[state.where]
+        firsts = self._rng.choice(number, number, replace=False, p=chances / chances.sum())
+        queue = deque(state.group[firsts].tolist())
+        while len(found) < most:
+            group = queue.popleft()
+            if group not in seen:
+                seen.add(group)
+                found += self._rng.permutation(np.nonzero(state.group == group)[0]).tolist()
+                queue.extendleft(self._tied[group])
+        free = np.sort(np.array(found[:most], np.int64))
         return free, self._places(free)
 
     def _containers(self, order: Ints) -> Ints:

@@ -41,10 +41,14 @@ class GroupCounts:
         self.needs: list[list[int]] = [[] for _ in range(groups)]
         self.needed_by: list[list[int]] = [[] for _ in range(groups)]
 
+    def tied(self, group: int) -> list[int]:
+        """Return the groups that one needs and that need it."""
+        return [*self.needs[group], *self.needed_by[group]]
+
     @property
     def is_ruled(self) -> Flags:
         """Return for each group whether some rule is about it."""
-        tied = [bool(n or b) for n, b in zip(self.needs, self.needed_by, strict=True)]
+        tied = [bool(self.tied(group)) for group in range(len(self.needs))]
         return np.asarray((self.most < _ANY) | (self.least > 0) | np.array(tied, np.bool_))
 
     def allows(self, group: int, at: int) -> Flags | None:

@@ -266,17 +266,20 @@ class PlacementProgram:
 
     # -- solving
 
-    def solved(self, is_over: Callable[[], bool], patience: int = 0) -> ProgramAnswer | None:
+    def solved(
+        self, is_over: Callable[[], bool], patience: int = 0, nodes: int = 0
+    ) -> ProgramAnswer | None:
         """Return what HiGHS finds in time; None: nothing.
 
         `patience`: it ends when it was asked so often whether to go on and had found nothing
-        better since; 0: it never ends for that.
+        better since, or had looked at so many `nodes`; 0: it never ends for that.
         """
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
-        solver.setOptionValue("threads", 1)
         solver.setOptionValue("mip_rel_gap", 1e-9)
 
+        if nodes:
+            solver.setOptionValue("mip_max_nodes", nodes)
         best, idle = np.inf, 0
 
         def asked(event: Any) -> None:
