@@ -136,8 +136,8 @@ class Agent:
         except (KeyError, OSError) as e:
             fields = {"socket": str(path), "why": str(e)}
             log.warning("the socket is for its owner only", extra=fields)
-        door = open_admission(runner, listener, None, LOCAL, _http_log)
-        await stack.enter_async_context(door)
+        admission = open_admission(runner, listener, None, LOCAL, _http_log)
+        await stack.enter_async_context(admission)
         stack.callback(path.unlink, missing_ok=True)
 
     async def _serve_tls_forever(self, runner: web.AppRunner, served: asyncio.Event) -> None:

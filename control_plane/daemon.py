@@ -103,10 +103,10 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         control_plane, app, rotation = await _build(
             stack, config, (store, role), broker_stores, (authority, identity), url
         )
-        doors = serving(
+        servers = serving(
             app, tcp, identity.server_context(), local, is_void=lambda *who: identity.is_void(*who)
         )
-        await stack.enter_async_context(doors)
+        await stack.enter_async_context(servers)
         log.info("serving", extra={"url": url, "socket": config.socket})
         started(url)
         ends = identity.end_connections_forever(control_plane.disconnect)

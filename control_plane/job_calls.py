@@ -23,7 +23,7 @@ class JobCalls:
 
     shards: RunningShards
     discovery: Discovery
-    task_desk: TaskService
+    task_service: TaskService
     _control: JobControl
     _jobs: JobTable
     _events: EventLog
@@ -96,7 +96,7 @@ class JobCalls:
                 hint="twinectl task restart --now --reason …",
             )
         else:
-            await self.task_desk.restart(name, index)
+            await self.task_service.restart(name, index)
         return await self.task_story(name, index)
 
     async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
@@ -125,7 +125,7 @@ class JobCalls:
 
         `NotFound` is raised by the first `__anext__`, not by the call.
         """
-        return self.task_desk.logs(
+        return self.task_service.logs(
             name, index, follow=follow, since=since, tail=tail, previous=previous
         )
 

@@ -59,7 +59,7 @@ from control_plane.scheduler.intent_service import IntentService
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.preparation import PreparedMachines
-from control_plane.scheduler.rebalance_desk import RebalanceDesk
+from control_plane.scheduler.rebalance_operations import RebalanceOperations
 from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.task_service import TaskService
 from control_plane.shard_processes import ShardProcesses
@@ -151,7 +151,7 @@ class ControlPlane(JobCalls):
         self.intents = IntentService(runtime, self._jobs, self._control, self._claims_of)
         self._dispatcher = Dispatcher(region, self._pool, find_image)
         self._checker = HealthChecker(region, self._pool, Marks(self._broker, runtime))
-        self.task_desk = TaskService(self._jobs, self._dispatcher)
+        self.task_service = TaskService(self._jobs, self._dispatcher)
         self.health = HealthService(self._checker, self.inventory.outages)
         self.maintenance = OpsPlanner(
             *(region, self._allocator, self._owner_of, self._jobs),
@@ -190,7 +190,7 @@ class ControlPlane(JobCalls):
             [*allocators.values()], self.ownership.shard_of, self._portal.table.find
         )
         self.rebalancer = ReBalancer(
-            *(region, self._jobs, places, RebalanceDesk(self._jobs, runtime), store),
+            *(region, self._jobs, places, RebalanceOperations(self._jobs, runtime), store),
             solve or solver_process(settings.rebalance.memory_mib),
             *(self._unwell, self._pool, self.inventory.outages),
         )

@@ -19,7 +19,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.client import ControlPlaneClient
 from control_plane.config import Config
 from control_plane.front_end.listen import serving, tcp_socket
-from control_plane.front_end.shard_door import ShardDoor
+from control_plane.front_end.shard_front_end import ShardFrontEnd
 from control_plane.identity.from_file import FileIdentity, RevokedHosts
 from control_plane.notify import standing_by
 from control_plane.process import before, boot_id, despite_damage, make_folder, until, version
@@ -58,8 +58,8 @@ async def serve_shard(
         load = _Loading(stack, config, store, role, identity, runtime)
         with heap_that_stays():
             plane = await despite_damage(load, [store])
-        door = ShardDoor(plane, store, identity.cluster).app(version())
-        await stack.enter_async_context(serving(door, tcp, identity.server_context(), None))
+        app = ShardFrontEnd(plane, store, identity.cluster).app(version())
+        await stack.enter_async_context(serving(app, tcp, identity.server_context(), None))
         log.info("serving", extra={"url": role.url, "role": role.name})
         started(role.url)
         await until(stopping, plane.wait_failed(), identity.follow_forever())

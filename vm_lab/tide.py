@@ -3,7 +3,7 @@
 `python -m vm_lab.tide --url http://…` runs inside the lab's network. Each line of its standard
 input is a new rate in requests a second; at the end of the input it waits for what is under way and
 prints one JSON object. A request is sent when its time has come, whether or not the ones before are
-answered: a service that is too small is seen as slow, and is not spared.
+answered: a service that is too small is seen as slow.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _hold(family: socket.AddressFamily, address: tuple[str, int]) -> None:
 
 def _bound(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
     """Return a socket bound beside our others alone: SO_REUSEPORT asks for one user, not for
-    the goodwill of strangers, as SO_REUSEADDR does (socket(7)).
+    any user, as SO_REUSEADDR does (socket(7)).
     """
     found = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -50,7 +50,7 @@ def open_folder(root: int, path: str) -> int:
 
 
 def read_file(folder: str, path: str, most_bytes: int) -> bytes:
-    """Return a file below a folder that strangers filled: no link is followed.
+    """Return a file below a folder that others filled: no link is followed.
 
     Raises `OSError` for what is no plain file there or is larger than `most_bytes`.
     """

@@ -15,9 +15,9 @@ from wire.errors import Busy, TwineError, Unreachable
 
 MIN_POLL_S = 0.1
 """Between two polls that brought nothing: no busy loop against an agent that does not wait."""
-KNOCK_S = 2.0
+CONNECT_S = 2.0
 """How long a host may take to accept a connection: two attempts of TCP (RFC 6298: 1 s)."""
-Knock = Callable[[], Awaitable[bool]]
+TakesConnections = Callable[[], Awaitable[bool]]
 """Returns whether the host's kernel accepts a connection."""
 GetEvents = Callable[[int, float], Awaitable[api.Events]]
 
@@ -36,10 +36,15 @@ class PolledEvents:
     """Implements `EventStream` with one long poll after the other."""
 
     def __init__(
-        self, ask: GetEvents, knock: Knock, runtime: Runtime, after: int, patience: PollPatience
+        self,
+        ask: GetEvents,
+        takes: TakesConnections,
+        runtime: Runtime,
+        after: int,
+        patience: PollPatience,
     ) -> None:
         self.heard_at = float("-inf")
-        self._ask, self._knock, self._runtime = ask, knock, runtime
+        self._ask, self._takes, self._runtime = ask, takes, runtime
         self._after, self._patience = after, patience
         self._boot_id: str | None = None
 
@@ -66,16 +71,16 @@ class PolledEvents:
                 return await self._ask(self._after, patience.wait_s)
         except TimeoutError:
             raise await unanswered(
-                "a request for events", patience.give_up_s, self._knock
+                "a request for events", patience.give_up_s, self._takes
             ) from None
 
 
-async def unanswered(what: str, after_s: float, knock: Knock) -> TwineError:
+async def unanswered(what: str, after_s: float, takes: TakesConnections) -> TwineError:
     """Return what it means that there was no answer: `Busy` if the host lives.
 
     Then its agent has no computing time or does not get on, and its tasks most likely run.
     """
-    if await knock():
+    if await takes():
         return Busy(f"the host accepts connections, {what} is not answered within {after_s:g} s")
     return Unreachable(f"{what} is not answered within {after_s:g} s")
 
@@ -91,8 +96,8 @@ class PolledAgent(AgentClient):
 
     def follow(self, after: int) -> PolledEvents:
         """Return the agent's events after a sequence number, as they come."""
-        knock = self._takes_connections
-        return PolledEvents(self.get_events, knock, self._runtime, after, self._patience)
+        takes = self._takes_connections
+        return PolledEvents(self.get_events, takes, self._runtime, after, self._patience)
 
     async def get_machine(self) -> api.MachineFacts:
         """Return what the machine has, or raise `Busy` for an agent that only is slow."""
@@ -101,8 +106,8 @@ class PolledAgent(AgentClient):
             async with asyncio.timeout(patience_s):
                 return await super().get_machine()
         except TimeoutError:
-            knock = self._takes_connections
-            raise await unanswered("a request for facts", patience_s, knock) from None
+            takes = self._takes_connections
+            raise await unanswered("a request for facts", patience_s, takes) from None
 
     async def _takes_connections(self) -> bool:
         """Return whether the host's kernel accepts a connection for the agent."""
@@ -110,7 +115,7 @@ class PolledAgent(AgentClient):
         if place.hostname is None or place.port is None:
             return False  # a unix socket
         try:
-            async with asyncio.timeout(KNOCK_S):
+            async with asyncio.timeout(CONNECT_S):
                 _, writer = await asyncio.open_connection(place.hostname, place.port)
         except (OSError, TimeoutError):
             return False

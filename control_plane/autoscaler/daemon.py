@@ -99,8 +99,8 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
             stack.push_async_callback(server.close)
         tester = LoadTester(runtime, client, server)
         stack.push_async_callback(tester.close)
-        doors = serving(autoscaler, tester, Path(config.socket), config.metrics)
-        await stack.enter_async_context(doors)
+        servers = serving(autoscaler, tester, Path(config.socket), config.metrics)
+        await stack.enter_async_context(servers)
         click.echo(f"autoscaler serves at {config.socket}", err=True)
         working = [
             asyncio.create_task(work)

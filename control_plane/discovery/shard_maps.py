@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from control_plane.api.jobs import JobRecord
 from control_plane.api.shards import PARTS, ShardMapView, ShardPart, part_of, parts_of
 from control_plane.runtime.readable import Readable
-from control_plane.runtime.table import Breathe, Table
+from control_plane.runtime.table import Checkpoint, Table
 from control_plane.store import Store
 from control_plane.store.records import SHARDS
 from wire.errors import TwineError, Unprocessable
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class ShardMaps:
     """Takes maps, answers from them, and forgets those of jobs that are gone."""
 
-    def __init__(self, store: Store, jobs: Readable[JobRecord], checkpoint: Breathe) -> None:
+    def __init__(self, store: Store, jobs: Readable[JobRecord], checkpoint: Checkpoint) -> None:
         self._jobs = jobs
         self._table: Table[ShardPart] = Table(
             store, SHARDS, ShardPart, "shard map", checkpoint=checkpoint

@@ -114,7 +114,7 @@ class FrontEnd(
             *(self, control_plane.health, control_plane.limits, control_plane.restored),
             control_plane.clock,
         )
-        TaskHandlers.__init__(self, control_plane.task_desk)
+        TaskHandlers.__init__(self, control_plane.task_service)
         MaintenanceHandlers.__init__(self, control_plane.maintenance)
         ProfileHandlers.__init__(self, control_plane.profiles)
         IdentityHandlers.__init__(self, registrar, people, control_plane)

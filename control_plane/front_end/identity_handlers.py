@@ -49,7 +49,7 @@ class IdentityHandlers:
 
     async def certify_task(self, call: Call) -> TaskCertificate:
         """Return the next certificate of a task that the calling host was given, of no other."""
-        tasks = self._control_plane.task_desk
+        tasks = self._control_plane.task_service
         subject = tasks.identity_for(principal(call.peer), call.path["task"])
         return self._registrar.certify_task(subject, call.body.csr_pem)
 

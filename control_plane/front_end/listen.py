@@ -19,7 +19,7 @@ from wire.limits import LOCAL, ConnectionLimits, raise_descriptor_limit
 from wire.server import http_log
 
 BACKLOG = 4096
-"""A full queue makes newcomers wait a second until they knock again; the kernel may take less."""
+"""A full queue makes clients wait a second before they try again; the kernel may take less."""
 SHUTDOWN_S = 3.0
 """Requests that still run at the end get this long; followed logs use it up."""
 
@@ -45,12 +45,12 @@ async def serving(
     await runner.setup()
     try:
         async with AsyncExitStack() as stack:
-            door = open_admission(runner, tcp, tls, limits, _http_log, is_void)
-            doors = [await stack.enter_async_context(door)]
+            admission = open_admission(runner, tcp, tls, limits, _http_log, is_void)
+            admissions = [await stack.enter_async_context(admission)]
             if local is not None:
-                door = open_admission(runner, local, None, LOCAL, _http_log)
-                doors.append(await stack.enter_async_context(door))
-            yield doors
+                admission = open_admission(runner, local, None, LOCAL, _http_log)
+                admissions.append(await stack.enter_async_context(admission))
+            yield admissions
     finally:
         await runner.cleanup()
 

@@ -59,7 +59,7 @@ class CoreClient(WireClient):
         self.headers = lambda: {CALLER_HEADER: said_of(_FOR.get())}
 
 
-class FrontDoor:
+class FrontEndRelay:
     """A handler for each of `RELAYED`, which asks the core that leads."""
 
     def __init__(self, cores: Sequence[str], tls: ssl.SSLContext, domain: str) -> None:

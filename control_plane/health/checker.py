@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from control_plane.agents.polled import KNOCK_S
+from control_plane.agents.polled import CONNECT_S
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.region import Region
 from control_plane.api.health import HeldBack
@@ -343,9 +343,9 @@ class HealthChecker:
         """
         held = verdict(watch.rack, silent_s, self._brakes)
         if held is not None:
-            watch.spared_until = now + min(held.left_s, self._settings.down_after_s)
-        elif now < watch.spared_until:
-            left_s = watch.spared_until - now
+            watch.postponed_until = now + min(held.left_s, self._settings.down_after_s)
+        elif now < watch.postponed_until:
+            left_s = watch.postponed_until - now
             held = Held("others of a part that looked cut off came back, it may follow", left_s)
         return held
 
@@ -420,7 +420,7 @@ class HealthChecker:
 def _policies(settings: SchedulerSettings) -> tuple[Brakes, Graces, Patience]:
     small, large = settings.domain_grace_s, settings.partition_grace_s
     delays = {Level.RACK: small, Level.MSB: small, Level.DATACENTER: large, Level.REGION: large}
-    alive_s = settings.poll_patience_s + KNOCK_S + settings.poll_retry_s + _AGAIN_S
+    alive_s = settings.poll_patience_s + CONNECT_S + settings.poll_retry_s + _AGAIN_S
     return (
         Brakes(settings.down_after_s, settings.brake_share, delays),
         Graces(settings.reboot_grace_s, settings.agent_grace_s, alive_s),

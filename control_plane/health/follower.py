@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from agent.api import Event, Events, MachineFacts
-from control_plane.agents.polled import KNOCK_S
+from control_plane.agents.polled import CONNECT_S
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi, EventStream
 from control_plane.agents.region import Region
@@ -193,7 +193,7 @@ class Follower:
 
         The position is taken first: events that happen meanwhile are seen twice, not never.
         """
-        async with asyncio.timeout(self._settings.poll_patience_s + KNOCK_S):
+        async with asyncio.timeout(self._settings.poll_patience_s + CONNECT_S):
             facts = await agent.get_machine()
         if self._is_second(name, facts.boot_id):
             raise Conflict(

@@ -43,7 +43,7 @@ class Watch:
     """Who said that it is down, and why: nothing holds that back. Ends when it answers."""
     is_marked: bool = False
     """Its mark is being written."""
-    spared_until: float = 0.0
+    postponed_until: float = 0.0
     """Until then it may follow the others of a part that looked cut off and comes back."""
     joined_until: float = 0.0
     away_until: float = 0.0

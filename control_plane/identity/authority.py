@@ -91,8 +91,8 @@ class CertificateSubject:
 class TaskSubject:
     """The task that a certificate is for.
 
-    Its identity has another form than that of people, hosts and components, so that no front
-    door takes a task for one of them (`wire.peers`).
+    Its identity has another form than that of people, hosts and components, so that no
+    server takes a task for one of them (`wire.peers`).
     """
 
     entitlement: str

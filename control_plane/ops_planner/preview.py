@@ -32,7 +32,13 @@ from control_plane.api.maintenance import (
 )
 from control_plane.broker.core.capacity import micro
 from control_plane.broker.core.unavailability import planned as announced
-from control_plane.ops_planner.core.impact import JobNow, by_stake, overlaps, spared, warnings
+from control_plane.ops_planner.core.impact import (
+    JobNow,
+    by_stake,
+    overlaps,
+    warnings,
+    within_budgets,
+)
 from control_plane.ops_planner.core.waves import (
     PlannedWave,
     SeenHost,
@@ -115,7 +121,7 @@ class Previewer:
         )
         wave_by_wave = is_one_by_one(wish)
         first = waves[0] if wave_by_wave else [machine for wave in waves for machine in wave]
-        at_once, held = spared(first, on, jobs)
+        at_once, held = within_budgets(first, on, jobs)
         up = max(1, self._at.census.machines[MachineState.UP])
         largest = max(map(len, waves)) if wave_by_wave else len(scope)
         if down:

@@ -27,7 +27,7 @@ from control_plane.api.stored_jobs import (
     record_of,
     same_intent,
 )
-from control_plane.runtime.table import Breathe, Table, ignore_turns, pages
+from control_plane.runtime.table import Checkpoint, Table, ignore_turns, pages
 from control_plane.store import Delete, Entry, KeyChange, Operation, Put, Store
 from control_plane.store.outcomes import WriteAttempt
 from control_plane.store.quarantine import job_in, quarantined
@@ -41,7 +41,9 @@ _STEP = 16
 class JobTable(Table[JobRecord]):
     """Jobs by name; listeners hear of what is stored, not of what agents say."""
 
-    def __init__(self, store: Store, checkpoint: Breathe = ignore_turns, writer: str = "") -> None:
+    def __init__(
+        self, store: Store, checkpoint: Checkpoint = ignore_turns, writer: str = ""
+    ) -> None:
         """Load nothing yet; `checkpoint` is the runtime's, `writer` as in `Table`."""
         super().__init__(store, JOBS, JobRecord, "job", checkpoint=checkpoint, writer=writer)
         self._chunks: dict[str, dict[int, int]] = {}
@@ -212,7 +214,7 @@ class JobTable(Table[JobRecord]):
         gone, operations = set(changed), list[Operation]()
         for number, chunk in chunks_in_turn(record, changed) if changed else ():
             if operations:
-                await self._breathe()  # a job has one chunk mostly, and its write waits anyway
+                await self._checkpoint()  # a job has one chunk mostly, and its write waits anyway
             gone.discard(number)
             operations.append(Put(task_chunk_key(name, number), encode(chunk)))
         operations += [Delete(task_chunk_key(name, number)) for number in sorted(gone)]

@@ -28,7 +28,7 @@ from wire.errors import Busy, Conflict, TwineError
 __all__ = ["PAGE", "PART", "Heard", "Item", "Loaded", "Table", "ignore", "pages", "tell_each"]
 
 
-Breathe = Callable[[], Awaitable[None]]
+Checkpoint = Callable[[], Awaitable[None]]
 
 
 async def ignore_turns() -> None:
@@ -52,7 +52,7 @@ class Table(Readable[T]):
         *,
         read: Callable[[str, Entry], T] | None = None,
         history: int = 0,
-        checkpoint: Breathe = ignore_turns,
+        checkpoint: Checkpoint = ignore_turns,
         writer: str = "",
     ) -> None:
         """Load nothing yet; see `Readable`. `checkpoint` is the runtime's.
@@ -60,7 +60,7 @@ class Table(Readable[T]):
         `writer` is the name of this process where others write to the same store.
         """
         super().__init__(store, prefix, kind, word, read=read, history=history)
-        self._breathe = checkpoint
+        self._checkpoint = checkpoint
         self.locks = Locks()
         self._slots = Slots(store, prefix.rstrip("/"), writer)
         self.is_followed = False
@@ -178,7 +178,7 @@ class Table(Readable[T]):
         attempt = WriteAttempt(self._slots, expected, [*operations, *also])
         try:
             revision = await attempt.make()
-            await self._breathe()  # many transactions may end in one turn
+            await self._checkpoint()  # many transactions may end in one turn
         except UnknownOutcome:
             revision = await self._found_out(changes, attempt)
         except Conflict:

@@ -304,7 +304,7 @@ class Scheduler:
         looks = (next_look(made.record, now, view), release.next_look(made.record, now))
         due_s = [look - now.steady for look in looks if look is not None]
         if made.held:
-            self._losses.note(next(iter(seen.spared.values())))
+            self._losses.note(next(iter(seen.held_back.values())))
         if made.held or self._waits_for_power(made):
             due_s.append(_LIMITED_S)
         if made.record == before and not (asked or due_s) and (answer is None) == (request is None):
@@ -354,7 +354,7 @@ class Scheduler:
             evened=self._placements.evened(record),
             repairs=tuple(repair.task for repair in repairs),
             heard=heard,
-            spared=self._losses.held(record),
+            held_back=self._losses.held(record),
             surge_left=self._surge.left(record, self._placements.entitlement_of(record)),
             capped_moves=self._capped.ready(now.steady),
         )

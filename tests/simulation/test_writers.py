@@ -56,8 +56,8 @@ def test_the_witness_looks_while_operations_are_under_way_and_after() -> None:
     writers = scenario.load("writers")
     region = SimulatedRegion(writers, 1)
     region.run(draw(writers, 1))
-    assert region.witness.looks["exact"] > 50
-    assert region.witness.looks["under way"] > 50
+    assert region.intent_checker.looks["exact"] > 50
+    assert region.intent_checker.looks["under way"] > 50
 
 
 def test_a_share_of_the_tasks_instead_of_the_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """TaskControllers of a simulated region, good ones and bad, and a checker of their answers.
 
-The ready controllers of `taskcontrol` answer here, for made-up ensembles and shards. The witness
+The ready controllers of `taskcontrol` answer here, for made-up ensembles and shards. The checker
 knows what each of them really said: what is taken down on purpose without that breaks a rule.
 """
 
@@ -161,7 +161,7 @@ class Applications:
 
         return call
 
-    # -- the witness
+    # -- the checker
 
     def listed(self, job: str, now: Collection[str]) -> None:
         """Take in which tasks serve."""

@@ -1,8 +1,8 @@
-"""Best-effort work in a simulated region: the production Optimus as a client, and its witness.
+"""Best-effort work in a simulated region: the production Optimus as a client, and its checker.
 
 Pieces of work of three users are handed in during the story. A modelled task has so many seconds of
 work to do. It saves what it did when it is told to stop (its checkpoint); a machine that loses its
-power saves nothing. The witness counts for itself (EL8):
+power saves nothing. The checker counts for itself (EL8):
 
 - `opportunistic`: a task of the work runs on a machine that is on loan to the work's entitlement;
 - `work-lost`: everything is done in the end by every task, and failed only as often as tasks did.
@@ -62,7 +62,7 @@ class ModelledTask:
 
 @dataclass(slots=True)
 class BestEffortWork:
-    """Work of several users, the scheduler that runs it, and the witness of both."""
+    """Work of several users, the scheduler that runs it, and the checker of both."""
 
     region: SimulatedRegion
     pieces: int
@@ -185,7 +185,7 @@ class BestEffortWork:
         task.succeeded += 1
         machine.end(copy, "success", "")
 
-    # -- the witness
+    # -- the checker
 
     def _is_lent(self, machine: SimulatedMachine, copy: Copy) -> None:
         """Work runs on machines that are lent to it, and on no other."""

@@ -77,7 +77,7 @@ def is_profile_of(name: str, base: str) -> bool:
 
 @dataclass(slots=True)
 class CheckerStanding:
-    """What the witness knows of one machine."""
+    """What the checker knows of one machine."""
 
     store: str = ""
     entitlement: str = ""
@@ -93,7 +93,7 @@ class CheckerStanding:
     """Since when it cannot be reached at all."""
     drained: bool = False
     overdue_at: float = float("inf")
-    spared_at: float = float("-inf")
+    excused_at: float = float("-inf")
     """When work was called off last that had begun."""
     loan: _StoredLoan | None = None
 
@@ -102,7 +102,7 @@ class CheckerStanding:
 
         What was decided before the work was called off may be written a moment after.
         """
-        return now >= self.overdue_at or now - self.spared_at < NEWS_S
+        return now >= self.overdue_at or now - self.excused_at < NEWS_S
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class Checker(Observer):
     def copy_changed(self, machine: SimulatedMachine, copy: Copy, *, was_alive: bool) -> None:
         """At most one copy of a `stop` task; a machine is not over what it has."""
         task = copy.task_id
-        self.region.witness.happened()
+        self.region.intent_checker.happened()
         if copy.alive and copy.health is Health.HEALTHY:
             self.failed_at.pop((task, machine.name), None)
         else:
@@ -294,7 +294,7 @@ class Checker(Observer):
 
     def stored(self, store: str, operations: Sequence[Operation]) -> None:
         """A machine belongs to one entitlement; it is not called down while it answers."""
-        self.region.witness.happened()
+        self.region.intent_checker.happened()
         for operation in operations:
             if isinstance(operation, Put) and operation.key.startswith(MACHINES):
                 self._machine_stored(store, msgspec.json.decode(operation.value, type=_Owner))
@@ -433,7 +433,7 @@ class Checker(Observer):
         for name in names:
             standing = self.standings[name]
             if self.now >= standing.overdue_at:
-                standing.spared_at = self.now
+                standing.excused_at = self.now
             standing.drained, standing.overdue_at = False, float("inf")
 
     def listed(self, endpoints: Endpoints) -> None:

@@ -16,7 +16,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.roles import ControlPlane
 from vm_lab.region.history import History
-from vm_lab.region.intent_witness import GrantedIntents
+from vm_lab.region.intent_checker import GrantedIntents
 from vm_lab.region.loop import Timeline
 from vm_lab.region.observer import Observer
 from vm_lab.region.plane import PlaneLife

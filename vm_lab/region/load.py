@@ -219,7 +219,7 @@ class _FrontEnd:
     async def describe_task(self, job: str, index: int) -> TaskDescription:
         if self.life.control_plane is None:
             raise Unreachable("the control plane does not serve")
-        return await self.life.control_plane.task_desk.describe(job, index)
+        return await self.life.control_plane.task_service.describe(job, index)
 
     async def write(self, sizes: Sequence[NewSize]) -> dict[str, str]:
         found = {s.status.record.name: await self.jobs.resize(self.life, s) for s in sizes}

@@ -78,7 +78,7 @@ _HEAD = """# Faults and what comes of them
 
 Made by `twine-lab region faults --write docs/faults.md`; do not edit. Each row is a scenario of
 the simulated region (`vm_lab/region/scenarios/`): the production control plane on virtual time,
-modelled machines, seeded faults, and a witness that checks after every event that no rule is
+modelled machines, seeded faults, and a checker that looks after every event that no rule is
 broken. "At rest" is when every job runs as it was granted, on the machines that the records say,
 and nothing else is left anywhere.
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.config import EtcdSettings
-from control_plane.front_end.shard_door import ShardDoor
+from control_plane.front_end.shard_front_end import ShardFrontEnd
 from control_plane.process import until
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import CORE, OwnRole, RoleLeaders
 from control_plane.store.etcd import EtcdStore
-from vm_lab.region.core_door import CoreDoor, door_of
+from vm_lab.region.core_front_end import CoreFrontEnd, shard_front_end_of
 from vm_lab.region.etcd import LEADERS, SimulatedEtcd
 from vm_lab.region.etcd_line import EtcdLine
 from vm_lab.region.history import History
@@ -106,7 +106,7 @@ class ProcessLife(PlaneLife):
         self.store: EtcdStore | None = None
         self.plane: ControlPlane | None = None
         """Once it is loaded, also of a shard."""
-        self.door: ShardDoor | None = None
+        self.front_end: ShardFrontEnd | None = None
         self.lines: list[EtcdLine] = []
         self.points: list[WritePoint] = []
         self.main: asyncio.Task[None] | None = None
@@ -245,7 +245,7 @@ class RegionProcesses(Plane):
         """Return the process that takes requests at a URL now."""
         for host in self.hosts:
             if host.life is not None and host.life.alive and _url(host) == url:
-                return host.life if host.life.door is not None else None
+                return host.life if host.life.front_end is not None else None
         return None
 
     # -- the course of events
@@ -407,7 +407,7 @@ class RegionProcesses(Plane):
             await stack.enter_async_context(life.store)
             self.history.note(f"{life.name} leads, epoch {life.store.epoch()}")
             plane = self._process(life, life.store, role)
-            face = CoreDoor(plane, life, self.find) if role.is_core else None
+            face = CoreFrontEnd(plane, life, self.find) if role.is_core else None
             await stack.enter_async_context(plane)
             life.plane = plane
             self.history.note(f"{life.name} serves")
@@ -418,7 +418,7 @@ class RegionProcesses(Plane):
                 for call in self.started:
                     call(life)
             else:
-                life.door = door_of(plane, life)
+                life.front_end = shard_front_end_of(plane, life)
                 self.observer.plane_changed("shard serves")
             try:
                 await until(life.ended, plane.wait_failed())

@@ -16,7 +16,7 @@ from control_plane.api.updates import OnFailure
 from control_plane.profiles.core.gradual import is_under_way
 from control_plane.roles import ControlPlane
 from vm_lab.region.checker import is_profile_of
-from vm_lab.region.intent_witness import at_rest
+from vm_lab.region.intent_checker import at_rest
 from vm_lab.region.machine import SimulatedMachine
 from vm_lab.region.owners import expected
 from vm_lab.region.topology import usable_bytes

@@ -25,7 +25,7 @@ from vm_lab.region.clients import Clients
 from vm_lab.region.composed import of_seed
 from vm_lab.region.faults import strike
 from vm_lab.region.history import History
-from vm_lab.region.intent_witness import IntentWitness
+from vm_lab.region.intent_checker import IntentChecker
 from vm_lab.region.kinds import KINDS
 from vm_lab.region.loop import Stuck, Timeline
 from vm_lab.region.machine import MachineSetting, SimulatedMachine
@@ -121,7 +121,7 @@ class SimulatedRegion:
         self.roles = self._processes(name)
         """The processes of the control plane, where there are several."""
         self.plane = self.roles or self._plane(name)
-        self.witness = IntentWitness(self)
+        self.intent_checker = IntentChecker(self)
         if scenario.work.overgranted:
             self.plane.overgrant = Overgrant.ALLOW
         self.checker = Checker(self)
@@ -144,9 +144,9 @@ class SimulatedRegion:
         self.more_unrest: Callable[[], list[str]] = list
         """Returns what else is not at rest."""
         if self.roles is not None:
-            from vm_lab.region.role_witness import RoleWitness
+            from vm_lab.region.role_checker import RoleChecker
 
-            RoleWitness(self, self.roles)
+            RoleChecker(self, self.roles)
         self.rested_at = 0.0
         self.faults_end = 0.0
         self._reasons: list[str] = []

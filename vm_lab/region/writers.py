@@ -22,7 +22,7 @@ from control_plane.api.intent_wishes import (
 from control_plane.api.jobs import JobRecord
 from control_plane.roles import ControlPlane
 from vm_lab.region.clients import ClientWish
-from vm_lab.region.intent_witness import GrantedIntents, in_force
+from vm_lab.region.intent_checker import GrantedIntents, in_force
 from vm_lab.region.story import Fault
 from vm_lab.region.topology import image
 from wire.errors import Conflict

@@ -50,7 +50,7 @@ class JobNow:
         )
 
 
-def spared(
+def within_budgets(
     wave: Sequence[str], on: Mapping[str, Mapping[str, int]], jobs: Mapping[str, JobNow]
 ) -> tuple[int, list[Held]]:
     """Return how many machines of a wave all jobs can spare at once, and for whom the rest waits.

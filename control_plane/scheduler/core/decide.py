@@ -197,7 +197,7 @@ def _propose(made: Decision, seen: Seen) -> None:
             if machine.overdue:
                 late.add(task.index)
     quiet = not due and len(serving) == len(within) and is_quiet(record)
-    repairs = seen.repairs if quiet and not (seen.spared or made.held) else ()
+    repairs = seen.repairs if quiet and not (seen.held_back or made.held) else ()
     due |= {task.index: task for task in within if task.index in repairs}
     if not (due or made.held or any(task.operation is not None for task in record.tasks)):
         return  # almost always
@@ -234,14 +234,14 @@ def _propose(made: Decision, seen: Seen) -> None:
     if healthy and made.room.serving <= 0 and not any(is_moving(task) for task in within):
         made.detail = _held_up(record, within, serving)
     if made.held and not picked:
-        made.detail = made.detail or next(iter(seen.spared.values()), "")
+        made.detail = made.detail or next(iter(seen.held_back.values()), "")
 
 
 def _can_wait(task: TaskRecord, machine: SeenMachine, seen: Seen) -> bool:
     """Return whether nothing is done to tasks that serve on a machine: much is lost near it."""
-    if not seen.spared or machine.overdue or task.placement is None:
+    if not seen.held_back or machine.overdue or task.placement is None:
         return False
-    if task.placement.machine not in seen.spared:
+    if task.placement.machine not in seen.held_back:
         return False
     return not (machine.leaving and (machine.called_back or machine.capped))
 

@@ -31,7 +31,7 @@ class Seen:
     """Tasks whose move makes the spread more even."""
     heard: Heard = field(default_factory=Heard)
     """What the job's controller said last, if it has one."""
-    spared: Mapping[str, str] = field(default_factory=dict)
+    held_back: Mapping[str, str] = field(default_factory=dict)
     """Machines near which so much is lost that what can wait does → why."""
     surge_left: int | None = None
     """Extra tasks that the entitlement's jobs leave to this one; None: as many as it says."""

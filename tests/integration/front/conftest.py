@@ -101,7 +101,7 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import FrontEndLimits
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.counters import Counters
-from control_plane.scheduler.rebalance_desk import RebalanceDesk
+from control_plane.scheduler.rebalance_operations import RebalanceOperations
 from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.task_service import TaskService
 from control_plane.store import Operation, Store
@@ -295,7 +295,13 @@ class CannedControlPlane(ControlPlane):
             store,
         )
         self.rebalancer = ReBalancer(
-            *(shared, table, ShardedPlaces([allocator]), RebalanceDesk(table, Runtime()), store),
+            *(
+                shared,
+                table,
+                ShardedPlaces([allocator]),
+                RebalanceOperations(table, Runtime()),
+                store,
+            ),
             solver_process(memory_mib=2048),
             lambda: "",
             AgentPool(_no_agent),
@@ -310,7 +316,7 @@ class CannedControlPlane(ControlPlane):
         self.restored = RestoredStore(store, shared, table, allocator.directory)
         keys = self.portal.settings.profile_keys
         self.profiles = ProfileRollouts(shared, self.portal, store, keys)
-        self.task_desk = TaskService(table, _NoAgents())
+        self.task_service = TaskService(table, _NoAgents())
         self.shards = CannedShards()  # type: ignore[assignment]
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.intents = CannedIntents(store)  # type: ignore[assignment]

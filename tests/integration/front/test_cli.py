@@ -266,7 +266,7 @@ def test_top_shows_a_task_or_the_tasks_of_a_job(
             usage=None if job == "web-1" and index == 1 else usage,
         )
 
-    monkeypatch.setattr(region.control_plane.task_desk, "describe", describe)
+    monkeypatch.setattr(region.control_plane.task_service, "describe", describe)
     an_entitlement(ctl)
     ctl("job", "apply", str(jobfile))
 

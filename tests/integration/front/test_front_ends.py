@@ -13,7 +13,7 @@ from control_plane.api.routes import ROUTES
 from control_plane.api.shard_routes import CALLER_HEADER
 from control_plane.front_end.access import said_of
 from control_plane.front_end.listen import serving, tcp_socket
-from control_plane.front_end.relay import RELAYED, FrontDoor
+from control_plane.front_end.relay import RELAYED, FrontEndRelay
 from control_plane.identity.authority import CertificateSubject
 from wire import tls
 from wire.client import WireClient
@@ -115,7 +115,7 @@ async def a_front_end(region: Region, cores: list[str]) -> AsyncIterator[str]:
     subject = CertificateSubject("component", "front-end", ("127.0.0.1",))
     held = region.authority.credential(subject, "", 600.0)
     tcp = tcp_socket("127.0.0.1", 0)
-    door = FrontDoor(cores, tls.client_context(held, tls.CONTROL_PLANE), "twine")
+    door = FrontEndRelay(cores, tls.client_context(held, tls.CONTROL_PLANE), "twine")
     following = asyncio.create_task(door.follow_core())
     context = tls.server_context(held, require_client=False)
     try:

@@ -49,7 +49,7 @@ def deploy(region: Region, job: str, machine: str, *, identity: bool = True) -> 
         identity=identity,
     )
     task = TaskRecord(index=0, version=1, generation=1, placement=Placement(machine=machine))
-    table = region.control_plane.task_desk._jobs
+    table = region.control_plane.task_service._jobs
 
     async def put() -> None:
         record = JobRecord(name=job, spec=spec, version=1, specs={1: spec}, tasks=[task])

@@ -67,7 +67,7 @@ def record(task_id: str, spec: TaskSpec) -> TaskRecord:
     return TaskRecord(task_id=task_id, spec=spec)
 
 
-class Desk:
+class Setup:
     """Identities in a folder, with a clock that tests turn; they begin at the real time."""
 
     def __init__(self, folder: Path, certifier: Certifier) -> None:
@@ -98,8 +98,8 @@ class Desk:
 
 
 @pytest.fixture
-def service(tmp_path: Path, certifier: Certifier) -> Desk:
-    return Desk(tmp_path, certifier)
+def service(tmp_path: Path, certifier: Certifier) -> Setup:
+    return Setup(tmp_path, certifier)
 
 
 async def test_a_task_finds_its_identity_and_it_is_told_nowhere_else(
@@ -178,7 +178,7 @@ async def test_the_next_agent_and_the_next_start_use_what_is_there(
 
 
 async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
-    service: Desk, certifier: Certifier
+    service: Setup, certifier: Certifier
 ) -> None:
     await service.service.ensure(record("web-0", WEB))
     first, folder = service.leaf(), os.stat(service.folder / "web-0").st_ino
@@ -202,7 +202,7 @@ async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
 
 
 async def test_whom_the_host_trusts_its_tasks_trust_at_once(
-    service: Desk, certifier: Certifier
+    service: Setup, certifier: Certifier
 ) -> None:
     await service.service.ensure(record("web-0", WEB))
     certifier.bundle += "# and the next root\n"
@@ -212,7 +212,7 @@ async def test_whom_the_host_trusts_its_tasks_trust_at_once(
 
 
 async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_ends(
-    service: Desk, certifier: Certifier
+    service: Setup, certifier: Certifier
 ) -> None:
     await service.service.ensure(record("web-0", WEB))
     first = service.leaf()
@@ -239,7 +239,7 @@ async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_end
 
 
 async def test_a_refused_renewal_is_not_asked_for_at_every_look_and_others_go_on(
-    service: Desk, certifier: Certifier
+    service: Setup, certifier: Certifier
 ) -> None:
     service.tasks["web-1"] = WEB
     for task in service.tasks:
@@ -252,7 +252,7 @@ async def test_a_refused_renewal_is_not_asked_for_at_every_look_and_others_go_on
 
 
 async def test_nothing_is_renewed_for_who_is_gone_and_its_key_goes(
-    service: Desk, certifier: Certifier
+    service: Setup, certifier: Certifier
 ) -> None:
     await service.service.ensure(record("web-0", WEB))
     del service.tasks["web-0"]
@@ -276,7 +276,7 @@ async def test_a_task_that_ended_for_good_has_no_identity_any_more(
 
 
 async def test_a_file_that_cannot_be_written_is_told_in_one_line(
-    service: Desk, certifier: Certifier
+    service: Setup, certifier: Certifier
 ) -> None:
     await service.service.ensure(record("web-0", WEB))
     (service.folder / "web-0" / "bundle.pem").unlink()
@@ -287,7 +287,7 @@ async def test_a_file_that_cannot_be_written_is_told_in_one_line(
 
 
 async def test_one_of_another_job_is_not_taken_for_its_own(
-    service: Desk, certifier: Certifier
+    service: Setup, certifier: Certifier
 ) -> None:
     await service.service.ensure(record("web-0", WEB))
     other = msgspec.structs.replace(WEB, entitlement="other")

@@ -24,10 +24,10 @@ def quiet(boot_id: str = "b1") -> Events:
 
 
 def stream(ask: Callable[[int, float], Awaitable[Events]], *, alive: bool = False) -> PolledEvents:
-    async def knock() -> bool:
+    async def takes() -> bool:
         return alive
 
-    return PolledEvents(ask, knock, Runtime(), 0, SHORT)
+    return PolledEvents(ask, takes, Runtime(), 0, SHORT)
 
 
 def test_quiet_answers_are_signs_of_life_and_no_news():

@@ -5,7 +5,7 @@ import asyncio
 from virtual_time import run
 from world import World, a_region
 
-from control_plane.agents.polled import KNOCK_S
+from control_plane.agents.polled import CONNECT_S
 from control_plane.api.settings import SchedulerSettings
 from control_plane.health.checker import _policies
 from control_plane.health.core.parts import Standing
@@ -93,4 +93,4 @@ def test_a_machine_that_another_process_hears_now_is_left_at_once():
 def test_a_host_lives_for_as_long_as_it_may_take_until_it_is_asked_again():
     settings = SchedulerSettings()
     _, graces, _ = _policies(settings)
-    assert graces.alive_s > settings.poll_patience_s + KNOCK_S + settings.poll_retry_s
+    assert graces.alive_s > settings.poll_patience_s + CONNECT_S + settings.poll_retry_s

@@ -71,7 +71,7 @@ class Inventory:
         return MachineView(record=self.records[name])
 
 
-class Desk:
+class Setup:
     """A registrar whose clock the test sets."""
 
     def __init__(self, folder: Path) -> None:
@@ -111,11 +111,11 @@ def a_request(
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def service(tmp_path: Path) -> Setup:
+    return Setup(tmp_path)
 
 
-def test_only_a_hash_of_the_secret_is_stored(service: Desk) -> None:
+def test_only_a_hash_of_the_secret_is_stored(service: Setup) -> None:
     async def scenario() -> None:
         async with service.store:
             secret = (await service.token()).rpartition(".")[2]
@@ -127,7 +127,7 @@ def test_only_a_hash_of_the_secret_is_stored(service: Desk) -> None:
     asyncio.run(scenario())
 
 
-def test_a_token_expires_and_says_so_only_to_who_has_it(service: Desk) -> None:
+def test_a_token_expires_and_says_so_only_to_who_has_it(service: Setup) -> None:
     async def scenario() -> None:
         async with service.store:
             token = await service.token(ttl_s=600)
@@ -140,7 +140,7 @@ def test_a_token_expires_and_says_so_only_to_who_has_it(service: Desk) -> None:
     asyncio.run(scenario())
 
 
-def test_a_token_is_burned_even_if_recording_the_machine_fails(service: Desk) -> None:
+def test_a_token_is_burned_even_if_recording_the_machine_fails(service: Setup) -> None:
     async def scenario() -> None:
         async with service.store:
             token = await service.token()
@@ -159,7 +159,7 @@ def test_a_token_is_burned_even_if_recording_the_machine_fails(service: Desk) ->
     asyncio.run(scenario())
 
 
-def test_a_bad_request_for_a_certificate_does_not_cost_the_token(service: Desk) -> None:
+def test_a_bad_request_for_a_certificate_does_not_cost_the_token(service: Setup) -> None:
     async def scenario() -> None:
         async with service.store:
             token = await service.token()
@@ -170,7 +170,7 @@ def test_a_bad_request_for_a_certificate_does_not_cost_the_token(service: Desk) 
     asyncio.run(scenario())
 
 
-def test_what_else_is_in_a_join_is_looked_at_only_for_who_has_a_token(service: Desk) -> None:
+def test_what_else_is_in_a_join_is_looked_at_only_for_who_has_a_token(service: Setup) -> None:
     """BUG-HT7: the request for a certificate came before the token, so who had none could send
     any, as often as they liked."""
     wrong = "twn1.aaaaaaaa." + "a" * 32
@@ -187,7 +187,7 @@ def test_what_else_is_in_a_join_is_looked_at_only_for_who_has_a_token(service: D
 
 
 def test_a_token_costs_the_same_however_many_are_stored(
-    service: Desk, monkeypatch: pytest.MonkeyPatch
+    service: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BUG-HT10: all of them were read for each new one."""
     read = list[str]()
@@ -208,7 +208,7 @@ def test_a_token_costs_the_same_however_many_are_stored(
     assert read == [TOKENS]
 
 
-def test_the_certificate_is_what_the_authority_says_not_what_was_asked_for(service: Desk) -> None:
+def test_the_certificate_is_what_the_authority_says_not_what_was_asked_for(service: Setup) -> None:
     async def scenario() -> x509.Certificate:
         async with service.store:
             return await service.join(await service.token(), csr=a_request(name="root"))
@@ -221,7 +221,7 @@ def test_the_certificate_is_what_the_authority_says_not_what_was_asked_for(servi
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_a_machine_that_is_known_joins_again_with_a_new_token(service: Desk) -> None:
+def test_a_machine_that_is_known_joins_again_with_a_new_token(service: Setup) -> None:
     async def scenario() -> None:
         async with service.store:
             await service.join(await service.token())
@@ -230,7 +230,7 @@ def test_a_machine_that_is_known_joins_again_with_a_new_token(service: Desk) -> 
     asyncio.run(scenario())
 
 
-def test_old_tokens_are_forgotten(service: Desk) -> None:
+def test_old_tokens_are_forgotten(service: Setup) -> None:
     async def scenario() -> None:
         async with service.store:
             await service.token()
@@ -242,7 +242,7 @@ def test_old_tokens_are_forgotten(service: Desk) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "twn1", "twn1.aaaaaaaa", "twn2." + "a" * 41, "x" * 9999])
-def test_what_is_no_token_is_refused_like_a_wrong_one(service: Desk, token: str) -> None:
+def test_what_is_no_token_is_refused_like_a_wrong_one(service: Setup, token: str) -> None:
     async def scenario() -> None:
         async with service.store:
             with pytest.raises(Forbidden, match="not one of ours"):
@@ -254,7 +254,7 @@ def test_what_is_no_token_is_refused_like_a_wrong_one(service: Desk, token: str)
 @pytest.mark.parametrize(
     ("machine", "ttl_s"), [("VM 1", 60), ("", 60), ("vm1", 0), ("vm1", -1), ("vm1", 1e9)]
 )
-def test_a_wish_for_a_token_is_checked(service: Desk, machine: str, ttl_s: float) -> None:
+def test_a_wish_for_a_token_is_checked(service: Setup, machine: str, ttl_s: float) -> None:
     with pytest.raises(InvalidInput):
         asyncio.run(service.token(machine, ttl_s))
 

@@ -13,7 +13,7 @@ from control_plane.api.maintenance import (
     Within,
     Work,
 )
-from control_plane.ops_planner.core.impact import JobNow, overlaps, spared, warnings
+from control_plane.ops_planner.core.impact import JobNow, overlaps, warnings, within_budgets
 from control_plane.ops_planner.core.waves import (
     PlannedWave,
     SeenHost,
@@ -149,14 +149,14 @@ def test_49_of_50():
     machines = [f"m{n}" for n in range(50)]
     jobs = {f"j{n}": a_job(f"j{n}", 1) for n in range(50)} | {"j7": a_job("j7", 1, down=1)}
     on = {machine: {f"j{n}": 1} for n, machine in enumerate(machines)}
-    at_once, held = spared(machines, on, jobs)
+    at_once, held = within_budgets(machines, on, jobs)
     assert at_once == 49
     assert [(one.machine, one.jobs) for one in held] == [("m7", ["j7"])]
 
 
 def test_two_tasks_of_one_job_do_not_go_at_once():
     jobs = {"web": a_job("web", 1)}
-    at_once, held = spared(["m1", "m2"], {"m1": {"web": 1}, "m2": {"web": 1}}, jobs)
+    at_once, held = within_budgets(["m1", "m2"], {"m1": {"web": 1}, "m2": {"web": 1}}, jobs)
     assert at_once == 1
     assert [one.machine for one in held] == ["m2"]
 

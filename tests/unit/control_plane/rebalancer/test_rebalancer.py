@@ -21,7 +21,7 @@ from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswe
 from control_plane.rebalancer.core.solving import solve
 from control_plane.rebalancer.core.survey import JobTerms
 from control_plane.roles import ControlPlane
-from control_plane.scheduler.rebalance_desk import RebalanceDesk
+from control_plane.scheduler.rebalance_operations import RebalanceOperations
 from wire.errors import NotFound
 
 
@@ -230,12 +230,12 @@ def test_a_move_that_has_not_begun_is_taken_back() -> None:
         other = next(name for name in w.region.machines if name not in used)
         w.region.machines[other].power_off()
         await asyncio.sleep(60)
-        desk = RebalanceDesk(w.cp._jobs, w.runtime)
+        operations = RebalanceOperations(w.cp._jobs, w.runtime)
 
-        assert await desk.begin("web", 0, other, "to see")
+        assert await operations.begin("web", 0, other, "to see")
         await asyncio.sleep(30)
-        assert desk.waiting() == [("web", 0)]
-        await desk.withdraw("web", 0)
+        assert operations.waiting() == [("web", 0)]
+        await operations.withdraw("web", 0)
         await w.until(lambda: not w.cp._jobs.get("web").tasks[0].operation)
 
         (event,) = [e for e in (await w.cp.job_events("web")).events if e.cause == "rebalance"]

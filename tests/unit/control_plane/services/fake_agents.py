@@ -438,10 +438,10 @@ class FakeAgent:
         )
 
     def follow(self, after: int) -> PolledEvents:
-        async def knock() -> bool:
+        async def takes() -> bool:
             return self.machine.reachable
 
-        return PolledEvents(self.get_events, knock, RUNTIME, after, PollPatience(3.0, PATIENCE_S))
+        return PolledEvents(self.get_events, takes, RUNTIME, after, PollPatience(3.0, PATIENCE_S))
 
     async def close(self) -> None:
         return None

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from inventory import a_machine
 from test_growing_and_shrinking import SMALL, entitle, held, hosts, job, on, region_of
-from test_machine_desk import a_world
+from test_machine_service import a_world
 from world import World
 
 from control_plane.allocator.core.allocation_record import _demand, _stored

@@ -1,4 +1,4 @@
-"""The witness of promises in a simulated region: what is left serves what may still be taken.
+"""The checker of promises in a simulated region: what is left serves what may still be taken.
 
 It reads grants and machines from etcd's log, as they were stored, and counts by itself. Two rules:
 the sum of all quotas never exceeds the machines there are, and no process takes a free machine
@@ -47,7 +47,7 @@ class _Granted(msgspec.Struct):
     spec: _Quota
 
 
-class PromiseWitness:
+class PromiseChecker:
     """Hears every transaction of etcd, and judges the machines that it takes and what it grants."""
 
     def __init__(self, violate: Callable[[str, str], None]) -> None:

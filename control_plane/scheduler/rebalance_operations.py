@@ -16,7 +16,7 @@ from wire.errors import TwineError
 log = logging.getLogger(__name__)
 
 
-class RebalanceDesk:
+class RebalanceOperations:
     """Everything that the ReBalancer may do to jobs."""
 
     def __init__(self, jobs: Table[JobRecord], runtime: Runtime) -> None:

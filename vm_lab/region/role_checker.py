@@ -1,4 +1,4 @@
-"""The witness of roles in a simulated region: who led and who owned, and what is against it.
+"""The checker of roles in a simulated region: who led and who owned, and what is against it.
 
 It looks at etcd and at the agents, from outside: no write of a process that does not lead takes
 effect, no agent does what an earlier owner commands once it did what a later one did, no process
@@ -18,7 +18,7 @@ from control_plane.store.records import OWNERSHIPS, PROCESSES
 from vm_lab.region.etcd import DATA, LEADERS
 from vm_lab.region.machine import SimulatedMachine
 from vm_lab.region.processes import RegionProcesses, role_of
-from vm_lab.region.promise_witness import PromiseWitness
+from vm_lab.region.promise_checker import PromiseChecker
 from vm_lab.region.stores import shown
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ class _Owned(msgspec.Struct):
     shard: int = 0
 
 
-class RoleWitness:
+class RoleChecker:
     """Hears every change of etcd and every command that an agent obeyed."""
 
     def __init__(self, region: SimulatedRegion, plane: RegionProcesses) -> None:
         """Begin to look on."""
         self._region, self._plane = region, plane
-        self._promises = PromiseWitness(region.checker.violate)
+        self._promises = PromiseChecker(region.checker.violate)
         self._shards: dict[str, int] = {}
         self._tenures: dict[str, list[int]] = {}
         """Entitlement → the lives that were its owner, in the order of time."""

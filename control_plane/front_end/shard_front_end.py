@@ -38,14 +38,14 @@ BEHIND_S = 2.0
 """How long a request waits until this process has followed what the core had written."""
 
 
-class ShardDoor(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
+class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
     """A handler for each of `SHARD_ROUTES`."""
 
     def __init__(self, control_plane: ControlPlane, store: Store, domain: str) -> None:
         """Take what the handlers call, and the trust domain of the core."""
         JobHandlers.__init__(self, control_plane)
         IntentHandlers.__init__(self, control_plane)
-        TaskHandlers.__init__(self, control_plane.task_desk)
+        TaskHandlers.__init__(self, control_plane.task_service)
         MachineHandlers.__init__(self, control_plane.inventory)
         self._store, self._domain = store, domain
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from control_plane.api.shard_routes import SHARD_ROUTES
-from control_plane.front_end.shard_door import ShardDoor
+from control_plane.front_end.shard_front_end import ShardFrontEnd
 from wire.errors import Busy
 from wire.fairness import Peer
 from wire.server import Call
@@ -22,10 +22,10 @@ class Door:
     def __init__(self) -> None:
         self.why = ""
         shards = SimpleNamespace(number_of_job=lambda _: 1, of_job=lambda _: None)
-        rooms = dict.fromkeys(("task_desk", "inventory", "intents"))
+        rooms = dict.fromkeys(("task_service", "inventory", "intents"))
         plane: Any = SimpleNamespace(shards=shards, **rooms)
         store: Any = SimpleNamespace(failure=lambda: self.why)
-        self._door = ShardDoor(plane, store, "twine")
+        self._door = ShardFrontEnd(plane, store, "twine")
 
     async def ask(self, name: str) -> object:
         async def handler(_: Call) -> object:

@@ -55,7 +55,7 @@ class Near:
         self.got.append(frame)
 
 
-def desk_of(client: AgentClient) -> TaskService:
+def service_of(client: AgentClient) -> TaskService:
     return TaskService(Jobs(), Agents(client))  # type: ignore[arg-type]
 
 
@@ -78,7 +78,7 @@ async def test_a_command_inside_a_task_is_carried_through_the_control_plane(  # 
         await client.put_task("web-0", a_spec())
         await running(client, "web-0")
         near = Near()
-        talk = await desk_of(client).inside("web", 0, {"command": '["/bin/speak", "a b"]'})
+        talk = await service_of(client).inside("web", 0, {"command": '["/bin/speak", "a b"]'})
         await talk(near)
 
     assert near.got[0] == b"\x01/bin/speak a b"
@@ -87,7 +87,7 @@ async def test_a_command_inside_a_task_is_carried_through_the_control_plane(  # 
 
 async def test_what_the_agent_refuses_is_refused_before_anything_is_opened(host: FakeHost) -> None:
     async with host.agent() as client:
-        service = desk_of(client)
+        service = service_of(client)
         with pytest.raises(NotFound, match="no task web-0"):
             await service.inside("web", 0, {"command": '["/bin/x"]'})
         with pytest.raises(InvalidInput, match="command"):
@@ -100,7 +100,7 @@ async def test_a_task_is_described_and_restarted_on_its_machine(host: FakeHost) 
     async with host.agent() as client:
         await client.put_task("web-0", a_spec())
         before = await running(client, "web-0")
-        service = desk_of(client)
+        service = service_of(client)
         found = await service.describe("web", 0)
         again = await service.restart("web", 0)
 

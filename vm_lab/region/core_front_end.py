@@ -1,7 +1,7 @@
 """What clients of a simulated region call where shards run in processes: the front end of a core.
 
 Requests about a job go through the product's forwarding to the process of its shard, and through
-that one's door. Between the two lies a line that is slow, cut, or leads to a process that stands
+its front end. Between the two lies a line that is slow, cut, or leads to a process that stands
 still.
 """
 
@@ -19,7 +19,7 @@ from control_plane.front_end.forwarding import Forwarding, ShardClient
 from control_plane.front_end.intent_handlers import IntentHandlers
 from control_plane.front_end.job_handlers import JobHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
-from control_plane.front_end.shard_door import ShardDoor
+from control_plane.front_end.shard_front_end import ShardFrontEnd
 from control_plane.roles import ControlPlane
 from wire.errors import TwineError, Unreachable
 from wire.fairness import Peer
@@ -46,7 +46,7 @@ class CoreHandlers(JobHandlers, IntentHandlers, MachineHandlers):
         MachineHandlers.__init__(self, plane.inventory)
 
 
-class CoreDoor:
+class CoreFrontEnd:
     """Takes the place of a control plane for clients: what it does not forward, the core does."""
 
     def __init__(
@@ -151,13 +151,13 @@ class ShardLine(ShardClient):
     async def _answered_by(
         self, far: ProcessLife, call: Call, written: int, done: asyncio.Future[Any]
     ) -> None:
-        door = far.door
-        if door is None:
+        front_end = far.front_end
+        if front_end is None:
             return
         outcome: Any
         try:
-            await door.follow(written)
-            outcome = await door.handler(call.route)(call), far.revision()
+            await front_end.follow(written)
+            outcome = await front_end.handler(call.route)(call), far.revision()
         except TwineError as e:
             outcome = e
         if not far.way.cut_out and far.alive:
@@ -179,7 +179,7 @@ class ShardLine(ShardClient):
             done.set_result(outcome)
 
 
-def door_of(plane: ControlPlane, life: ProcessLife) -> ShardDoor:
+def shard_front_end_of(plane: ControlPlane, life: ProcessLife) -> ShardFrontEnd:
     """Return what the process of a shard answers the core with."""
     assert life.store is not None
-    return ShardDoor(plane, life.store, "sim")
+    return ShardFrontEnd(plane, life.store, "sim")

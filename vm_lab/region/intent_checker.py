@@ -1,4 +1,4 @@
-"""The witness of intents in a simulated region: what writers were granted, and what is so.
+"""The checker of intents in a simulated region: what writers were granted, and what is so.
 
 After every event it compares what the writers of a job were granted with what its tasks are to
 run: it must be exact, or an operation is under way. It counts for itself (docs/intents.md).
@@ -70,7 +70,7 @@ def in_force(owned: Owned, now: float) -> None:
     owned.asked, owned.granted = replace(asked, tasks=tasks), replace(granted, tasks=tasks)
 
 
-class IntentWitness:
+class IntentChecker:
     """Looks at each job with writers after every event that concerns it."""
 
     def __init__(self, region: SimulatedRegion) -> None:
