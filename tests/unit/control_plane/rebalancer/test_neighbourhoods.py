@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import highspy
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -82,3 +83,18 @@ def test_the_same_seed_and_steps_give_the_same_placement() -> None:
     model = read_instance(*generated(3, 6, 30))
 
     assert steps(model, 2) == steps(model, 2)
+
+
+def test_a_program_is_solved_after_a_bound_in_the_same_process() -> None:
+    """HiGHS has one scheduler in a process: a program with other threads ends without an answer."""
+    highspy.Highs.resetGlobalScheduler(True)
+    bound = highspy.Highs()  # type: ignore[no-untyped-call]
+    bound.silent()
+    bound.addVar(0.0, 1.0)
+    bound.run()
+    state = PlacementState(read_instance(*generated(5, 5, 12)))
+
+    answer = PlacementProgram(state, np.arange(12), np.arange(5)).solved(lambda: False)
+
+    assert answer is not None
+    assert answer.is_optimal
