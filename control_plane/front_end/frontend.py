@@ -184,12 +184,20 @@ class FrontEnd(
             self.check_deletion(call)
             if route.is_change and not call.flag("dry_run"):
                 return await recorder.carry_out(call, handler)
-            answer = await handler(call)
-            if route.name != "readyz" and (failure := self.store_failure()):
-                raise Busy(f"this control plane cannot answer any more: {failure}")
+            try:
+                answer = await handler(call)
+            except TwineError:
+                self._check_leading(route)  # "there is no such job" was read, too
+                raise
+            self._check_leading(route)
             return answer  # read before another control plane could change it
 
         return guarded
+
+    def _check_leading(self, route: Route) -> None:
+        """Raise `Busy` if this process leads no more: what it read may have changed since."""
+        if route.name != "readyz" and (failure := self.store_failure()):
+            raise Busy(f"this control plane cannot answer any more: {failure}")
 
     def revision_of(self, kind: str, name: str) -> int | None:
         """Return the revision of a stored record; None where that kind has none."""

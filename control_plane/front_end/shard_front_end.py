@@ -27,7 +27,7 @@ from control_plane.front_end.metrics import Metrics, one_chunk
 from control_plane.front_end.task_handlers import TaskHandlers
 from control_plane.roles import ControlPlane
 from control_plane.store import Store
-from wire.errors import Busy, Forbidden
+from wire.errors import Busy, Forbidden, TwineError
 from wire.fairness import Peer
 from wire.peers import expect_peer, peer_of
 from wire.routes import Route
@@ -99,13 +99,20 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         async def checked(call: Call) -> object:
             if route.name in FORWARDED:
                 self._check_owner(route, call)
-            answer = await handler(call)
-            if failure := self._store.failure():
-                raise Busy(f"this shard cannot answer any more: {failure}")
+            try:
+                answer = await handler(call)
+            except TwineError:
+                self._check_leading()
+                raise
+            self._check_leading()
             return answer
 
         told = ("healthz", "readyz", "process_status", "shard_metrics")
         return handler if route.name in told else checked
+
+    def _check_leading(self) -> None:
+        if failure := self._store.failure():
+            raise Busy(f"this shard cannot answer any more: {failure}")
 
     def _check_owner(self, route: Route, call: Call) -> None:
         """Raise if a request is about what another shard decides."""

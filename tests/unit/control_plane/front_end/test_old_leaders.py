@@ -1,0 +1,56 @@
+"""AV1: a control plane that no longer leads answers nothing that it read, errors included."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from control_plane.api.routes import ROUTES
+from control_plane.front_end.frontend import FrontEnd
+from wire.errors import Busy, NotFound
+from wire.fairness import Peer
+from wire.server import Call
+
+GET_JOB = next(route for route in ROUTES if route.name == "get_job")
+
+
+class Leader:
+    """A front end whose store may have lost its leadership."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        self.error: NotFound | None = None
+        self._front_end = FrontEnd.__new__(FrontEnd)
+        guard: Any = SimpleNamespace(check=lambda _: None)
+        self._front_end._guard = guard
+        self._front_end.store_failure = lambda: self.why
+
+    async def ask(self) -> object:
+        async def handler(_: Call) -> object:
+            if self.error is not None:
+                raise self.error
+            return "from old records"
+
+        recorder: Any = None
+        call = Call(GET_JOB, Peer("user:ann", "user"), None, {"job": "web"}, {}, None, "1")
+        return await self._front_end._guarded(GET_JOB, handler, recorder)(call)
+
+
+async def test_a_control_plane_that_lost_its_lease_refuses_reads() -> None:
+    leader = Leader()
+    assert await leader.ask() == "from old records"
+    leader.why = "the lease ended"
+    with pytest.raises(Busy, match="cannot answer any more: the lease ended"):
+        await leader.ask()
+
+
+async def test_what_it_does_not_know_is_no_answer_either() -> None:
+    leader = Leader()
+    leader.error = NotFound("there is no job 'web'")
+    with pytest.raises(NotFound):
+        await leader.ask()
+    leader.why = "the lease ended"
+    with pytest.raises(Busy, match="cannot answer any more: the lease ended"):
+        await leader.ask()
