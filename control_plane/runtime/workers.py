@@ -22,6 +22,8 @@ Work = Callable[[str], Awaitable[float | None]]
 _RETRY_MAX_S = 60.0
 _STALE = 64
 """Entries of the heap that may be out of date before it is rebuilt."""
+_WOKEN_AT_ONCE = 200
+"""Keys that one ring of the timer wakes; others run before the rest: some 10 us of CPU a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,9 @@ class Workers:
     def _ring(self) -> None:
         self._timer = None
         now = self._runtime.now()
-        while self._heap and self._heap[0][0] <= now:
+        for _ in range(_WOKEN_AT_ONCE):
+            if not self._heap or self._heap[0][0] > now:
+                break
             when, key = heappop(self._heap)
             if self._due.get(key) == when:
                 del self._due[key]

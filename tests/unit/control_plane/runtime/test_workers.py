@@ -36,6 +36,34 @@ def test_a_million_keys_that_nobody_wakes_have_no_task_and_one_timer():
     run(main())
 
 
+def test_keys_that_are_due_at_once_are_woken_a_few_at_a_time():
+    async def main() -> None:
+        seen: list[int] = []
+        woken = 0
+
+        async def work(_: str) -> None:
+            nonlocal woken
+            woken += 1
+
+        async def other() -> None:
+            await RUNTIME.sleep(5.0)
+            while woken < 1_000:
+                seen.append(len(workers._ready))
+                await asyncio.sleep(0)
+
+        workers = Workers(RUNTIME, "machines", work)
+        running = asyncio.create_task(workers.run())
+        for number in range(1_000):
+            workers.wake_at(str(number), RUNTIME.now() + 5.0)
+        await other()
+        assert woken == 1_000
+        assert 0 < max(seen) <= 400  # those of one ring, and of the one before
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(main())
+
+
 def test_a_failing_key_is_tried_less_and_less_often_and_says_why():
     async def main() -> None:
         times: list[float] = []
