@@ -205,7 +205,7 @@ async def _adopt(services: AgentServices, parts: HostParts) -> None:
 
 
 async def _forget_restarts(parts: HostParts) -> None:
-    """This start went well: its successor is started at once again, whatever came before."""
+    """Have systemd count restarts from zero: this agent has started, whatever came before."""
     try:
         await parts.units.forget_restarts(_SERVICE)
     except TwineError as e:

@@ -178,7 +178,7 @@ class ShardProcesses(RunningShards):
         return found if self._gone[found] else None
 
     async def _ask_store(self, stray: Stop, job: str) -> None:
-        """Let a task end whose job the store does not have; asks until the store says so or not."""
+        """Let a task end whose job the store does not have; a failed read is tried again."""
         while True:
             try:
                 is_gone = await self._parts.jobs.store.get(JOBS + job) is None

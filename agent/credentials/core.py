@@ -16,7 +16,7 @@ _TASK = re.compile(r"twine-task-([a-z0-9-]+)\.service")
 
 
 def asked_for(address: bytes) -> tuple[str, str] | None:
-    """Return task and credential that are asked for from an address, None for another address.
+    """Return task and credential that are asked for from an address; None for one that no task has.
 
     The unit is the task's own, one of its init steps, or a command inside it.
     """

@@ -52,8 +52,9 @@ def _hold(family: socket.AddressFamily, address: tuple[str, int]) -> None:
 
 
 def _bound(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
-    """Return a socket bound beside our others alone: SO_REUSEPORT asks for one user, not for
-    any user, as SO_REUSEADDR does (socket(7)).
+    """Return a socket that shares its port with our own sockets only.
+
+    SO_REUSEPORT lets sockets of one user share a port, SO_REUSEADDR those of any user (socket(7)).
     """
     found = socket.socket(family, socket.SOCK_STREAM)
     try:
