@@ -400,15 +400,23 @@ def patient(browser: webdriver.Chrome) -> WebDriverWait:
     return WebDriverWait(browser, PATIENCE_S, ignored_exceptions=[StaleElementReferenceException])
 
 
-def submit(browser: webdriver.Chrome, path: str, label: str, **fields: str) -> None:
-    """Open a page, then the form with this label, fill it in and send it."""
-    opened(browser, path)
-    wait = patient(browser)
-    wait.until(lambda b: b.find_element(By.XPATH, f"//summary[text()='{label}']").click() or True)
+def send(browser: webdriver.Chrome, label: str, **fields: str) -> None:
+    """Open the form with this label on the page that is shown, fill it in and send it.
+
+    :raises NoSuchElementException: the page has no such form, or lost it meanwhile
+    """
+    browser.find_element(By.XPATH, f"//summary[text()='{label}']").click()
     form = browser.find_element(By.CSS_SELECTOR, ".act[open] form")
     for name, value in fields.items():
+        form.find_element(By.NAME, name).clear()
         form.find_element(By.NAME, name).send_keys(value)
     form.find_element(By.TAG_NAME, "button").click()
+
+
+def submit(browser: webdriver.Chrome, path: str, label: str, **fields: str) -> None:
+    """Open a page, and send its form with this label as soon as it is there."""
+    opened(browser, path)
+    patient(browser).until(lambda b: send(b, label, **fields) or True)
 
 
 def text_of(browser: webdriver.Chrome) -> str:
@@ -447,9 +455,8 @@ def test_forms_in_chromium_reach_the_audit_log_with_their_reason(
         opened(b, "/ui/machines/h0005")
         if b.find_element(By.CSS_SELECTOR, ".facts .badge").text == "down":
             return True
-        if b.find_elements(By.XPATH, "//summary[text()='Confirm down']"):
-            submit(b, "/ui/machines/h0005", "Confirm down", reason="it is off")
-        return False  # refused until it was silent for long enough
+        send(b, "Confirm down", reason="it is off")  # refused until it was silent for long enough
+        return False
 
     wait.until(confirmed)
     wait.until(lambda _: "rollback_job" in ctl(endpoint, "audit"))
