@@ -84,6 +84,8 @@ class SizingState(msgspec.Struct, frozen=True, kw_only=True):
     """When the size rose last to what is not healthy yet; 0: all are …"""
     grown_from: int = 0
     """… and from what it began to rise."""
+    observed_at: float = 0.0
+    """When the job was observed last: a size that rose since may be as old as that."""
     push_seen: float = 0.0
     """When tasks were being replaced last."""
     predicted: Forecast | None = None
@@ -193,7 +195,8 @@ class JobSizing:
         before = state.sizes[-1][1] if state.sizes else seen.tasks
         since, starts, grown_from = state.growing_since, state.starts, state.grown_from
         if seen.tasks > before:  # the newest tasks are healthy last
-            since, grown_from = seen.at, grown_from if since else before
+            began = max(state.observed_at, seen.at - STALE_S)
+            since, grown_from = min(began, seen.at), grown_from if since else before
         if seen.tasks < before:  # what still starts goes on growing
             since = since if seen.healthy < seen.tasks else 0.0
         elif since and seen.healthy >= seen.tasks:
@@ -206,6 +209,7 @@ class JobSizing:
             growing_since=since,
             grown_from=grown_from,
             push_seen=seen.at if seen.pushing else min(state.push_seen, seen.at),
+            observed_at=seen.at,
         )
 
 
