@@ -19,7 +19,7 @@ from control_plane.runtime.table import Checkpoint
 
 OwnerOf = Callable[[str], Allocator]
 """Returns the allocator that decides about a pool."""
-TURN = 500
+TURN = 200
 """Machines or tasks that are looked at before it is asked whether others are to have a turn."""
 
 
