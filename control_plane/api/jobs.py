@@ -388,6 +388,31 @@ def is_untouched(before: JobRecord | None, after: JobRecord | None) -> bool:
     )
 
 
+TaskChange = tuple[TaskRecord | None, TaskRecord | None]
+"""A task as it was (None: it is new) and as it is (None: it is gone)."""
+
+
+def task_changes(before: JobRecord | None, after: JobRecord | None) -> list[TaskChange]:
+    """Return the tasks that are not the same objects in two records of a job.
+
+    Most rounds of a job change few of its tasks, and what follows jobs looks at those only.
+    """
+    old = before.tasks if before is not None else []
+    new = after.tasks if after is not None else []
+    if old is new:
+        return []
+    if len(old) == len(new):  # almost always with the same indexes
+        pairs = [(was, task) for was, task in zip(old, new, strict=True) if was is not task]
+        if all(was.index == task.index for was, task in pairs):
+            return list[TaskChange](pairs)
+    known = {task.index: task for task in old}
+    found: list[TaskChange] = [
+        (was, task) for task in new if (was := known.pop(task.index, None)) is not task
+    ]
+    found += [(gone, None) for gone in known.values()]
+    return found
+
+
 def bound_to(record: JobRecord) -> set[str]:
     """Return the entitlements that a job needs: that it is in, that its tasks are in, and that an
     update which is not done goes back to.
