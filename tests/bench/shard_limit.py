@@ -73,7 +73,7 @@ def limit(points: Sequence[Mapping[str, float]], events: float) -> dict[str, flo
         "machines_at_one_core": round(machines),
         "gib_there": round((memory[0] + memory[1] * machines) / 1024, 1),
         "takeover_cpu_s_there": round(takeover[0] + takeover[1] * machines),
-        "growth": round(last / first, 2) if first else 0.0,
+        "growth": round(last / first, 2),
     }
 
 

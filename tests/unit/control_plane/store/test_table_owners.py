@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import control_plane
@@ -56,12 +56,16 @@ OWNERS = {
 which a job and the deletion of its entitlement exclude each other."""
 
 
-def modules() -> Iterator[tuple[str, Path, ast.Module]]:
-    """Yield the room, the path and the syntax of each module of the control plane."""
-    for path in sorted(ROOT.rglob("*.py")):
-        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        if room not in OFFLINE | {"store", "api"}:
-            yield room, path, ast.parse(path.read_text())
+@cache
+def modules() -> list[tuple[str, Path, ast.Module]]:
+    """Return the room, the path and the syntax of each module of the control plane."""
+    paths = sorted(ROOT.rglob("*.py"))
+    rooms = [path.relative_to(ROOT).parts[0].removesuffix(".py") for path in paths]
+    return [
+        (room, path, ast.parse(path.read_text()))
+        for room, path in zip(rooms, paths, strict=True)
+        if room not in OFFLINE | {"store", "api"}
+    ]
 
 
 def keys() -> set[str]:
