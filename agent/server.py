@@ -1,4 +1,4 @@
-"""The agent's API: who may call, and which service answers. No decisions of its own."""
+"""The agent's API: which callers are allowed, which service answers. No decisions of its own."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 32
 """Connections that are accepted before the loop's other work has its turn (some 20 us each)."""
 _BEGUN_AT_ONCE = 4
-"""Handshakes that begin before it has (0.25 to 1 ms each): who is known goes before who is not."""
+"""Handshakes that begin before it has (0.25 to 1 ms each): known clients go before unknown ones."""
 _BEGIN_S = 0.002
 """From one handshake to the next, on average: they take half of the loop's time at most."""
 _SWEEP_S = 1.0
@@ -205,9 +205,8 @@ class ConnectionAdmission:
     def _make_room(self, network: str) -> bool:
         """Close the oldest pending one of a network; empty: of all, else an idle anonymous one.
 
-        Those whose network wasted a place before go first, whatever they said; then those who
-        said nothing yet: a client that means it speaks at once, also if what was said has not been
-        looked at yet.
+        Connections from a network that wasted a place before are closed first, then silent ones:
+        an honest client sends at once. Whether bytes have arrived is checked before closing.
         """
         if not network:
             while (one := self._least()) is not None:
@@ -254,7 +253,7 @@ class ConnectionAdmission:
             self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
 
     def _begin_some(self) -> None:
-        """Begin a few handshakes; the others begin when those who are known had their turn."""
+        """Begin a few handshakes; the others begin after known clients had their turn."""
         begun, self._beginning = 0, None
         while self._spoke and begun < _BEGUN_AT_ONCE:
             pending = self._spoke.popleft()

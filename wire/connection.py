@@ -266,7 +266,7 @@ IDENTITY = re.compile(
 
 
 def identity_in(certificate: Mapping[str, Any]) -> str:
-    """Return who a verified certificate says that its holder is; empty: no identity."""
+    """Return the identity (URI) in a verified certificate; empty: it has none."""
     names = [v for kind, v in certificate.get("subjectAltName", ()) if kind == "URI"]
     return names[0] if len(names) == 1 and IDENTITY.fullmatch(names[0]) else ""
 

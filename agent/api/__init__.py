@@ -341,11 +341,11 @@ class ImageInfo(Reported, frozen=True, kw_only=True):
     layers: Annotated[list[Id], Meta(max_length=1024)] = []
     """Chain ids of an OCI image's layers, lowest first; images share them."""
     signatures: Signatures = []
-    """Of the image store: who vouches for the image. A host has them with each task instead."""
+    """Signatures of the image, in the image store only. On a host each task carries its own."""
     owner: Id = ""
-    """Of the image store: who pushed it, against whose share of the disk it counts."""
+    """User that pushed the image, in the image store only. It counts against this user's share."""
     names: Annotated[list[Id], Meta(max_length=1000)] = []
-    """Of the image store: names that mean it now, such as `redis:7.2`."""
+    """Names that refer to the image now, such as `redis:7.2`; in the image store only."""
     config: OciConfig | None = None
     """How an OCI image wants to be run; a task's specification overrides it."""
 

@@ -1,4 +1,4 @@
-"""A task's place in the network: whose it is, which ports it has, who may reach it."""
+"""A task's network: the host's or its own, its ports, and which tasks may connect to it."""
 
 from __future__ import annotations
 

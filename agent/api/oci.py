@@ -82,7 +82,7 @@ class OciConfig(Reported, frozen=True, kw_only=True):
     user: Id = ""
     """As the image has it. A task's processes have a user of their own all the same."""
     runs_as: ImageUser | None = None
-    """Who that is; None for root. The files of this user are shown as the task's own."""
+    """The user that `user` names; None for root. Its files appear as the task's own."""
     working_dir: Annotated[str, Meta(max_length=4096)] = ""
     stop_signal: Id = ""
     """Its name, such as SIGQUIT; empty: SIGTERM."""

@@ -33,7 +33,7 @@ class Relaxation(StrEnum):
     has it among its `relaxations`, too."""
     RAW = "raw"
     """No sandbox: root on the machine, with all capabilities, in the folder of its image. Only for
-    who has the role `host-admin`."""
+    users with the role `host-admin`."""
 
 
 TO_BE_ALLOWED = (Relaxation.OWN_INIT, Relaxation.NESTED)

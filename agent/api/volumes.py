@@ -18,7 +18,7 @@ MAX_VOLUMES = 16
 
 
 class VolumeKind(StrEnum):
-    """How long a volume lives, and who has it."""
+    """How long a volume lives, and which tasks use it."""
 
     SCRATCH = "scratch"
     """Of the task, and gone with it."""

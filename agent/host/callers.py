@@ -80,10 +80,10 @@ def authorize_with(
 ) -> Callable[[web.Request, Route], Peer]:
     """Return the rule of the agent: local root and group, or a component of the cluster.
 
-    On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
-    the role `component` may call, never another host, a user or a front end (trust F-79). One of a
-    control plane whose store is older than what this host was told is refused (docs/adr/0111), and
-    so is what changes something and comes from an earlier owner of an entitlement (docs/adr/0150).
+    On the unix socket the kernel reports the caller's user (SO_PEERCRED). On TCP only a certificate
+    of the role `component` may call, never another host, a user or a front end (trust F-79).
+    Refuses a control plane whose store is older than the one this host knows (docs/adr/0111).
+    Refuses changes by an earlier owner of an entitlement (docs/adr/0150).
     """
 
     def authorize(request: web.Request, route: Route) -> Peer:

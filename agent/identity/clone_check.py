@@ -66,7 +66,7 @@ class CloneCheck:
         """Why this host is the second one with its identity; empty: it is not."""
         self._waits = False
         self.served = asyncio.Event()
-        """Set once this host is reached at its address: who is asked looks there."""
+        """Set once the agent listens: to answer, the control plane connects to its address."""
         self.wake: Callable[[], None] = lambda: None
         """Has all tasks looked at again."""
         try:

@@ -49,7 +49,7 @@ _PIN = re.compile(api.DIGEST_PATTERN)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this host is."""
+    """The identity of this host."""
 
     machine: str
     control_plane_url: str
@@ -103,7 +103,7 @@ class HostIdentity:
         self._renewing = asyncio.Lock()
 
     def find(self) -> Identity | None:
-        """Return who this host is, None before it joined; `ConfigError` if unreadable."""
+        """Return this host's identity, None before it joined; `ConfigError` if unreadable."""
         if not self._path.exists():
             return None
         held = tls.load(self._path)
@@ -145,7 +145,7 @@ class HostIdentity:
         )
         self._keep(held)
         self.note_second("")
-        for path in self._spoke_last:  # whom it joins now it takes, whatever was before
+        for path in self._spoke_last:  # the new control plane is accepted, whatever was before
             path.unlink(missing_ok=True)
         log.info("joined", extra={"machine": held.name, "url": held.url})
         return Identity(held.name, held.url, held.not_after)

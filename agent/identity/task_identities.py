@@ -219,7 +219,7 @@ class TaskIdentities(TaskStage):
             ) from e
 
     def _refresh(self, task_id: str) -> None:
-        """Let a task trust whom its host trusts, from now on."""
+        """Give a task the authorities that its host trusts now. Raises `HostError`."""
         path, text = self._folder / task_id / BUNDLE, self._certifier.trusted()
         try:
             with contextlib.suppress(FileNotFoundError):

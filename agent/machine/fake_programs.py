@@ -45,7 +45,7 @@ def tar(argv: list[str], properties: Mapping[str, Property]) -> Ended:
 def python(argv: list[str], properties: Mapping[str, Property]) -> Callable[[], Ended] | None:
     """Apply layers as `python -m agent.machine.layer` does; other modules run until stopped.
 
-    Without root everything belongs to who runs it.
+    Without root everything belongs to the user that runs it.
     """
     if "agent.machine.layer" not in argv:
         return None

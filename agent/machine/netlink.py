@@ -94,7 +94,7 @@ async def ensure(net: TaskNet, gateway4: str, alias: str) -> None:
         await ipr.addr("replace", index=index, address=_HOST_LINK_LOCAL, prefixlen=64, flags=_NODAD)
         await ipr.route("replace", dst=f"{net.address4}/32", oif=index)
         await ipr.route("replace", dst=f"{net.address6}/128", oif=index)
-        await ipr.link("set", index=index, ifalias=alias)  # last: who has it is whole
+        await ipr.link("set", index=index, ifalias=alias)  # last: a link with it is complete
 
 
 def _open_low_ports(net: TaskNet) -> None:

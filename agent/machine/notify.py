@@ -10,7 +10,7 @@ _FIRST_FD = 3
 
 
 def notify(*lines: str) -> None:
-    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1` and the like to who started us."""
+    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1` and the like to the service manager."""
     _send(lines, [])
 
 

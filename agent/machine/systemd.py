@@ -58,12 +58,12 @@ _MATCHES = (
     "type='signal',sender='org.freedesktop.systemd1',"
     "interface='org.freedesktop.systemd1.Manager',member='UnitRemoved'",
 )
-"""The bus drops what we do not ask for, before it is copied to us. A start changes a dozen slices,
-mounts and targets that the unit depends on; only services have properties of `Service`, and systemd
-says them just before those of `Unit` (bus_unit_send_change_signal of systemd 257)."""
+"""The bus drops other signals before they are copied to us. A start changes a dozen slices, mounts
+and targets that the unit depends on. Only services have properties of `Service`, and systemd
+sends them just before those of `Unit` (bus_unit_send_change_signal of systemd 257)."""
 JOB_SETTLES_S = 0.05
-"""So long after the end of a unit's job its own change is waited for, which follows at once: who is
-told at the first of the two would look twice."""
+"""Time in s to wait after the end of a unit's job for the unit's own change, which follows at once:
+a listener that is called at the first of the two would read the unit twice."""
 
 _SIGNALS = {
     b"PropertiesChanged": PROPERTIES,

@@ -49,7 +49,7 @@ class Streams:
         readers = [os.open(path, os.O_RDONLY | flags) for path in paths]
         writers = [os.open(path, os.O_WRONLY | flags) for path in paths]
         streams.outputs, streams._input = {1: readers[1], 2: readers[2]}, writers[0]
-        # A pipe that has lost its writer would keep who opens it for reading waiting for ever.
+        # Opening a pipe for reading blocks for ever once the pipe has lost its writer.
         streams._held = [readers[0], *writers[1:], os.dup(writers[0])]
         streams.paths = (str(paths[0]), str(paths[1]), str(paths[2]))
         return streams

@@ -56,11 +56,11 @@ class ExclusiveCpus(TaskStage):
         self._claims: dict[str, tuple[int, ...]] = {}
         """Chosen for a task, for as long as it is here."""
         self._held: dict[str, tuple[int, ...]] = {}
-        """Of those, the ones that others are kept off: the task may have processes."""
+        """The claims that other tasks are kept off: the task may have processes."""
         self._set: dict[str, tuple[int, ...]] = {}
         """What slices were last set to by this agent."""
         self._room = True
-        """Whether a CPU is left for those who share."""
+        """Whether a CPU is left for tasks without CPUs of their own."""
         self._wanted: Callable[[], dict[str, TaskSpec]] = dict
         self._lock = asyncio.Lock()
 
@@ -194,9 +194,9 @@ class ExclusiveCpus(TaskStage):
         return frozenset(cpu for cpus in self._held.values() for cpu in cpus)
 
     async def _settle(self) -> None:
-        """Keep the slices of those who share off what is held, and let them onto the rest.
+        """Keep the slices of tasks that share CPUs off held CPUs, and allow them the rest.
 
-        A list of all CPUs lifts the bound: systemd takes an empty one, and changes nothing.
+        A list of all CPUs lifts the bound: systemd accepts an empty list, but changes nothing.
         """
         held = self._all_held()
         self._room = bool(shared(self._cores, held))
@@ -224,7 +224,7 @@ class ExclusiveCpus(TaskStage):
                 raise HostError(f"the last tasks of {name} have to end before it has all CPUs")
 
     def _slices(self) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Return the slices of those who share: their CPUs, and whether anything runs there."""
+        """Return the slices of tasks that share: their CPUs, and whether anything runs there."""
         found = {}
         for name in filter(is_shared_slice, self._cgroups.children(TASKS_SLICE)):
             values = self._cgroups.values(f"{TASKS_SLICE}/{name}", [_EFFECTIVE, "cgroup.events"])

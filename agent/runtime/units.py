@@ -36,11 +36,11 @@ class Units:
         """Unit that is followed → its active and sub state when it was read last."""
 
     def listen(self) -> Callable[[], None]:
-        """Wake those who wait in `changes` from now on; returns what ends it."""
+        """Wake the tasks that wait in `changes` from now on; returns a function that ends it."""
         loop = asyncio.get_running_loop()
 
         def heard(unit: str) -> None:
-            # Others change with each start, too; who begins to follow one looks first.
+            # Each start changes other units, too. A follower reads its unit once as it begins.
             if (not unit or unit in self._wakers) and not loop.is_closed():
                 loop.call_soon_threadsafe(self._wake, unit)
 
@@ -52,7 +52,7 @@ class Units:
             waker.set()
 
     def wake_all(self) -> None:
-        """Let everybody look who waits in `changes`."""
+        """Wake every task that waits in `changes`."""
         self._wake("")
 
     @contextmanager

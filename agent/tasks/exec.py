@@ -71,7 +71,7 @@ def wish_of(call: Call) -> SessionWish:
 
 
 class Sessions:
-    """Runs commands for those who are connected; no session outlives its connection."""
+    """Runs commands for connected clients; no session outlives its connection."""
 
     def __init__(self, inside: Inside, units: Units, folder: Path, idle_s: float = IDLE_S) -> None:
         """Make pipes below `folder`; what an earlier agent left there is of no use."""
@@ -203,7 +203,7 @@ class _Session:
             await self._units.kill(self._unit, word.signal)
 
     async def _feed(self) -> None:
-        """Hand input to the command as it reads; who counts hears how much that was."""
+        """Pass input to the command as it reads; report the bytes taken to a client that counts."""
         while (data := await self._input.get()) is not None:
             await self._streams.write(data)
             total = self._input.took(len(data))

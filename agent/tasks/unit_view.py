@@ -15,7 +15,7 @@ _MOST = 60_000
 
 
 class UnitView:
-    """Reads units through `systemctl show`, in the lane of those who look."""
+    """Reads units through `systemctl show`, in the `usage` thread."""
 
     def __init__(self, processes: Processes, lanes: Lanes, whole: UnitOfTask) -> None:
         """`whole` returns all properties of a task's unit."""

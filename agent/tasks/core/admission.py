@@ -1,4 +1,4 @@
-"""Whether a request about a task is taken: who asked last, and does it fit."""
+"""Whether a request about a task is accepted: it is not outdated, and the task fits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stale(
 def contradiction(spec: TaskSpec, known: TaskRecord) -> RefusedRequest | None:
     """Return why a generation that is in force cannot be put again, None where it can.
 
-    A generation names one specification: who sends another one under the same number has
+    A generation names one specification. A caller that sends another one under the same number
     made a mistake, and a success would hide that what runs is not what was asked for.
     """
     current = known.spec
