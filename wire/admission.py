@@ -163,9 +163,9 @@ class ConnectionAdmission:
             self._welcome(sock, name)
 
     def _turn_away(self) -> None:
-        """Close a new connection although there is no descriptor for it, and one pending one.
+        """Close a new connection without a free descriptor for it; close a pending one, too.
 
-        Left alone, the listening socket would be readable for ever: a loop at full speed.
+        Otherwise the listening socket would stay readable: a loop at full speed.
         """
         self._count("no descriptor is left")
         if not self._make_room(""):
@@ -466,8 +466,8 @@ async def open_admission(
 ) -> AsyncIterator[ConnectionAdmission]:
     """Serve the runner's application on a listening socket until left.
 
-    `is_void` says of a certificate's name and beginning whether it was revoked; it is asked once
-    a second. None: no certificate is revoked here.
+    `is_void` returns whether a certificate was revoked, by its name and beginning. It is called
+    once a second. None: no certificate is revoked here.
     """
     admission = ConnectionAdmission(runner, listener, tls, limits, logger, is_void)
     admission.open()
@@ -478,14 +478,14 @@ async def open_admission(
 
 
 def _is_ended(sock: socket.socket) -> bool:
-    """Return whether the other side sends no more, whatever of it is still unread."""
+    """Return whether the other side has ended its stream; sent data may still be unread."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
 def _first_byte(sock: socket.socket) -> bytes | None:
-    """Return the first byte of a connection; empty: it ended; None: nothing was said yet."""
+    """Return the first byte of a connection; empty: it ended; None: no byte has arrived."""
     try:
         return sock.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):

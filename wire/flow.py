@@ -14,7 +14,7 @@ WINDOW_BYTES = 256 << 10
 
 
 class Outflow:
-    """What is sent to the other side of a stream, and what that says it has taken."""
+    """Bytes sent to the other side of a stream, and bytes that it has acknowledged."""
 
     def __init__(self) -> None:
         """Nothing was sent, and the reader has acknowledged nothing."""
@@ -24,7 +24,7 @@ class Outflow:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the other side says what it takes."""
+        """Whether the other side acknowledges what it takes."""
         return self._taken is not None
 
     def taken(self, total: int) -> None:

@@ -75,7 +75,7 @@ class Call:
         return value
 
     def flag(self, name: str) -> bool:
-        """Return whether a query parameter says yes."""
+        """Return whether a query parameter is `1`, `true` or `yes`."""
         return self.query.get(name, "").lower() in ("1", "true", "yes")
 
 

@@ -26,7 +26,7 @@ Reference = Annotated[
 
 
 def asked_for_as(reference: str) -> str:
-    """Return what an event of an image says: by this name it was asked for. Its events follow."""
+    """Return the message of the first event of a pull: the name that was asked for."""
     return f"asked for as {reference}"
 
 
@@ -74,7 +74,7 @@ class ImageUser(Reported, frozen=True, kw_only=True):
 
 
 class OciConfig(Reported, frozen=True, kw_only=True):
-    """What an image says about how it is run; a task's specification overrides it."""
+    """How an image wants to be run; a task's specification overrides it."""
 
     entrypoint: Annotated[list[Argument], Meta(max_length=4096)] = []
     command: Annotated[list[Argument], Meta(max_length=4096)] = []

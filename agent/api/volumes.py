@@ -1,4 +1,4 @@
-"""What a task keeps beside its root file system (docs/volumes.md)."""
+"""Volumes: storage of a task in addition to its root file system (docs/volumes.md)."""
 
 from __future__ import annotations
 

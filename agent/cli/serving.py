@@ -32,11 +32,11 @@ def main() -> None:
 
 
 def serve(config_path: Path | None) -> None:
-    """Run the agent until it is told to end."""
+    """Run the agent until it is stopped."""
     with _no_authorities():
         from agent import daemon
     gc.collect()
-    gc.freeze()  # what was loaded stays: a collection need not look at it again
+    gc.freeze()  # loaded modules stay: a collection need not visit them again
 
     config = load(config_path)
     configure("twine-agent", config.log_level)

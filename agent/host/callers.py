@@ -53,9 +53,8 @@ def check_given(
     """Raise `InvalidInput` for numbers from which the control plane could not count on.
 
     It answers each generation that it did not give with a higher one, which has to be a number,
-    too (BUG-HT25): a caller on the socket may use half of them. Terms are the control plane's:
-    with a later one than `term`, the latest that it has spoken in, nothing that it says would be
-    taken any more.
+    too (BUG-HT25): a caller on the socket may use half of them. Terms are the control plane's.
+    After a term above `term`, the latest that it has sent, all its requests would be refused.
     """
     if peer.role != "local":
         return

@@ -41,7 +41,7 @@ SECOND_LOOK_S = 2.0
 
 
 class Ledger:
-    """Looks at the host, and mends it."""
+    """Inspects the host, and repairs it."""
 
     def __init__(
         self,

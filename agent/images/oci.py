@@ -4,7 +4,7 @@
     staging/oci-<key>.json  the manifest as the registry gave it
 
 skopeo fetches, in a sandbox that has a network and nothing else. Every digest is checked here
-or where a layer is applied: skopeo is not believed.
+or where a layer is applied: skopeo is not trusted.
 """
 
 from __future__ import annotations

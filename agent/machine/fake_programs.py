@@ -133,5 +133,5 @@ PROGRAMS: Mapping[str, Program] = {
     "tar": tar,
     "true": ends_with(0),
 }
-"""What programs do unless told otherwise; others run until they are stopped. No registry is
-reached, until a test has one."""
+"""Default behaviour of programs; others run until they are stopped. No registry is reachable
+unless a test provides one."""

@@ -68,7 +68,7 @@ def _write_sysctl(path: str, value: str, *, accept_ra: bool) -> None:
     if file.read_text().strip() == value:
         return
     if accept_ra:
-        # A host that forwards hears no router any more, unless told to (ip-sysctl.rst).
+        # A host that forwards ignores router advertisements, unless this is 2 (ip-sysctl.rst).
         for one in _SYSCTLS.glob("ipv6/conf/*/accept_ra"):
             if one.read_text().strip() == "1":
                 one.write_text("2")

@@ -64,6 +64,6 @@ def _send(lines: tuple[str, ...], fds: list[int]) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return how often systemd wants to hear from us at the latest, None if it does not."""
+    """Return systemd's watchdog interval in s, None without a watchdog."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     return int(usec) / 1e6 if usec.isdigit() else None

@@ -1,7 +1,7 @@
 """The service manager of the host, over D-Bus.
 
 Works below pystemd's generated proxies: those introspect and build classes for each unit,
-which makes a look at one unit cost as much as its start. Each instance has one connection
+which makes reading one unit cost as much as its start. Each instance has one connection
 (`bus.py`) for calls, behind a lock, and one for signals, read by a thread of its own.
 """
 
@@ -122,7 +122,7 @@ class HostSystemd:
             raise _refused(f"cannot change {unit}", e, properties) from e
 
     def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit, None where systemd knows none of that name.
+        """Return the state of a unit, None where systemd has none of that name.
 
         Where it runs, main process and cgroup are left out: this is asked with each change.
         """
@@ -378,11 +378,11 @@ class _UnitWatch:
             return True
 
     def _changed(self, member: bytes, message: Message) -> str:
-        """Return the unit that listeners should look at, "" where there is nothing to see.
+        """Return the unit that listeners should read, "" where nothing relevant changed.
 
-        While a unit starts or stops its properties change a dozen times; looking each time
-        would take longer than the start. The end of the job says it all, and the change that
-        follows it is that one's (job_uninstall of systemd 257).
+        While a unit starts or stops its properties change a dozen times; reading it each time
+        would take longer than the start. The end of the job covers them all, and the change that
+        follows belongs to it (job_uninstall of systemd 257).
         """
         if member == b"PropertiesChanged":
             # Its body is of no use to us, and taking it apart would cost more than the rest.

@@ -46,8 +46,8 @@ class ExclusiveCpus(TaskStage):
         cores: Callable[[], tuple[Core, ...]],
         mark: Path,
     ) -> None:
-        """Know of no task yet; see `adopt` and `look`. `mark` is a file that goes with a boot:
-        where it is, an agent has changed slices in this one.
+        """Start without tasks; see `adopt` and `look`. `mark` is a file that lasts until a reboot:
+        if it exists, an agent has changed slices since this boot.
         """
         self._mark, self._ever = mark, mark.exists()
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
@@ -132,7 +132,7 @@ class ExclusiveCpus(TaskStage):
         return replace(task, own_cpus=await self._hold(task.task_id, task.spec))
 
     async def resize(self, task: TaskRecord) -> TaskRecord:
-        """As `ensure`: what it had beside them it keeps until `confirm`."""
+        """As `ensure`: the task keeps its former CPUs, too, until `confirm`."""
         return await self.ensure(task)
 
     async def _hold(self, task_id: str, spec: TaskSpec) -> list[int]:
@@ -165,7 +165,7 @@ class ExclusiveCpus(TaskStage):
             return list(own)
 
     async def confirm(self, task_id: str) -> None:
-        """Give back what a task had beside its own CPUs, now that its unit is off the rest."""
+        """Release a task's former CPUs, now that its unit runs on the new ones only."""
         async with self._lock:
             own = self._claims.get(task_id, ())
             if self._held.get(task_id, own) != own:

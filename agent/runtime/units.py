@@ -68,9 +68,9 @@ class Units:
                 self._known.pop(unit, None)
 
     async def watch(self, pattern: str) -> None:
-        """Wake, for ever, the followers of a unit of a glob that changed without a signal.
+        """Wake the followers of units in a glob that changed without a signal, until cancelled.
 
-        All are seen at one glance, so it costs one call, however many tasks there are.
+        One call reads the states of all units, however many tasks there are.
         """
         while True:
             await asyncio.sleep(LOOK_S)
@@ -223,7 +223,7 @@ class Units:
 def _has_run(state: UnitState) -> bool:
     """Return whether the command of a unit has ended.
 
-    Its invocation says nothing of that: it is read after the state, and a start may lie between.
+    Its invocation does not show that: it is read after the state, and a start may lie between.
     """
     return state.exit_code is not None or state.exit_signal is not None
 

@@ -42,7 +42,7 @@ OOM = "oom-kill"
 """systemd's word for the end of a unit after the kernel killed one of its processes for memory."""
 _DRAIN_S = 0.25
 """Once a command has ended nothing more is waited for after so long without a word of it: another
-process may hold its output. What it wrote is told, however slowly it is taken.
+process may hold its output. What it wrote is sent, however slowly the client reads it.
 """
 
 

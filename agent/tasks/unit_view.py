@@ -1,4 +1,4 @@
-"""Shows a task's unit: what is asked of systemd, beside what systemd says of it."""
+"""Shows a task's unit: the properties asked of systemd, next to those that it reports."""
 
 from __future__ import annotations
 

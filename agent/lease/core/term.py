@@ -1,8 +1,8 @@
 """Whether a control plane may command: its store is not older, its ownership not passed on.
 
-Stores (docs/adr/0111): a store only grows. A term that began below a position that the host heard
-from another term has lost writes: its store was restored from a copy. What it would stop or move
-may be newer than all that its store contains.
+Stores (docs/adr/0111): a store only grows. A term that began below a position that another term
+sent to the host has lost writes: its store was restored from a copy. What it would stop or move may
+be newer than all that its store contains.
 
 Owners (docs/adr/0150): each entitlement has one owner at a time, and the number of its term
 rises whenever it gets another one. Numbers of different entitlements are not compared, so a machine
@@ -20,7 +20,7 @@ OWNERS_MAX = 1000
 
 
 def is_older(told: Term, known: Term | None) -> bool:
-    """Return whether the sender began with a store that lacks writes the host has heard of.
+    """Return whether the sender began with a store that lacks writes of a known term.
 
     Of two lives of one store the later began at or above all that the earlier had on disk.
     """
