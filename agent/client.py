@@ -30,7 +30,7 @@ class AgentClient(WireClient):
     """Client of one agent, over mutual TLS or its unix socket.
 
     Every method raises what the agent raised (`wire.errors`), or `Unreachable`. With each
-    request that counts for it the agent is told which of its answers arrived last.
+    request that concerns the lease it names the agent's answer that arrived last.
     """
 
     max_answer_bytes = 16 << 20
@@ -203,7 +203,7 @@ class AgentClient(WireClient):
         return _as(api.ProfileStatus, await self.call(_ROUTE["put_profile"], spec))
 
     async def put_notices(self, told: HostNotices) -> HostNotices:
-        """Say what the tasks of the machine are to be told; what is not said is withdrawn."""
+        """Set all notices for the tasks of the machine; those left out are withdrawn."""
         return _as(HostNotices, await self.call(_ROUTE["put_notices"], told))
 
     async def get_profile(self) -> api.ProfileStatus:
@@ -213,7 +213,7 @@ class AgentClient(WireClient):
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
         """Return events after a sequence number, waiting up to `wait_s` for the first.
 
-        An agent of an earlier release names no answer, and takes no parameter it does not know.
+        An agent of an earlier release names no answer, and refuses unknown parameters.
         """
         knows = self._answered is not None
         answer = await self.call(

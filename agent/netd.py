@@ -119,7 +119,7 @@ class NetService:
             writer.write(msgspec.json.encode(said) + b"\n")
             await writer.drain()
         except OSError:
-            pass  # who asked is gone; what was asked is done
+            pass  # the caller is gone; its request is done
         finally:
             self.called.set()
             writer.close()

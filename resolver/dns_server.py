@@ -33,7 +33,7 @@ IDLE_S = 10.0
 
 
 class DnsServer:
-    """Answers questions; what it knows it gets from `find`."""
+    """Answers DNS queries with what `find` returns."""
 
     def __init__(self, zone: Zone, find: Find, random_: random.Random | None = None) -> None:
         """Listen nowhere yet."""

@@ -79,7 +79,7 @@ class ZoneFollower:
             found = self._jobs[job] = _Followed(now)
             self._asked.set()
             if self._news is not None:
-                self._news.cancel()  # what waits does not know of this job
+                self._news.cancel()  # the pending request does not include this job
         found.asked_at = now
         return found
 

@@ -126,7 +126,7 @@ def read_location(fs: KernelFs) -> dict[str, Fact]:
 
 
 def vendor_of(cpuinfo: str) -> str:
-    """Return who made the processor."""
+    """Return the vendor of the processor."""
     if _line(cpuinfo, "CPU implementer"):
         return "arm"
     return VENDORS.get(_line(cpuinfo, "vendor_id"), "other")

@@ -50,8 +50,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     version: Annotated[int, Meta(ge=1)] = 1
     """Raised with every change that machines are to be brought to."""
     owner: str = ""
-    """Who may change the file. One that inherits from a file with `allow` says only what that
-    lets this owner say."""
+    """The team that may change the file. Where it inherits from a file with `allow`, it may set
+    only what that file allows this owner."""
     unset: list[str] = []
     """What of its parents it leaves as the host has it: `sysctl.vm.swappiness`, a member of a list
     such as `modules.br_netfilter`, or a whole table such as `thp`."""

@@ -44,7 +44,7 @@ class ProfileState(StrEnum):
 
 
 class Disruption(StrEnum):
-    """What a change costs those who use the host, in rising order."""
+    """What a change costs the users of the host, in rising order."""
 
     LIVE = "live"
     """In force at once; running tasks need not notice."""

@@ -55,7 +55,7 @@ class NoLog:
 
 
 class Host(msgspec.Struct, frozen=True):
-    """Everything outside: the kernel's files, programs, disk, clocks, and who hears of it."""
+    """Access to the host: the kernel's files, programs, disk, clocks, and the log."""
 
     fs: KernelFs
     processes: Processes
@@ -262,7 +262,7 @@ class Setting:
             )
 
     def blame(self, host: Host, report: SettingReport) -> str:  # noqa: ARG002
-        """Return who may have changed what drifted, "" where nothing tells."""
+        """Return which program may have changed what drifted, "" where that is unknown."""
         return ""
 
     # names

@@ -1,7 +1,7 @@
 """A websocket between two programs: frames both ways, an end on either side, problems in words.
 
-The opening request is checked like any other. What fails after it is told in the stream's own
-last word, because a client of a websocket sees no body of a refusal.
+The opening request is checked like any other. Later errors are sent in the stream's last frame,
+because a client of a websocket sees no body of a refusal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one caller may take of a server: places to wait, computing time, bytes of a body.
 
 An account is what is charged: an identity, or the network that an anonymous caller comes from.
-Those who run the server (`Peer.is_trusted`) are charged nothing and keep a reserve of places.
+Operators and components (`Peer.is_trusted`) are charged nothing and keep a reserve of places.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANYONE_BODY_BYTES = 128 << 10
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is calling, as proved by TLS or by the kernel."""
+    """The identity of a caller, as proved by TLS or by the kernel."""
 
     name: str
     """URI SAN of the certificate, or `local:<uid>` on the unix socket."""

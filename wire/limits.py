@@ -32,7 +32,7 @@ class ConnectionLimits:
     idle_s: float = 75.0
     """Between two requests of one whose identity is known."""
     write_s: float = 30.0
-    """How long an answer may wait for a reader who takes nothing of it."""
+    """How long an answer may wait for a reader that takes nothing of it."""
 
     def within(self, descriptors: int) -> ConnectionLimits:
         """Return these limits as far as a process with that many descriptors can keep them."""

@@ -45,7 +45,7 @@ def _note(times: dict[str, float], network: str, until: float) -> None:
 
 
 def whence(sock: socket.socket, name: object) -> tuple[str, str]:
-    """Return the address of who connects, and the network that is to blame for it."""
+    """Return the address of a connecting client, and the network that is charged for it."""
     if sock.family == socket.AF_UNIX:
         _, uid, _ = _UCRED.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -57,7 +57,7 @@ def whence(sock: socket.socket, name: object) -> tuple[str, str]:
 
 @lru_cache(maxsize=4096)
 def network_of(address: str) -> str:
-    """Return whom to blame: an IPv4 address, or the /64 that one IPv6 host owns."""
+    """Return the network to charge: an IPv4 address, or the /64 that one IPv6 host owns."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

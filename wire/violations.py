@@ -36,7 +36,7 @@ _NAME_CHARS = 80
 def violations(value: Any, kind: Any) -> list[FieldError]:
     """Return what keeps `value` (plain values, as JSON, TOML or YAML give) from being `kind`.
 
-    At most `MAX_ERRORS`, and no more work than it takes to find these.
+    Returns at most `MAX_ERRORS`, and ends the search there.
     """
     return list(islice(_Search().found(value, kind, "", 0), MAX_ERRORS))
 
@@ -153,7 +153,7 @@ def _is_refused(value: Any, kind: Any) -> bool:
 
 
 def _of_parts(value: Any, kind: Any) -> str:
-    """Return what a table says of its parts (`__post_init__`) where each alone is right."""
+    """Return the error of a table as a whole (`__post_init__`) where each part alone is right."""
     if not isinstance(value, dict) or not is_struct(kind):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""A task's place in the network: whose it is, which ports it has, who may reach it."""
+"""A task's network: the host's or its own, its ports, and which tasks may connect to it."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Dns(Written, frozen=True, kw_only=True):
 
 
 class Reach(Written, frozen=True, kw_only=True):
-    """What an owner says of the network of each of a job's tasks."""
+    """Network settings that an owner gives for each of a job's tasks."""
 
     mode: NetworkMode = NetworkMode.HOST
     egress_mbps: Annotated[float, Meta(ge=0.1, le=1_000_000)] | None = None
     """Most it may send, in millions of bits a second; `private` only."""
     allow_from: Annotated[list[Name], Meta(max_length=64)] = []
     """Tasks, or jobs with all their tasks, of the same entitlement that may open connections to
-    it; `private` only. Tasks of other machines are told apart by address: see docs/network.md."""
+    it; `private` only. Tasks of other machines are recognised by address: see docs/network.md."""
     unix_sockets: bool = False
     """Whether it may open sockets of the family AF_UNIX in `host` mode: with them it reaches the
     abstract sockets of the whole host. A private network has its own, so there they are free."""

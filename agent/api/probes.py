@@ -47,7 +47,7 @@ class Probe(Written, frozen=True, kw_only=True):
     neither, and it is not reported as broken. The first success ends it."""
 
     def __post_init__(self) -> None:
-        """Refuse a probe that says not where to ask."""
+        """Refuse a probe without a target."""
         check_probe(self.kind, self.port, self.command)
 
 

@@ -1,6 +1,6 @@
 """The ranges that fields of the wire may have, and the bases of its types.
 
-Each concept's module beside this one builds on it; `agent.api` names them all.
+Each concept has a module in this package that builds on it; `agent.api` exports them all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Relaxations of a task's sandbox: each has a name and a price (docs/security.md, ADR 0092).
 
-The price is what `systemd-analyze security` says of the task's unit, 10 is worst. It was measured
-on Debian 13, systemd 257.13; `tests/lab/test_2_relaxations.py` measures again and compares.
+The exposure is the score of `systemd-analyze security` for the task's unit; 10 is worst. Measured
+on Debian 13, systemd 257.13; `tests/lab/test_2_relaxations.py` measures it again and compares.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Relaxation(StrEnum):
     """Be a machine with the init of its image (systemd) and users of its own, which no one else has
     outside; only where its entitlement has it among its `relaxations` (docs/agent.md)."""
     NESTED = "nested"
-    """Run containers inside such a machine; only beside `own-init`, and only where its entitlement
-    has it among its `relaxations`, too."""
+    """Run containers inside such a task; only together with `own-init`, and only where its
+    entitlement has it among its `relaxations`, too."""
     RAW = "raw"
     """No sandbox: root on the machine, with all capabilities, in the folder of its image. Only for
-    who has the role `host-admin`."""
+    users with the role `host-admin`."""
 
 
 TO_BE_ALLOWED = (Relaxation.OWN_INIT, Relaxation.NESTED)

@@ -108,7 +108,7 @@ class Resize(Written, frozen=True, kw_only=True):
 
 
 def changes(resize: Resize, of: type[msgspec.Struct]) -> dict[str, object]:
-    """Return what a resize says of the fields of a type."""
+    """Return the fields of a type that a resize sets, with their values."""
     names = set(of.__struct_fields__)
     asked = {n: getattr(resize, n) for n in Resize.__struct_fields__ if n in names}
     return {name: value for name, value in asked.items() if value is not None}

@@ -37,7 +37,7 @@ PublicKeys = Annotated[list[PublicKey], Meta(max_length=MAX_KEYS)]
 
 
 class ImageSignature(Written, frozen=True, kw_only=True):
-    """The word of one key that an image is what it says."""
+    """The signature of one key that a digest is an image of this name."""
 
     name: ImageName
     """What the image is, in the signer's words; part of what is signed."""

@@ -1,4 +1,4 @@
-"""What a control plane says of itself with each request to an agent.
+"""How a control plane identifies itself in each request to an agent.
 
 A `Term` is one life of a control plane's process and its store. An `OwnerTerm` names the
 entitlement that the machine belongs to, and the term in which the sender owns it (docs/adr/0150).

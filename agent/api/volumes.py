@@ -1,4 +1,4 @@
-"""What a task keeps beside its root file system (docs/volumes.md)."""
+"""Volumes: storage of a task in addition to its root file system (docs/volumes.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_VOLUMES = 16
 
 
 class VolumeKind(StrEnum):
-    """How long a volume lives, and who has it."""
+    """How long a volume lives, and which tasks use it."""
 
     SCRATCH = "scratch"
     """Of the task, and gone with it."""

@@ -92,8 +92,8 @@ def image_pull(
 ) -> None:
     """Fetch the image REFERENCE (REGISTRY/REPOSITORY:TAG or …@sha256:…) and print its digest.
 
-    What is here already is not fetched again, layer by layer. Who leaves does not end it: --list
-    shows what goes on, --cancel ends it.
+    Layers that are here already are not fetched again. The fetch goes on if this command is
+    interrupted: --list shows running fetches, --cancel ends one.
     """
     if listed:
         found = call(config_path, lambda client: client.list_arrivals())

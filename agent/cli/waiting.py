@@ -26,9 +26,9 @@ _ENDED = (api.TaskState.FAILED, api.TaskState.STOPPED)
 
 
 class StatusWatch:
-    """Asks one agent about its tasks until it knows; asks again where the agent went away.
+    """Polls one agent about its tasks; tries again where the agent is unreachable.
 
-    It only asks, so nothing is done twice.
+    It only reads, so nothing is done twice.
     """
 
     def __init__(self, client: AgentClient) -> None:
@@ -49,7 +49,7 @@ class StatusWatch:
             return None
 
     async def news(self, wait_s: float = NEWS_S) -> None:
-        """Return once something happened that was not told yet, after `wait_s` at the latest."""
+        """Return once there is a new event, after `wait_s` at the latest."""
         asked = lambda: self._client.get_events(self._after, wait_s=wait_s)  # noqa: E731
         self._after = (await _patiently(asked)).latest
 

@@ -1,6 +1,6 @@
-"""Accounts for everything of ours on this host: who owns it, why it stays, what is wrong.
+"""Accounts for everything of ours on this host: its owner, why it stays, what is wrong.
 
-Also takes away what may go: unused images, and layers that no image stands on.
+Also removes unused images, and layers that no image is built on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECOND_LOOK_S = 2.0
 
 
 class Ledger:
-    """Looks at the host, and mends it."""
+    """Inspects the host, and repairs it."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """What a scrape of `/metrics` gets: the host, its tasks, and what the agent counted.
 
-Everything is read at the moment of the scrape, in the lane of those who look; nothing is kept
-between two of them. Labels name tasks of this host only, and go when the task does.
+Everything is read at the moment of the scrape, in the `usage` thread; nothing is kept between two
+scrapes. Labels name tasks of this host only, and are removed with the task.
 """
 
 from __future__ import annotations

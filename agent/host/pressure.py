@@ -53,7 +53,7 @@ class Pressure:
         oomd: Oomd,
         host: tuple[int, Callable[[], float]],
     ) -> None:
-        """Take what is read and told; `host` is its CPUs and its clock (seconds since boot)."""
+        """`host` is the number of its CPUs and its clock (seconds since boot)."""
         self._cgroups, self._tasks, self._usage = cgroups, tasks, usage
         self._starts, self._oomd = starts, oomd
         self._cpus, self._boottime_s = host
@@ -67,7 +67,7 @@ class Pressure:
         starts.asked = self._rest.end
 
     async def watch(self) -> None:
-        """Look every two seconds, for ever; less often while there is nothing to see."""
+        """Check every two seconds until cancelled; less often while there is no pressure."""
         while True:
             await self._pause()
             try:

@@ -58,7 +58,7 @@ def pin(fd: int, path: str) -> None:
 
 
 def described(fd: int, size: int) -> bytes:
-    """Return the first bytes of what the kernel says of an object. Raises `OSError`."""
+    """Return the first bytes of the kernel's information on an object. Raises `OSError`."""
     info = ctypes.create_string_buffer(size)
     call(BpfCommand.OBJ_INFO, struct.pack("=IIQ", fd, size, ctypes.addressof(info)), info)
     return info.raw

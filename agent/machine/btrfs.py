@@ -26,7 +26,7 @@ _REASONS = {
     errno.ENOTTY: "it is not on a btrfs file system",
     errno.EINVAL: "it is not a subvolume",
 }
-"""What btrfs means by an errno whose own text says little."""
+"""What btrfs means by an errno whose own text is unclear."""
 
 
 class HostBtrfs:

@@ -49,7 +49,7 @@ class _Error(ctypes.Structure):
 
 
 class _Library(NamedTuple):
-    """`held` keeps the interpreter's lock, for what is done at once; `free` lets go of it."""
+    """`held` keeps the interpreter's lock, for calls that never wait; `free` releases it."""
 
     held: Any
     free: Any
@@ -282,7 +282,7 @@ def _said(tokens: Iterable[Token]) -> tuple[bytes, list[Any]]:
 
 
 def _type(kind: int, contents: Any) -> bytes:
-    """Return the type of a value, which for an array or a structure says what is inside."""
+    """Return the type of a value, including the contents of an array or a structure."""
     if kind == ord("a"):
         return b"a" + bytes(contents)
     return b"(%s)" % contents if kind == ord("r") else bytes([kind])

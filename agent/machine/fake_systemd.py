@@ -35,7 +35,7 @@ class Ended:
 
     @property
     def verdict(self) -> str:
-        """Return what systemd says of it."""
+        """Return systemd's `Result` of it."""
         if self.result:
             return self.result
         if self.signal:
@@ -45,7 +45,7 @@ class Ended:
 
 Program = Callable[[list[str], Mapping[str, Property]], Ended | Callable[[], Ended] | None]
 """Gets its arguments and the unit's properties; None: it runs until it is stopped. What it returns
-to be called is run beside, and says how it ended."""
+to be called is run in another thread, and returns how it ended."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class _Unit:
 
 
 class FakeSystemd:
-    """Units in memory. Every change is told to the listeners before the call returns."""
+    """Units in memory. Listeners are called with every change before the call returns."""
 
     def __init__(
         self, programs: Mapping[str, Program] | None = None, clock: Callable[[], float] = time.time

@@ -35,7 +35,7 @@ class MemoryFile:
         os.close(self._fd)
 
     def read(self) -> bytes:
-        """Return what was written last; empty where that cannot be told."""
+        """Return what was written last; empty where it is damaged or missing."""
         at = self._slot(os.pread(self._fd, 1, 0) == b"\1")
         head = os.pread(self._fd, 40, at)
         size = int.from_bytes(head[:8], "little")

@@ -2,7 +2,7 @@
 
 A limited subvolume has a group of level 1 with its own number (`1/ID`) where quotas are simple:
 subvolumes that are made inside of it join that group by themselves, so the limit holds for
-all of it together. Regular quotas know no such thing; there the limit is on the subvolume's own
+all of it together. Regular quotas lack this; there the limit is on the subvolume's own
 group (`0/ID`). Numbers and layouts are those of include/uapi/linux/btrfs.h.
 """
 

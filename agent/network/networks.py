@@ -1,7 +1,7 @@
 """The private networks of this host's tasks, and the firewall of the host.
 
-The kernel is the record: what there is, is read back with every answer. An agent that starts
-puts the firewall in force for the tasks it finds, and removes networks of tasks it does not know.
+The kernel is the record: existing networks are read back with every answer. A starting agent
+installs the firewall for the tasks it finds, and removes networks of unknown tasks.
 """
 
 from __future__ import annotations

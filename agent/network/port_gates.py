@@ -79,7 +79,7 @@ class PortGates:
         self._open.discard(task_id)
 
     async def keep(self) -> None:
-        """Hold what comes up, for ever."""
+        """Attach gates to the cgroups of starting tasks until cancelled."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(SETTLE_S)

@@ -66,7 +66,7 @@ class MemoryProtection(TaskStage):
                     await self._units.limit(name, kept)
             read = await self._lanes.run("usage", self._read)
             for name, kept in wanted.items():
-                # One that does not run yet says nothing, and begins with it.
+                # A slice that does not run yet has no files, and starts with these values.
                 if wrong := not_in_force(files(kept), read.get(name, {})):
                     raise HostError(f"what {name} keeps for its tasks is not in force: {wrong}")
             self._in_force = wanted

@@ -113,7 +113,7 @@ class OutputPipe:
         self.name = f"{path.parent.name}/{path.name}/{self.inode}"
         """What systemd calls the descriptor that it keeps."""
         self.lost = 0
-        """Lines that the journal did not take, since they were told."""
+        """Lines that the journal refused since the last report of lost lines."""
         self._suppressed = 0
         self._told_lost = 0
         self._unit = f"twine-task-{path.name}.service"
@@ -151,13 +151,13 @@ class OutputPipe:
             self.journal.send(self, [entry(fields, line) for line in lines], now)
 
     def open_again(self) -> None:
-        """Read through a new descriptor: the old one reports the end of its writers for ever."""
+        """Read through a new descriptor: the old one reports a hang-up from now on."""
         again = os.open(f"/proc/self/fd/{self.fd}", _READ)
         os.close(self.fd)
         self.fd = again
 
     def owes(self) -> bool:
-        """Return whether lines are missing that the log does not tell of yet."""
+        """Return whether lines are missing that the log does not report yet."""
         return bool(self.lost or self._suppressed or self._lines.dropped)
 
     def tell(self, now: float) -> tuple[int, int]:
@@ -325,7 +325,7 @@ class OutputCopier:
 
 
 def main() -> None:
-    """Copy until the service is told to end."""
+    """Copy until the service is stopped."""
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     copier = OutputCopier(FOLDER)
     copier.adopt(all_kept())

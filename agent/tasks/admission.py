@@ -1,4 +1,4 @@
-"""Whether a task is taken in: what it asks for, beside what this host has and has promised."""
+"""Whether a task is admitted: compares its needs with what this host has and has promised."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class TaskAdmission:
                 raise Unprocessable(f"task {task_id} {attempt}: {why}", hint=hint)
 
     def no_room(self, task_id: str, spec: TaskSpec) -> str:
-        """Return why a task does not fit beside those that are not over, empty where it does.
+        """Return why a task does not fit with the tasks that are not over, empty where it does.
 
-        That is all that one that is over holds no longer: a restart asks for it again. Volumes and
-        CPUs of its own are its until it is removed (`is_over`), so they are not looked at here.
+        A task that is over holds no memory and no huge pages; a restart asks for them again. It
+        keeps its volumes and its own CPUs until it is removed (`is_over`), so they are not checked.
         """
         here = {o: other for o, other in self._others(task_id).items() if not self._is_over(o)}
         taken = sum(other.limits.memory_max_bytes for other in here.values())

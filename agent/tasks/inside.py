@@ -29,7 +29,7 @@ _UNSTAGED_S = 300.0
 
 
 class Inside:
-    """Units that belong to a task beside its main one."""
+    """Units of a task other than its main one."""
 
     def __init__(self, units: Units, whole: UnitOfTask) -> None:
         """Make the units from what `whole` returns."""
@@ -56,10 +56,10 @@ class Inside:
         await self._units.clear(step_unit(task_id), timeout_s=_GRACE_S)
 
     async def forget(self, task_id: str) -> None:
-        """Remove what commands inside a task left when it ended beside them.
+        """Remove units of commands inside a task that are left after the task ended.
 
-        They are ordered after its unit, so systemd keeps that one loaded for as long as one that
-        failed is: no other unit of its name can be started, and it would outlive a deleted task.
+        They are ordered after its unit, so systemd keeps it loaded as long as a failed one of them
+        is: no other unit of its name can be started, and it would outlive a deleted task.
         """
         for left in await self._units.all(inside_unit(task_id, "*")):
             purpose = left.unit.removeprefix(f"twine-in-{task_id}.").removesuffix(".service")

@@ -41,7 +41,7 @@ class Prober:
         starting_s: float = 0.0,
         at: str = LOOPBACK,
     ) -> None:
-        """Probe for ever, from a known health on, and report each change of verdict.
+        """Probe until cancelled, from a known health on, and report each change of verdict.
 
         `starting_s` is what is left of the task's start period.
         """

@@ -24,7 +24,7 @@ class Starts:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def allow(self, number: int) -> None:
-        """Have so many places from now on; who has one keeps it."""
+        """Set the number of places; a task that holds one keeps it."""
         self.allowed = number
         self._admit()
 

@@ -34,7 +34,7 @@ class PowerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Words are checked by `check` and not by their type: msgspec 0.22 frees a type `W | list[W]`
     # wrongly where W has a pattern, and the process dies at its end, if not before.
     governor: str | list[str] | None = None
-    """Who chooses the frequency, or several of them, best first."""
+    """The kernel's governor that chooses the frequency, or several of them, best first."""
     energy_preference: str | list[str] | None = None
     """What the processor itself leans to, between `performance` and `power`."""
     required: bool = False

@@ -27,7 +27,7 @@ class TransparentHugepages(
     enabled: Literal["always", "madvise", "never"] | None = None
     """Which heaps get huge pages: all, those that ask for them, none."""
     defrag: Literal["always", "defer", "defer+madvise", "madvise", "never"] | None = None
-    """Who waits for memory to be compacted when there is no huge page free."""
+    """Which heaps wait for memory to be compacted when there is no huge page free."""
     shmem_enabled: Literal["always", "within_size", "advise", "never"] | None = None
     """The same for shared memory. `deny` and `force` are for tests of the kernel."""
     khugepaged_scan_sleep_millisecs: Count | None = None

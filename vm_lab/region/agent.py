@@ -44,7 +44,7 @@ def get_profile(machine: SimulatedMachine) -> api.ProfileStatus:
 
 
 def pull_image(machine: SimulatedMachine, pull: api.ImagePull, reply: Reply) -> None:
-    """Fetch an image and answer once it is there, together with all who asked meanwhile."""
+    """Fetch an image once for all callers that wait for it, and answer them when it is there."""
     digest = pull.digest
     if digest in machine.images:
         reply(_image(digest))
@@ -195,7 +195,7 @@ def _key(spec: api.TaskSpec) -> tuple[object, ...]:
 
 
 def _hear(machine: SimulatedMachine, request: AgentCall) -> None:
-    """Take note of who owns the machine's entitlement; `Conflict`: an earlier owner commands."""
+    """Record the owner of the machine's entitlement; `Conflict` for a change by an earlier one."""
     told = request.owner
     if told is None:
         return

@@ -87,7 +87,7 @@ class Owned:
 
 
 class Clients:
-    """Owners, operators, and those who look for endpoints."""
+    """Owners, operators, and clients of discovery."""
 
     def __init__(self, timeline: Timeline, history: History) -> None:
         self._timeline, self._history = timeline, history

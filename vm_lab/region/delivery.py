@@ -49,7 +49,7 @@ ME = "user:conveyor"
 
 
 class DeliveredJobs:
-    """Pipelines of the first jobs of a region, and all who write to these jobs."""
+    """Pipelines of the first jobs of a region, and all writers of these jobs."""
 
     def __init__(self, region: SimulatedRegion, count: int, *, is_random: bool = True) -> None:
         """Begin when the region does; without chance nothing is written but what is asked for."""

@@ -187,7 +187,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, timeline: Timeline, *, shared: bool = False) -> None:
         """Run on a timeline that goes on after this loop.
 
-        With `shared` other loops run on it, too: who has them all lets time pass (`run_while_due`).
+        With `shared` other loops run on it, too: their owner lets time pass (`run_while_due`).
         """
         self._virtual = _Selector(timeline)
         self._shared = shared

@@ -201,7 +201,7 @@ class SimulatedMachine:
     # -- the event log
 
     def say(self, kind: str, name: str, task: api.TaskStatus | None = None) -> None:
-        """Add an event, and let those who follow know."""
+        """Add an event, and notify the streams that follow the agent."""
         self.sequence += 1
         event = api.Event(
             sequence=self.sequence, at=self.wall(), kind=kind, object=name, message="", task=task
@@ -421,7 +421,7 @@ class SimulatedMachine:
         self.reach_changed()
 
     def reach_changed(self) -> None:
-        """Tell those who follow the agent that it answers differently now, or not at all."""
+        """Notify the agent's streams and the observer that its reachability has changed."""
         for stream in list(self.streams):
             stream.path_changed()
         self.setting.observer.reach_changed(self)
@@ -480,7 +480,7 @@ class SimulatedMachine:
             self.say("profile", spec.name)
 
     def renumbered(self, spec: api.ProfileSpec) -> None:
-        """Take a request that changes only who asked last."""
+        """Apply a request that changes only the profile's generation and epoch."""
         self.wanted_profile = spec
         self.profile = replace(self.profile, generation=spec.generation, epoch=spec.epoch)
 

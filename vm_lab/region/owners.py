@@ -183,10 +183,10 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
 
 
 def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
-    """Return what an owner finds who knows that a job may have gone back by itself.
+    """Return the specification that an owner expects; a job may have rolled back by itself.
 
-    It goes back to what the owner once asked for as a whole: the image of one wish with the
-    environment of another is none of that.
+    A rollback returns to one earlier wish as a whole, never to the image of one wish with the
+    environment of another.
     """
     if owned.intents is not None:
         return granted_spec(owned, record)

@@ -174,7 +174,7 @@ class ProcessLife(PlaneLife):
 
 
 class RegionProcesses(Plane):
-    """All processes of the control plane, their hosts, and who leads what."""
+    """All processes of the control plane, their hosts, and which process leads each role."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class RegionProcesses(Plane):
         """Every life that there ever was."""
         self._leaders: dict[str, int] = {}
 
-    # -- who leads
+    # -- leaders
 
     @property
     def serving(self) -> ControlPlane | None:

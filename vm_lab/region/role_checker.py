@@ -1,8 +1,8 @@
-"""The checker of roles in a simulated region: who led and who owned, and what is against it.
+"""The checker of roles in a simulated region: it records leaders and owners, and finds violations.
 
-It looks at etcd and at the agents, from outside: no write of a process that does not lead takes
-effect, no agent does what an earlier owner commands once it did what a later one did, no process
-takes what others were promised, and in the end each entitlement has one owner.
+It observes etcd and the agents from outside. No write of a process that does not lead takes effect.
+No agent obeys an earlier owner once it has obeyed a later one. No process takes what others were
+promised, and in the end each entitlement has one owner.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RoleChecker:
                 tenures.append(owner.number)
 
     def obeyed(self, machine: SimulatedMachine, sender: int) -> None:
-        """Compare who commands with who was obeyed before."""
+        """Check that the sender's tenure is not older than the one obeyed before."""
         entitlement = self._region.checker.standings[machine.name].entitlement
         if not entitlement:
             return

@@ -49,8 +49,8 @@ def is_calm(waits: Waits) -> bool:
 def starts_at_once(cpus: int, waits: Waits) -> int:
     """Return how many tasks may be starting at the same time; never none.
 
-    What counts is what the agent itself waits for, not how busy tasks are: a host that is full of
-    work still has to start what it is told.
+    What counts is the agent's own waiting, not how busy tasks are: a fully loaded host must still
+    start the tasks that it is given.
     """
     if waits.agent >= 0.5 or waits.tasks >= 0.2:
         return 1
@@ -148,7 +148,7 @@ def victim(loads: Iterable[Load]) -> Load | None:
 
 
 def why_evicted(load: Load, waits: Waits) -> str:
-    """Return the reason that the task's owner is told."""
+    """Return the reason of an eviction, for the task's owner."""
     kept = f" ({about_size(load.kept_bytes)} of it promised)" if load.kept_bytes else ""
     return (
         f"it was evicted: for {waits.tasks:.0%} of the last 10 s no task of the host got on for"

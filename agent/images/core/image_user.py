@@ -40,14 +40,14 @@ class ListedUsers:
 
 
 def asks(user: str) -> bool:
-    """Return whether an image names a user who may not be root; then its lists are read."""
+    """Return whether an image names a user other than root; then its lists are read."""
     return user.partition(":")[0] not in ("", "0", "root")
 
 
 def resolve(user: str, users: ListedUsers, groups: ListedUsers) -> ImageUser | None:
-    """Return who `USER[:GROUP]` is, by names or numbers; None for root.
+    """Return the user of `USER[:GROUP]`, by names or numbers; None for root.
 
-    Raises `Unprocessable` for a name that the image does not list and for what is no number.
+    Raises `Unprocessable` for a name that the image does not list, and for a bad number.
     """
     who, _, group = user.partition(":")
     if not asks(user):
@@ -73,7 +73,7 @@ def resolve(user: str, users: ListedUsers, groups: ListedUsers) -> ImageUser | N
 
 
 def login(user: ImageUser | None) -> dict[str, str]:
-    """Return the variables that tell a program who it is; empty for one without a name."""
+    """Return `HOME`, `USER` and `LOGNAME` of a user; empty for one without a name."""
     if user is None or not user.name:
         return {}
     return {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}

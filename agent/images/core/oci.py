@@ -52,7 +52,7 @@ TAG = "org.opencontainers.image.ref.name"
 """Annotation of an image in a layout: its tag (`image-layout.md`)."""
 _DIGEST = re.compile(DIGEST_PATTERN)
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Of an image that says none, as container engines have it: programs may be in /bin alone.
+"""PATH of an image without one, as in container engines: programs may be in /bin alone.
 
 systemd's own, where /bin is a link on the host, has no /bin."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
@@ -73,7 +73,7 @@ class Processor:
     """What this host runs programs for."""
 
     machine: str
-    """As `uname -m` says."""
+    """As printed by `uname -m`."""
     level: int = 1
     """Of x86-64: 1 to 4, as in the variants v1 to v4 of amd64."""
 
@@ -195,7 +195,7 @@ def choose(data: bytes, processor: Processor) -> str:
     """Return the digest of the image for this processor out of an index.
 
     Of variants that run here the plain one is taken, else the highest. Raises `Unprocessable`
-    where there is none, or more than one that says nothing of itself.
+    where there is none, or more than one without a platform.
     """
     listed = _decoded(data, _Manifest, "the index").manifests or []
     images = [m for m in listed if m.media_type in _MANIFESTS | _INDEXES]
@@ -233,7 +233,7 @@ def _platform_text(platform: _Platform) -> str:
 
 
 def read_manifest(data: bytes, expected: str = "") -> Manifest:
-    """Return what a manifest says. Raises `Unprocessable` for one we cannot or must not use."""
+    """Return a decoded manifest. Raises `Unprocessable` for one we cannot or must not use."""
     digest = digest_of(data)
     if expected and digest != expected:
         raise Unprocessable(f"the manifest {expected} has digest {digest}: it was changed")

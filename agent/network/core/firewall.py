@@ -1,6 +1,6 @@
 """The firewall of a host as values: one table, replaced as a whole (docs/network.md).
 
-A rule is a list of matches and a verdict. `agent/machine/nft.py` knows how the kernel wants them.
+A rule is a list of matches and a verdict. `agent/machine/nft.py` encodes them for the kernel.
 """
 
 from __future__ import annotations

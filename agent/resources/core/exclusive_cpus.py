@@ -155,5 +155,5 @@ def allowed_cpus(
 
 
 def own_values(own: Sequence[int]) -> dict[str, str]:
-    """Return what a file of its cgroup then says (cgroup-v2.rst)."""
+    """Return the value of the cgroup file that must then be in force (cgroup-v2.rst)."""
     return {"cpuset.cpus.effective": listed(own)} if own else {}

@@ -56,7 +56,7 @@ STEPS: dict[int, str] = {
     242: "its memory policy could not be set",
     243: "its credentials could not be set up",
 }
-"""Exit codes by which systemd says which step before the command failed.
+"""Exit codes of systemd for the steps before the command that can fail.
 
 Source: systemd.exec(5), "Process Exit Codes".
 """
