@@ -103,8 +103,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cores: list[str] = []
     """With `role = "front-end"`: URLs at which cores may be; the one that leads answers."""
     operators: list[Principal] = []
-    """Users and groups who may do everything, such as `user:ann` and `group:sre`; besides them
-    those who were made operators by `twinectl role grant`, and each user that may open `socket`."""
+    """Users and groups who may do everything, such as `user:ann` and `group:sre`; besides them the
+    users granted that role by `twinectl role grant`, and each user that may open `socket`."""
     audit_entries: Annotated[int, Meta(ge=1000, le=10_000_000)] = 100_000
     """Entries of the audit log that are kept, some 300 bytes each."""
     controller_networks: list[str] = []

@@ -64,7 +64,7 @@ class GateVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     after_soak: bool = False
     """Whether the soak was over when it was taken."""
     by: str = ""
-    """Who approved."""
+    """The user who approved."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -215,7 +215,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     push_reason: str = ""
     """What the writer of the push said."""
     owner: str = ""
-    """Writer who owns the push; empty: the next writer needs not ask."""
+    """Writer who owns the push; empty: the next writer need not ask."""
     went_back: str = ""
     """Why the scheduler brought the job back by itself (`update.on_failure`); empty: no."""
     held: str = ""

@@ -25,7 +25,7 @@ class Region:
     is_second: Callable[[str, str], bool] = lambda _machine, _boot_id: False
     """Whether the host of this boot only has the identity of this machine (docs/adr/0107)."""
     owns: Callable[[str], bool] = lambda _pool: True
-    """Whether who has this region decides about a pool: the one shard of it (docs/adr/0152)."""
+    """Whether this process is the shard that decides about a pool (docs/adr/0152)."""
     follows: Callable[[str], bool] = lambda _pool: True
     """Whether this process follows the machines of a pool, `FREE` included: one process does."""
     hears: Callable[[MachineRecord], bool] = lambda _record: True

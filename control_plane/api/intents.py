@@ -35,7 +35,7 @@ _NO_OVERRIDES = (
 INSTEAD_OF_TASKS = dict.fromkeys(
     ("overrides", "task_overrides", "task_ids", "task_indexes"), _NO_OVERRIDES
 )
-"""Fields of a job, a push or a canary that would name single tasks → what is said instead."""
+"""Fields of a job, a push or a canary that would name single tasks → the message instead."""
 INSTEAD_OF_OVERRIDES = {
     **INSTEAD_OF_TASKS,
     "share": "it is no part of a job file: twinectl job push --file FILE --share",
@@ -43,8 +43,8 @@ INSTEAD_OF_OVERRIDES = {
     "hold": "it is no part of a job file: twinectl job hold",
     "size": "the size is `tasks`; of a running job also `twinectl job scale`",
 }
-"""Keys of a job file that say what an intent says → where that is written (table 1 of the
-article: JC4, FE9)."""
+"""Keys of a job file that an intent replaces → where that is written (table 1 of the article: JC4,
+FE9)."""
 
 
 class Dimension(StrEnum):
@@ -113,11 +113,11 @@ class InfrastructureIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defau
 
 
 class HoldIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A hold as it is stored: until when is said of every intent alike."""
+    """A hold as it is stored; its end is the intent's `expires_at`."""
 
 
 class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One dimension of what is wanted of a job, with who wrote it.
+    """One dimension of what is wanted of a job, with its writer.
 
     Dimensions that this release does not know are kept and shown as they are (JC16).
     """

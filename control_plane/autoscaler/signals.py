@@ -1,4 +1,4 @@
-"""Measures the load of jobs by what the front end tells of their tasks."""
+"""Measures the load of jobs from the usage of their tasks at the front end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from control_plane.runtime.runtime import Runtime
 from wire.errors import TwineError
 
 AT_ONCE = 16
-"""Calls to the front end that are under way at once."""
+"""Concurrent calls to the front end."""
 SHORTEST_S, LONGEST_S = 10.0, 600.0
-"""Between two readings that a rate is made from."""
+"""Time between the two readings of a rate."""
 _OVER = 1.25
-"""A task that seems to use more than so much of its CPU limit was not read right."""
+"""A reading of more than so much of a task's CPU limit counts as wrong."""
 
 
 class LoadSource(Protocol):

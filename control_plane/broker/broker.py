@@ -152,7 +152,7 @@ class Broker:
             await self.table.commit(machine, None)
         log.info("machine removed", extra={"machine": machine})
 
-    # -- to whom they belong
+    # -- assignment
 
     async def assign(
         self, machine: str, entitlement: str, profile: str, *, revision: int

@@ -27,7 +27,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """To whom a machine shall belong, and which profile it shall run then."""
+    """The entitlement that a machine shall belong to, and the profile that it shall run then."""
 
     entitlement: str
     profile: str

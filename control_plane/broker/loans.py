@@ -46,7 +46,7 @@ class Loans:
         brokers.listen(self._index)
 
     def lent(self) -> list[MachineRecord]:
-        """Return all machines on loan, by name; their records say from whom to whom (EL4)."""
+        """Return all machines on loan, by name; their records name lender and borrower (EL4)."""
         return [self._brokers.table.get(name) for name in sorted(self._lent)]
 
     def overdue_loans(self, now: float) -> list[str]:

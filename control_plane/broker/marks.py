@@ -12,8 +12,8 @@ from control_plane.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
 TOGETHER = 32
-"""Machines of one transaction. Everybody hears of all of them in one turn of the loop: of so many
-in a few milliseconds."""
+"""Machines of one transaction. All listeners are called for all of them in one turn of the loop,
+which for this many takes a few milliseconds."""
 
 TRUE_S = 1.0
 """A failure that is not on its way to the disk by then is looked at again instead."""
@@ -46,7 +46,7 @@ class Marks:
         still: Callable[[str], bool],
         state: MachineState,
     ) -> list[str]:
-        """Return those that are in a state now and were not."""
+        """Return the machines that changed into a state."""
         table = self._brokers.table
         known = [n for n in machines if (r := table.find(n)) is not None and r.state is not state]
         for broker, there in self._brokers.split(known).items():

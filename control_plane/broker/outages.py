@@ -1,7 +1,7 @@
 """What operators plan for machines: maintenance, decommission, hardware refresh (RB3, RB11).
 
-An event is stored with each machine; those who place tasks read it there and move away
-what must move. Owners of jobs do nothing.
+An event is stored with each machine; the allocator and the schedulers read it there and move tasks
+away. Owners of jobs do nothing.
 """
 
 from __future__ import annotations

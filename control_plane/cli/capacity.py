@@ -42,7 +42,7 @@ def capacity_report(target: Target, by: str | None, output: str) -> None:
 @output_option
 @click.pass_obj
 def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
-    """Show what is lent and borrowed, who waits, and how promises were kept."""
+    """Show what is lent and borrowed, which entitlements wait, and how promises were kept."""
     found: ElasticReport = target.ask(lambda client: client.get_elastic())
     show.emit(output, found, lambda: _print_elastic(found, one_by_one=one_by_one))
 

@@ -35,9 +35,9 @@ _ROLES = {Role.OPERATOR.value: "an operator", _ADMIN: "a host admin"}
 
 @click.group()
 def role() -> None:
-    """Who is an operator, and who a host admin.
+    """List and change operators and host admins.
 
-    Owners are named by entitlements, everybody else is a viewer.
+    Owners are named by entitlements; every other user is a viewer.
     """
 
 
@@ -111,7 +111,7 @@ def group_list(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def group_set(target: Target, name: str, members: tuple[str, ...], output: str) -> None:
-    """Say who belongs to group NAME: exactly these users."""
+    """Set the members of group NAME: exactly these users."""
     spec = GroupSpec(members=list(members))
     found: Group = target.ask(lambda client: client.put_group(name, spec))
     line = f"group {found.name}: {', '.join(found.members) or 'no members'}"
@@ -132,14 +132,14 @@ def group_remove(target: Target, name: str, output: str) -> None:
 
 @click.group()
 def user() -> None:
-    """Who has a credential. `twine-control-plane user add` writes one."""
+    """Users with a credential. `twine-control-plane user add` writes one."""
 
 
 @user.command("list")
 @output_option
 @click.pass_obj
 def user_list(target: Target, output: str) -> None:
-    """Show who has a credential, until when, and whose was revoked."""
+    """Show the users with a credential, until when it is valid, and which are revoked."""
     found: Users = target.ask(lambda client: client.list_users())
     rows = [
         (
@@ -180,7 +180,7 @@ def machine_revoke_identity(target: Target, name: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def whoami(target: Target, output: str) -> None:
-    """Show who you are to the front end, and what you may do."""
+    """Show your name, as the front end sees it, and your rights."""
     found: Myself = target.ask(lambda client: client.get_myself())
     rows = [
         ("role", found.role.value),

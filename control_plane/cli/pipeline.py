@@ -128,7 +128,7 @@ def status(target: Target, name: str, output: str, watch: bool) -> None:
 )
 @click.pass_obj
 def history(target: Target, name: str, run: int | None, limit: int, output: str) -> None:
-    """Show who started what, and which gate said what with the numbers it saw."""
+    """Show the author of each run, and the verdicts of its gates with the numbers they measured."""
     found = _ask(target, lambda c: c.history(name, limit, run))
     if output == "svg":
         if not found.runs:

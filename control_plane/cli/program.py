@@ -28,7 +28,7 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which front end to call, and as whom."""
+    """The front end to call, and the credential to call it with."""
 
     endpoint: str | None
     credential: Path | None
@@ -98,7 +98,7 @@ class Program(PipedGroup):
 
 
 def target_options(group: Callable[[], None]) -> Callable[..., None]:
-    """Give the root of a program the options that say which front end to call, and as whom."""
+    """Give the root of a program the options for the front end and the credential."""
 
     @click.option(
         "--endpoint",

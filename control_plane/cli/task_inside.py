@@ -36,7 +36,7 @@ def exec_(
 ) -> None:
     """Run COMMAND inside task NAME (as `web-3`), with its rights and limits. Put -- before it.
 
-    For owners of the job; who ran what is in the audit log. Ends with the command's exit code.
+    For owners of the job; the audit log has every command. Ends with the command's exit code.
     """
     job, index = task_named(name)
     from agent.terminal import attend, is_terminal, window

@@ -47,7 +47,7 @@ class DiscoveryMachines(Protocol):
 
 
 class Discovery:
-    """Serves endpoints and wakes those who wait for them to change."""
+    """Serves endpoints and wakes the callers that wait for them to change."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Discovery:
         self._weights: dict[str, tuple[Mapping[int, int], asyncio.TimerHandle]] = {}
         """Job → weights of its tasks by index, and what ends them."""
         self._bells: dict[str, set[asyncio.Event]] = {}
-        """For each job the events of those who wait for it to change."""
+        """Job → the events of callers that wait for it to change."""
         jobs.listen(self._job_changed)
         broker.listen(self._machine_changed, loaded=ignore)
 
@@ -93,7 +93,7 @@ class Discovery:
         return Endpoints(job=job, revision=found.revision, endpoints=serving)
 
     async def put_shards(self, job: str, shards: Mapping[str, list[int]]) -> ShardMapView:
-        """Replace what is said of a job's shards, and tell those who wait for the job."""
+        """Replace the shard map of a job, and wake the callers that wait for the job."""
         before = self._shards.view(job)
         after = await self._shards.put(job, shards)
         if after != before and job in self._revisions:

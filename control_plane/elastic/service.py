@@ -103,7 +103,7 @@ class ElasticService:
         ]
 
     def report(self) -> ElasticReport:
-        """Return what is lent to whom, who waits, and how promises were kept."""
+        """Return the loans, the entitlements that wait, and how promises were kept."""
         views, now = self._views(), self._parts.region.runtime.now()
         pools, left = [], self._left()
         for p in self._lender.now.values():

@@ -49,7 +49,7 @@ class CapacityHandlers:
     def __init__(
         self, service: CapacityService, elastic: ElasticService, guard: Guard, shards: Moves
     ) -> None:
-        """Take what the handlers call, and who knows the callers."""
+        """Take the services that the handlers call, and the guard that resolves callers."""
         self._service, self._elastic, self._shards = service, elastic, shards
         self._callers = guard
 

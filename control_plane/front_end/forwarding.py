@@ -53,7 +53,7 @@ _BEHIND_S = 2.0
 _READY_S = 2.0
 """For the question whether a shard may get an entitlement: another gets it meanwhile."""
 _CALLER: ContextVar[str] = ContextVar("caller", default="component:control-plane")
-"""For whom the present task calls a shard."""
+"""The caller for which the present task calls a shard."""
 
 
 class ShardClient(WireClient):

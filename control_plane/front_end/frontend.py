@@ -1,6 +1,6 @@
 """The front end: the public API of the control plane, made from the route table.
 
-Handlers translate; they decide nothing. Who may call what is in `access` and `guard`.
+Handlers translate; they decide nothing. Rights of callers are in `access` and `guard`.
 """
 
 from __future__ import annotations

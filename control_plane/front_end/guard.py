@@ -62,9 +62,9 @@ class Guard:
         self._ownership = ownership
 
     def caller(self, peer: Peer) -> Caller:
-        """Return a user, or who is at the local socket, with what they may do."""
+        """Return a user, or the peer at the local socket, with what they may do."""
         if peer.role == "local":
-            root = peer.name == "local:0"  # who else may open the socket has to be granted it
+            root = peer.name == "local:0"  # others that may open the socket need a grant
             return Caller(peer.name, is_operator=True, is_approver=True, is_host_admin=root)
         return self.people.user(principal(peer))
 

@@ -41,7 +41,7 @@ class PeopleHandlers:
         """Browsers that have the web console open."""
 
     async def get_myself(self, call: Call) -> Myself:
-        """Show who calls."""
+        """Show the caller."""
         return self._known.myself(call.peer)
 
     async def list_sessions(self, call: Call) -> ConsoleSessions:
@@ -56,7 +56,7 @@ class PeopleHandlers:
         return Ack(detail=f"session {call.path['session']} is ended")
 
     async def list_operators(self, _: Call) -> Grants:
-        """Show who is an operator, and who a host admin."""
+        """Show the operators and the host admins."""
         return self._known.people.operators()
 
     async def grant_operator(self, call: Call) -> Grant:
@@ -92,7 +92,7 @@ class PeopleHandlers:
         return Ack()
 
     async def list_users(self, _: Call) -> Users:
-        """Show who has a credential."""
+        """Show the users that have a credential."""
         issued = await self._issued()
         return users(issued, self._known.people.revocations())
 

@@ -74,7 +74,7 @@ class Recorder:
         routes: Sequence[Route],
         is_here: Callable[[Call], bool] = lambda _: True,
     ) -> None:
-        """Take where to write, and whom to ask for revisions.
+        """Take the audit log to write to, and the source of revisions.
 
         `is_here` says whether this process makes the change of a call, not that of a shard.
         """
@@ -145,7 +145,7 @@ class Recorder:
         return result
 
     def refusals(self, access: Access) -> Any:
-        """Return the middleware that writes down who was refused a change."""
+        """Return the middleware that records refused changes with their callers."""
 
         @web.middleware
         async def watch(request: web.Request, handler: NextHandler) -> web.StreamResponse:
@@ -182,7 +182,7 @@ class Recorder:
 
 
 def caller_of(peer: Peer) -> str:
-    """Return who calls, as it is written down: `user:ann`, `local:0`."""
+    """Return the name of a caller, as the audit log has it: `user:ann`, `local:0`."""
     named = peer.role in ("user", "host", "component")
     return f"{peer.role}:{principal(peer)}" if named else peer.name
 

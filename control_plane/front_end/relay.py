@@ -1,7 +1,7 @@
-"""A front end as a process of its own: it proves who calls, and passes each call on to the core.
+"""A front end as a process of its own: it authenticates callers, and passes calls to the core.
 
-It keeps nothing and decides nothing but who may not call at all, so any number of them run beside
-one another. The core believes it which user calls, and nothing else (`access`).
+It keeps no state and decides only which callers are refused at once, so any number of them may run.
+The core believes a front end's word about the calling user, and nothing else (`access`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CALL_S, _WAIT_S, _PUSH_S = 30.0, 90.0, 3600.0
 """For an answer: of a usual call, of one that waits for news, of one that brings much."""
 _PROBE_S, _PROBE_PATIENCE_S = 0.5, 2.0
 _FOR: ContextVar[Peer] = ContextVar("caller")
-"""For whom the present task calls the core."""
+"""The caller for which the present task calls the core."""
 _HEALTH = next(route for route in ROUTES if route.name == "healthz")
 
 
@@ -51,7 +51,7 @@ class CoreClient(WireClient):
 
     max_answer_bytes = 2 << 30
     limits: Mapping[Lane, int] = dict.fromkeys(Lane, 4096)
-    """Connections for the callers of this front end, who wait for news each on their own."""
+    """Connections for the callers of this front end; each caller waits for news on its own."""
 
     def __init__(self, url: str, tls: ssl.SSLContext) -> None:
         """Open nothing yet."""
@@ -81,7 +81,7 @@ class FrontEndRelay:
         )
 
     def authorize(self, request: web.Request, route: Route) -> Peer:
-        """Return the user who calls, or raise: others call the core."""
+        """Return the calling user, or raise: other components call the core."""
         peer = self._access(request, route)
         if peer.role not in ("user", ANYONE):
             raise Forbidden(

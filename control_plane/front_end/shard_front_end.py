@@ -78,7 +78,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return await self._inventory.region_map(call.query.get("by", "state"), is_own)
 
     def authorize(self, request: web.Request, _: Route) -> Peer:
-        """Return the user for whom the core calls, or raise: only the core may."""
+        """Return the user for whom the core calls, or raise: no other component may call."""
         transport = request.transport
         ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
         if ssl_object is None:

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, from where, and what came of it; also what was refused.
+"""The audit log: each change with its caller, address and outcome; also refused changes.
 
 An entry is on disk before the change begins and is completed before it is acknowledged, so
 every acknowledged change has one. Where the process ends in between it stays `begun`. A change that

@@ -1,4 +1,4 @@
-"""Writes down who is down and who is up again, until the store takes it."""
+"""Records machines as down and up again, and tries until the store accepts it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Still = Callable[[str], bool]
 
 
 class HealthMarks(Protocol):
-    """Who writes down what is concluded: the broker."""
+    """Records the health checker's conclusions: the broker."""
 
     async def down(self, reasons: Mapping[str, str], still: Still) -> None:
         """Record failures of machines for which `still` holds when it is written."""

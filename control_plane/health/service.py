@@ -12,7 +12,7 @@ from wire.errors import InvalidInput
 
 
 class Scopes(Protocol):
-    """Who knows which machines are where: the broker."""
+    """Which machines are where: the broker."""
 
     async def machines(self, names: Collection[str], scope: MachineScope | None) -> list[str]:
         """Return the machines that are named or in the scope; `NotFound` if there are none."""

@@ -40,7 +40,7 @@ class Watch:
     failures: Failures = NO_FAILURES
     held: Held | None = None
     confirmed: str = ""
-    """Who said that it is down, and why: nothing holds that back. Ends when it answers."""
+    """The source that reported it down, and why: no part's delay applies. Ends when it answers."""
     is_marked: bool = False
     """Its mark is being written."""
     postponed_until: float = 0.0

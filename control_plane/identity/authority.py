@@ -63,7 +63,7 @@ _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 
 @dataclass(frozen=True, slots=True)
 class CertificateSubject:
-    """Whom a certificate is for."""
+    """The subject of a certificate."""
 
     role: str
     """`host`, `component` or `user`."""
@@ -99,7 +99,7 @@ class TaskSubject:
     job: str
     task: str
     hosts: tuple[str, ...] = ()
-    """None: who calls a task looks at its identity, and at no address."""
+    """Empty: a task's callers check its identity, and no address."""
     serves: bool = True
 
     @property
@@ -322,7 +322,7 @@ class OwnIdentity:
         )
 
     def agents_context(self) -> ssl.SSLContext:
-        """Return one context to call all agents: each call says in `tls.EXPECTED` whom."""
+        """Return one context to call all agents: each call names the agent in `tls.EXPECTED`."""
         return self._contexts.add(
             lambda held: tls.client_context(held, "", self._judge), self._held
         )

@@ -1,7 +1,7 @@
 """Finds hosts that have the identity of another one, and keeps what was found.
 
-Each agent asks when it starts and every ten minutes. Then who answers at the machine's address is
-asked which process it is; if that is another one, the caller has to say that it is still there.
+Each agent asks when it starts and every ten minutes. Then the process at the machine's address is
+asked for its mark. If it is another process, the caller has to confirm that it still runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 DUPLICATES = "duplicates/"
 LOOK_S = 4.0
-"""How long who is at a machine's address may take to answer; an agent's first start waits 10."""
+"""How long the process at a machine's address may take; an agent's first start waits 10."""
 LOOKS = 32
 """At once: hosts that all start together wait for each other, not for a flood of connections."""
 _BOOTS = 8
@@ -61,7 +61,7 @@ class DuplicateHosts:
         self._looking: set[str] = set()
         self._places = asyncio.Semaphore(LOOKS)
         self.ask: Callable[[str], Awaitable[Presence]] = _no_answer
-        """Asks who is at a machine's address, on a new connection."""
+        """Asks the process at a machine's address for its mark, on a new connection."""
         self.tell: Callable[[Duplicate], Awaitable[None]] = _untold
         """Writes into the audit log that one was found."""
         self.disconnect: Callable[[str], Awaitable[None]] = _stays

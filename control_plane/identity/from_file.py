@@ -48,7 +48,7 @@ class FileIdentity:
         )
 
     def agents_context(self) -> ssl.SSLContext:
-        """Return one context to call all agents: each call says in `tls.EXPECTED` whom."""
+        """Return one context to call all agents: each call names the agent in `tls.EXPECTED`."""
         return self._contexts.add(
             lambda held: tls.client_context(held, "", self._judge), self._held
         )

@@ -1,4 +1,4 @@
-"""Groups of users, who is an operator and who a host admin: small, stored, and all in memory.
+"""Groups of users, operators and host admins: small, stored, and all in memory.
 
 A credential carries a name and nothing else, so that a role can be taken away at any moment
 without another credential.
@@ -141,7 +141,7 @@ class People:
         return Groups(groups=[self._groups[name] for name in sorted(self._groups)])
 
     def operators(self) -> Grants:
-        """Return who is an operator or a host admin, and since when."""
+        """Return the operators and host admins, and since when they have the role."""
         granted = [of[who] for of in self._grants.values() for who in sorted(of)]
         return Grants(granted=granted, configured=list(self._operators))
 
@@ -156,7 +156,7 @@ class People:
         return [name for name in groups if name not in self._groups]
 
     async def put_group(self, name: str, spec: GroupSpec) -> Group:
-        """Create a group, or say who belongs to it."""
+        """Create a group, or replace its members."""
         _check(name, Group, {"name": name})
         group = Group(name=name, members=sorted(set(spec.members)))
         async with self._lock:

@@ -1,4 +1,4 @@
-"""Who may become a machine of the region: one-time tokens, joining, renewal.
+"""How hosts become machines of the region: one-time tokens, joining, renewal.
 
 A token is made for one host name and one use. It is burned, by compare-and-set in the store,
 before the certificate is issued: two requests with one token can never both succeed, and a
@@ -196,9 +196,9 @@ class Registrar:
         )
 
     async def _look_up(self, request: JoinRequest) -> tuple[Entry, TokenRecord]:
-        """Return the token, or raise `Forbidden`; nothing is said to who lacks the secret.
+        """Return the token, or raise `Forbidden`; a caller without the secret learns nothing.
 
-        What else is in the request is looked at only for those who have it.
+        The other checks are made only for callers that have it.
         """
         match = _TOKEN.fullmatch(request.token)
         token_id, secret = (match["id"], match["secret"]) if match else ("", "")
@@ -243,7 +243,7 @@ class Registrar:
 
 
 class JoinFailures:
-    """Slows down who guesses: so many failures per address and minute, then a pause."""
+    """Slows down guessing: so many failures per address and minute, then a pause."""
 
     def __init__(self, runtime: Runtime) -> None:
         """Remember nothing yet; a restart forgives."""

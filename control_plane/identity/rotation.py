@@ -1,7 +1,7 @@
 """One root of the authority follows another while everything goes on (docs/adr/0088).
 
-Operators take the steps; in between each host that is behind is asked to renew, and says with its
-renewal whom it trusts.
+Operators take the steps; in between each host that is behind is asked to renew, and its renewal
+names the roots it trusts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def _nobody(_machine: str) -> None:
 
 
 class Rotation:
-    """The only one who changes the roots. `load` comes before everything else."""
+    """The only writer of the roots. `load` comes before everything else."""
 
     def __init__(self, store: Store, authority: CertificateAuthority, runtime: Runtime) -> None:
         self._store, self._authority, self._runtime = store, authority, runtime
@@ -75,7 +75,7 @@ class Rotation:
                 self._trust[machine] = known
 
     async def heard(self, machine: str, trusts: Sequence[str]) -> None:
-        """Note whom a host trusts, to which the active root has just issued a certificate."""
+        """Record the roots that a host trusts, after the active root issued it a certificate."""
         trust = HostTrust(trusts=list(trusts), issuer=self._authority.ca_hash)
         if self._trust.get(machine) == trust:
             return
@@ -89,7 +89,7 @@ class Rotation:
         self._trust[machine] = trust
 
     async def view(self) -> AuthorityView:
-        """Return the roots, who goes along, and who would be locked out by the next step."""
+        """Return the roots, the hosts' progress, and what the next step would lock out."""
         roots, hosts = self._authority.roots, self._said()
         step = Step.ACTIVATE if roots.coming else Step.RETIRE if roots.former else Step.PREPARE
         states = {RootState.ACTIVE: roots.active, RootState.COMING: roots.coming}
@@ -114,7 +114,7 @@ class Rotation:
         )
 
     async def take(self, step: Step, *, force: bool) -> AuthorityView:
-        """Take a step, or raise `Conflict` with all who would be locked out by it."""
+        """Take a step, or raise `Conflict` with all that it would lock out."""
         async with self._lock:
             authority = self._authority
             fresh = made(authority.cluster, time.time())

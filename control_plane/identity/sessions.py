@@ -36,7 +36,7 @@ class BrowserSessions:
         self._open: dict[str, ConsoleSession] = {}
         """By number, the one that was seen longest ago first."""
         self._ended: dict[str, str] = {}
-        """Number → who ended it."""
+        """Number → the user who ended it."""
 
     def see(
         self, session: str, who: str, page: str = "", address: str = "", browser: str = ""

@@ -20,7 +20,7 @@ NAMES_MAX = 10_000
 
 
 class _Named(msgspec.Struct, frozen=True, kw_only=True):
-    """What one name means, and who gave it first."""
+    """The image that one name means, and the user who gave it first."""
 
     digest: str
     owner: str = ""

@@ -66,7 +66,7 @@ class ImageStore:
         self._max_bytes = max_bytes
         self._counting = asyncio.Lock()
         self._signing = asyncio.Lock()
-        """Of two who sign an image at once neither takes the other's word away."""
+        """Signs one at a time: two concurrent signatures of an image must both be kept."""
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(parents=True)
         for known in folder.glob("*.json"):
@@ -194,8 +194,8 @@ class ImageStore:
     async def name(self, digest: str, name: str, by: str = "") -> ImageInfo:
         """Let a name mean an image from now on; jobs that were applied keep theirs (BUG-UX3).
 
-        `by`: who may take it along who gave it first; empty: an operator, who may take any.
-        Raises `NotFound`, and `Forbidden` for a name of another user.
+        `by`: the user who gave the name first, and may move it; empty: an operator, who may move
+        any. Raises `NotFound`, and `Forbidden` for a name of another user.
         """
         async with self._signing:
             if await self.find(digest) is None:

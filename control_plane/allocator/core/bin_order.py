@@ -1,8 +1,8 @@
-"""In which order bins of machines are tried, while tasks come to them.
+"""The order in which bins of machines are tried while tasks are placed in them.
 
-Two orders do the same: `HeapOrder` for any preferences, and `EvenOrder` for what most jobs
-are: new, and spread evenly over MSBs, then data centers. It need not score anything, because
-the next bin is known from those that had a task already.
+Two orders do the same: `HeapOrder` for any preferences, and `EvenOrder` for what most jobs are:
+new, and spread evenly over MSBs, then data centers. It scores nothing, because the next bin follows
+from the bins that have a task already.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def first_bins(
 ) -> Sequence[Bins]:
     """Return the bins that `bin_order` begins with as long as each of them has room.
 
-    They end where machines must be taken, or a bin would come for the second time. Empty: there
-    is no saying beforehand.
+    They end where machines must be taken, or a bin would come for the second time. Empty: the order
+    cannot be known beforehand.
     """
     if not _is_even(ranking, own, free, growing):
         return ()
@@ -66,7 +66,7 @@ def first_bins(
 
 
 def _is_even(ranking: Ranking, own: Binned, free: Binned, growing: int) -> bool:
-    """Return whether `EvenOrder` does for a plan."""
+    """Return whether `EvenOrder` suffices for a plan."""
     return (
         isinstance(own, Partition)
         and isinstance(free, Partition)
@@ -190,10 +190,10 @@ class HeapOrder:
         self._next()
 
     def _follow(self, heap: list[_Entry], tie: int) -> None:
-        """Let the bins come that follow those with a tie; here all are there from the start."""
+        """Add the bins that follow those with a tie; this order has all bins from the start."""
 
     def _score_again(self, placed: list[_Entry], bins: Bins) -> None:
-        """Score all that a task may have made better, by strategies that do so."""
+        """Score again all bins that a task may have improved, by strategies that do so."""
         finest = self._ranking.finest
         for heap in self._with[bins[finest]]:
             if heap is not placed:

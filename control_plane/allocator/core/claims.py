@@ -1,4 +1,4 @@
-"""What jobs claim of machines: one object per job, not one per task."""
+"""The claims of jobs on machines: one object per job, not one per task."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Claims:
         self.demand: Demand | None = None
         """Of all tasks but those in `_others`."""
         self.valid = True
-        """Whether the machines are as they were when they were chosen (AL13)."""
+        """Whether the machines are unchanged since they were chosen (AL13)."""
         self.needs_usable = True
-        """Whether that includes that they take tasks: it does not matter to tasks that run."""
+        """Whether that includes that they take tasks: it does not matter to running tasks."""
         self.reserved: Change | None = None
         """What is charged to machines already, but not settled."""
         self._others: dict[int, Demand] = {}
@@ -114,7 +114,7 @@ class Claims:
                     self._others[task] = demand
 
     def unset(self, index: int) -> None:
-        """Forget a task; one that claims nothing is no error."""
+        """Forget a task; a task without a claim is no error."""
         if index < len(self.machines):
             self.machines[index] = None
         self._others.pop(index, None)
@@ -206,7 +206,7 @@ def holders(machine: Machine) -> tuple[Claims, ...]:
 
 
 def counted_anew(machine: Machine) -> int:
-    """Return what is left of a machine's CPU, in grains of the capacity that it has now."""
+    """Return the CPU that is left of a machine, in grains of its present capacity."""
 
     def cpu(claims: Iterable[Claim]) -> int:
         return sum(c.demand.cpu_on(machine.capacity) for c in claims if c.machine is machine)
@@ -246,7 +246,7 @@ def charge(claim: Claim) -> None:
 
 
 def uncharge(claim: Claim) -> None:
-    """Give them back."""
+    """Give the room and the ports of a claim back to its machine."""
     machine, demand = claim.machine, claim.demand
     if claim.ports and machine.ports:
         machine.ports.taken.difference_update(claim.ports.values())

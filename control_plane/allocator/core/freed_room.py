@@ -31,7 +31,7 @@ class FreedRoom:
         self._lent = _room(machine)
 
     def take_back(self, machine: Machine) -> None:
-        """Hide it again; what was charged meanwhile is paid from the credit first."""
+        """Hide it again; what was charged meanwhile is first paid from the credit."""
         used = _sum(self._lent, _room(machine), -1)
         cpu, memory, gpus, network, disk = _sum(self.left, used, -1)
         self.left = (max(0, cpu), max(0, memory), max(0, gpus), max(0, network), max(0, disk))

@@ -52,10 +52,10 @@ class Holder(Protocol):
 
 
 class Supply(Protocol):
-    """The power that is left, as a plan stands."""
+    """The power that is left, from the view of a plan."""
 
     lit: set[Machine]
-    """Machines without tasks that the plan gives some: power keeps nothing from these."""
+    """Machines without tasks that the plan uses: they have power."""
 
     def has_power(self, place: Place, watts: int) -> bool:
         """Return whether a machine in a place may get its first task."""
@@ -123,7 +123,7 @@ class Bucket:
         self.place = place
         self.size = 0
         self.most_memory = self.most_disk = 1
-        """Of any machine that was ever here; those of one type differ by a little."""
+        """Of any machine that was ever here; machines of one type differ by a little."""
         self.shelves: list[list[Machine] | None] = [None] * (BLOCKED + 1)
         self.gain = 0
         """Rises whenever a machine here gets more room or becomes usable."""
@@ -134,7 +134,7 @@ class Bucket:
         self.maxima = ShelfMaxima[Machine](self)
 
     def put_all(self, machines: list[Machine]) -> None:
-        """Put machines that come into this bucket on the shelf where all of them belong."""
+        """Put machines that come into this bucket on their common shelf."""
         sample = machines[0]
         self._changed()
         shelf = space_class_of(sample)
@@ -167,7 +167,7 @@ class Bucket:
             last.at = machine.at
 
     def reshelve(self, machine: Machine) -> None:
-        """Bring a machine to another shelf if what is left on it changed that much."""
+        """Move a machine to another shelf if its room changed that much."""
         shelf = space_class_of(machine)
         if shelf != machine.shelf:
             self.moves += 1
@@ -200,7 +200,7 @@ class Bucket:
 
     @property
     def news(self) -> int:
-        """What rises whenever a demand may fit that did not, for want of room or of power."""
+        """A number that rises whenever a demand may fit that lacked room or power before."""
         return self.gain + self.pool.relief.count
 
     def usable(
@@ -225,7 +225,7 @@ class Bucket:
         return ORDERS[self._least(demand)]
 
     def _promising(self, order: Sequence[int], demand: Demand | None) -> Iterator[int]:
-        """Leave out shelves whose maxima say that no machine there has room for a demand."""
+        """Leave out shelves whose maxima show that no machine there has room for a demand."""
         if demand is None:
             yield from order
             return
@@ -297,7 +297,7 @@ class Bucket:
             yield from row or ()
 
     def is_hopeless(self, demand: Demand) -> bool:
-        """Return whether this demand or a smaller one found no room since anything got better."""
+        """Return whether this demand or a smaller one found no room since the last gain."""
         return self._misses is not None and self._misses.include(demand, self.news)
 
     def is_closed(self, demand: Demand) -> bool:
@@ -315,8 +315,8 @@ class Bucket:
     def missed(self, demand: Demand, news: int, moves: int) -> None:
         """Remember that no machine had room while `news` and `moves` were as given.
 
-        Where machines changed shelves meanwhile, one may have been passed over unseen. Exact
-        maxima of the shelves that were searched save the next demand, of another size, the same.
+        If machines changed shelves meanwhile, nothing is remembered: one may have been missed.
+        Exact maxima of the searched shelves save the next demand, of another size, the same search.
         """
         if moves == self.moves and not moves % 2:
             if self._misses is None:
@@ -432,11 +432,11 @@ class Pool:
         self._missed_at = 0
 
     def is_hopeless(self, demand: Demand) -> bool:
-        """Return whether this demand found no room in any bucket since anything got better."""
+        """Return whether this demand found no room in any bucket since room was last gained."""
         return self._missed_at == self.gain + self.relief.count and demand.size in self._misses
 
     def missed(self, demand: Demand) -> None:
-        """Note that a demand found no room, if that is so for every bucket."""
+        """Record that a demand found no room, if that is so for every bucket."""
         news = self.gain + self.relief.count
         if self._missed_at != news:
             self._misses, self._missed_at = set(), news

@@ -30,7 +30,7 @@ class Floor:
         self._look()
 
     def added(self, bin_: str) -> None:
-        """Take note of one more task in a bin."""
+        """Record one more task in a bin."""
         if bin_ in self._bins and self._counts[bin_] - 1 == self.tasks:
             self._there -= 1
             if not self._there:

@@ -22,12 +22,12 @@ class Group:
     demand: Demand
     tasks: tuple[int, ...]
     leave: frozenset[str] = frozenset()
-    """Machines on which they cannot stay: they keep their claim there for want of another."""
+    """Machines that they must leave; they keep their claim there if there is no other machine."""
     avoid: str = ""
-    """The machine on which they had better not run."""
+    """The machine that they should not run on, if there is another."""
     running: bool = True
-    """They run where their claims are. Otherwise a claim on a machine that takes no tasks
-    now is only kept for want of another."""
+    """They run where their claims are. Otherwise a claim on a machine that takes no tasks now is
+    only kept if there is no other."""
     among: tuple[Term, ...] = ()
     """What else a machine must meet for these tasks now; it is no part of what they claim."""
     elsewhere: str = ""
@@ -54,7 +54,7 @@ ALONE = Near()
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """A task that is where it was before a move that was allocated and not carried out."""
+    """A task that is still on its old machine: its move was allocated and not carried out."""
 
     task: int
     machine: str
@@ -71,11 +71,11 @@ class Request:
     preferences: tuple[Preference, ...] = DEFAULT
     fit: Fit = Fit.EVEN
     gang: bool = False
-    """All tasks that have no machine get one, or none of them does."""
+    """All tasks without a machine get one, or none of them does."""
     back: tuple[Back, ...] = ()
-    """Tasks whose claims are elsewhere than they are: the claims follow before all else."""
+    """Tasks that are not where their claims are: the claims follow before all else."""
     near: Near = ALONE
-    """What the job says of others, where no job record does: stored with its allocation."""
+    """What the job says of others, if no job record has it: stored with its allocation."""
 
 
 @dataclass(slots=True)

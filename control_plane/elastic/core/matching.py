@@ -1,4 +1,4 @@
-"""Who lends which machine to whom, and which loans are called back: pure functions of values.
+"""Which machines pools lend to which, and which loans are called back: pure functions.
 
 Machines are lent whole (EL3). A loan is made only if its promise suits both sides: the owner has
 the machine back within it, and the borrower's tasks can do with so little notice.
@@ -124,7 +124,7 @@ class CallBack:
     within_s: float
     why: str
     pool: str = ""
-    """Who waits for it."""
+    """The pool that waits for it."""
 
 
 # -- lending
@@ -239,8 +239,8 @@ def called_back(
 
     An owner gets its own machines first, then those of the free pool. Of these the ones with the
     fewest tasks go: least work is interrupted. Loans end at their time, with the notice that was
-    promised; those that their borrower leaves idle end at once. A loan that was made by hand, with
-    no promise, is left to the hand that made it.
+    promised; those that their borrower leaves idle end at once. A loan that an operator made by
+    hand, with no promise, stays until the operator ends it.
     """
     open_ = [loan for loan in loans if not loan.revoked and loan.promise_s > 0]
     calls = dict[str, CallBack]()

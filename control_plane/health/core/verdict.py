@@ -58,10 +58,10 @@ def verdict(rack: Part, silent_s: float, brakes: Brakes) -> Held | None:
 
 
 def is_restored(refusing: int, answered: int, followed: int, *, settled: bool) -> bool:
-    """Return whether so many hosts refuse us for an older store that all of us is in doubt.
+    """Return whether so many hosts refuse us for an older store that the whole process is in doubt.
 
-    Of a store that was restored nearly all hosts were told more than it knows. More than half are
-    needed, for a host may lie: a few that are in other hands must not end a control plane. Half of
-    all that are `followed`; once that is `settled` who is there, of those that said anything.
+    After a restore nearly all hosts were told more than the store has. More than half must refuse,
+    because a few hosts in other hands must not end a control plane. It is half of all `followed`
+    hosts; once `settled`, half of the hosts that said anything.
     """
     return refusing * 2 > (refusing + answered if settled else followed)

@@ -51,7 +51,7 @@ def builder(
 
 
 def key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    """Return what a key may be used for: to issue, or to prove who one is."""
+    """Return what a key may be used for: to issue, or to prove an identity."""
     return x509.KeyUsage(
         digital_signature=not sign_certificates,
         key_cert_sign=sign_certificates,

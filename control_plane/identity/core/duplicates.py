@@ -31,7 +31,7 @@ class Round:
     there: Presence | None
     """What answered at the machine's address after the caller had asked; None: nothing."""
     doubted: str
-    """The mark of the caller about whom there was doubt in the round before; empty: none."""
+    """The mark of a caller that was in doubt in the round before; empty: none."""
     boots: Sequence[str]
     """The boots that were seen alone at this address, the earliest first."""
 
@@ -39,10 +39,10 @@ class Round:
 def found(one: Round) -> CloneFinding:
     """Return what a round shows.
 
-    A mark is in the memory of one process only. Who says it again after another process answered
-    was there all the while, so there are two: no reboot, no restart of the agent and no disk
-    that was set back ever says a mark again. The clone is the caller, unless its boot
-    was known before that of the other one.
+    A mark is in the memory of one process only. A caller that repeats its mark after another
+    process answered was running all the while, so there are two hosts. A reboot, a restart of the
+    agent or a restored disk never repeats a mark. The clone is the caller, unless its boot was
+    known before that of the other one.
     """
     caller, there = one.caller, one.there
     if there is None:
@@ -72,7 +72,7 @@ def stays_second(known: Duplicate | None, boot_id: str) -> bool:
 
 
 def words(known: Duplicate) -> str:
-    """Return why a host is the second one, for the people who look after it."""
+    """Return why a host is the second one, for its operators."""
     return (
         f"another host has the identity of {known.machine} and keeps it"
         f" (boot {known.other_boot_id[:8] or '?'}); this one (boot {known.boot_id[:8] or '?'},"

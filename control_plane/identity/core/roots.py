@@ -1,8 +1,8 @@
 """The roots of the authority while one is exchanged for another (docs/adr/0088).
 
 A rotation has three steps. `prepare`: a new root is trusted, and issues nothing. `activate`: it
-issues, and the one before is still trusted. `retire`: that one is trusted no more. Each step has
-to wait until everybody can go along; `hinders` tells who cannot.
+issues, and the one before is still trusted. `retire`: that one is no longer trusted. Each step
+waits until every host and credential is ready for it; `hinders` lists those that are not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wire.errors import Conflict
 
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]{1,32})-----[^-]{1,8192}-----END \1-----\n?")
 _NAMED = 3
-"""Of those who hinder a step, so many are told by name."""
+"""At most so many of the hosts or users that hinder a step are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """The root that issues, and those that are trusted beside it."""
+    """The root that issues, and the others that are trusted too."""
 
     active: Root
     coming: Root | None = None
@@ -140,7 +140,7 @@ def hinders(
     hosts: Mapping[str, HostTrust | None],
     credentials: Sequence[IssuedCredential],
 ) -> list[str]:
-    """Return who would be locked out by a step, in words; none: it may be taken.
+    """Return the hosts and users that a step would lock out, in words; none: it may be taken.
 
     `hosts` are all that have joined, with what they said last; `credentials` those files of
     users and controllers that have not ended, which are not renewed.
