@@ -129,7 +129,7 @@ async def serving(
 def _unix(path: Path) -> socket.socket:
     """Return a listening unix socket that only its owner can open.
 
-    The store's lock was taken before, so a socket at this path is of a process that is gone.
+    The store's lock was taken before, so a socket at this path belongs to an ended process.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

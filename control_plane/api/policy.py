@@ -116,8 +116,7 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One soft preference; the first in a list matters most."""
 
     property: PropertyName
-    """Of machines: a word, a number of whole machines, or a label. Machines without it are a
-    bin."""
+    """Of machines: a word, a number of whole machines, or a label. The rest is one bin."""
     strategy: Strategy = Strategy.EVEN
     values: Annotated[list[Value], Meta(max_length=1000)] = []
     """For `prefer` and `avoid`."""

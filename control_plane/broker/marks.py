@@ -1,4 +1,4 @@
-"""Marks of machines that failed and came back, many at a time: the health checker's writes."""
+"""Marks many machines at a time as failed or back: the health checker's writes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TOGETHER = 32
 which for this many takes a few milliseconds."""
 
 TRUE_S = 1.0
-"""A failure that is not on its way to the disk by then is looked at again instead."""
+"""A failure whose write has not begun by then is checked again instead."""
 
 
 class Marks:
-    """Writes whether machines are up. What changed meanwhile is left as it is."""
+    """Writes whether machines are up. Machines that changed meanwhile are left as they are."""
 
     def __init__(self, brokers: Brokers, runtime: Runtime) -> None:
         self._brokers, self._runtime = brokers, runtime

@@ -60,8 +60,8 @@ def role_list(target: Target, output: str) -> None:
 def role_grant(target: Target, who: str, role_: str, output: str) -> None:
     """Make WHO (user:NAME, group:NAME, or a user's name) an operator, or a host admin.
 
-    An operator may do everything but run tasks without a sandbox (`raw`); a host admin may do
-    that, where they may change the job.
+    An operator may do everything but run tasks without a sandbox (`raw`); a host admin may do that,
+    for jobs that they may change.
     """
     name = principal_of(who)
     found: Grant = target.ask(
@@ -79,7 +79,7 @@ def role_grant(target: Target, who: str, role_: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def role_revoke(target: Target, who: str, role_: str, output: str) -> None:
-    """Make WHO an operator or a host admin no longer, from the next request on."""
+    """Take the role of operator or host admin from WHO, from the next request on."""
     name = principal_of(who)
     target.ask(
         lambda client: (
@@ -124,7 +124,7 @@ def group_set(target: Target, name: str, members: tuple[str, ...], output: str) 
 @output_option
 @click.pass_obj
 def group_remove(target: Target, name: str, output: str) -> None:
-    """Remove a group; what names it is not changed, and has no effect then."""
+    """Remove a group; objects that name it are not changed, and the name has no effect then."""
     target.ask(lambda client: client.delete_group(name))
     line = f"group {name}: removed"
     show.emit(output, {"removed": name}, lambda: click.echo(show.printable(line)))
@@ -158,7 +158,7 @@ def user_list(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def user_revoke(target: Target, name: str, output: str) -> None:
-    """Let no credential count that NAME has now; one that is written later does."""
+    """Revoke all present credentials of NAME; later ones are valid."""
     found: Revocation = target.ask(lambda client: client.revoke_user(name))
     line = f"user {found.name}: what they have now does not count any more"
     show.emit(output, found, lambda: click.echo(show.printable(line)))
@@ -169,7 +169,7 @@ def user_revoke(target: Target, name: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def machine_revoke_identity(target: Target, name: str, output: str) -> None:
-    """Let no certificate count that machine NAME has now: its host has to join again."""
+    """Revoke all present certificates of machine NAME: its host has to join again."""
     found: Revocation = target.ask(lambda client: client.revoke_machine_identity(name))
     line = f"machine {found.name}: its certificate does not count any more"
     hint = f"to take it back: twinectl token create --host {found.name}"

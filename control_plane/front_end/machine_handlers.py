@@ -31,7 +31,7 @@ class MachineHandlers:
     """A handler for each row of `api.machine_routes`."""
 
     def __init__(self, service: MachineService) -> None:
-        """Take what the handlers call."""
+        """Take the service that the handlers call."""
         self._inventory = service
 
     async def list_machines(self, call: Call) -> Machines:
@@ -54,7 +54,7 @@ class MachineHandlers:
         return Ack()
 
     async def import_machines(self, call: Call) -> ImportResult:
-        """Take in a list of machines."""
+        """Import a list of machines."""
         assert call.stream is not None
         format_ = call.query.get("format", "csv")
         if format_ not in FORMATS:
@@ -93,7 +93,7 @@ class MachineHandlers:
         return self._inventory.brokers()
 
     async def broker_machines(self, call: Call) -> BrokerMachines:
-        """Show a broker's machines, or what changed."""
+        """Show a broker's machines, or their changes."""
         datacenter, limit = call.path["datacenter"], _limit(call)
         after = call.number("after")
         if after is None:

@@ -1,4 +1,4 @@
-"""The front end's handlers about people, and about what they did."""
+"""The front end's handlers about people, and about the audit log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PeopleHandlers:
     """A handler for each of `PEOPLE_ROUTES`."""
 
     def __init__(self, guard: Guard, trail: Trail, issued: Issued) -> None:
-        """Take what the handlers call."""
+        """Take the services that the handlers call."""
         self._issued = issued
         self._known = guard
         self._log = trail
@@ -74,7 +74,7 @@ class PeopleHandlers:
         return await people.grant(call.path["admin"], by, Role.HOST_ADMIN)
 
     async def revoke_host_admin(self, call: Call) -> Ack:
-        """Let a user run tasks without a sandbox no longer."""
+        """Take the host admin's role from a user."""
         await self._known.people.revoke(call.path["admin"], Role.HOST_ADMIN)
         return Ack()
 
@@ -97,7 +97,7 @@ class PeopleHandlers:
         return users(issued, self._known.people.revocations())
 
     async def revoke_user(self, call: Call) -> Revocation:
-        """Let a user's credentials count no more."""
+        """Revoke a user's credentials."""
         name = call.path["user"]
         check_user_name(name)
         return await self._known.people.revoke_identity("user", name, principal(call.peer))

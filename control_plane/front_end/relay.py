@@ -31,15 +31,15 @@ from wire.server import Call, make_app
 
 log = logging.getLogger(__name__)
 _OF_HOSTS = frozenset(("join",))
-"""Rows that hosts call without a certificate: the core has to see their addresses."""
+"""Rows that hosts call without a certificate: the core has to see the hosts' addresses."""
 RELAYED: tuple[Route, ...] = tuple(
     route
     for route in ROUTES
     if (route.needs or ANYONE in route.roles) and route.name not in _OF_HOSTS
 )
-"""What users, and anyone, may call at all."""
+"""The rows that users and unauthenticated callers may call."""
 _CALL_S, _WAIT_S, _PUSH_S = 30.0, 90.0, 3600.0
-"""For an answer: of a usual call, of one that waits for news, of one that brings much."""
+"""Timeouts of a usual call, of one that waits for changes, and of a large transfer."""
 _PROBE_S, _PROBE_PATIENCE_S = 0.5, 2.0
 _FOR: ContextVar[Peer] = ContextVar("caller")
 """The caller for which the present task calls the core."""
@@ -60,7 +60,7 @@ class CoreClient(WireClient):
 
 
 class FrontEndRelay:
-    """A handler for each of `RELAYED`, which asks the core that leads."""
+    """A handler for each of `RELAYED`, which calls the leading core."""
 
     def __init__(self, cores: Sequence[str], tls: ssl.SSLContext, domain: str) -> None:
         """Open no connection; of several cores one leads, and only that one listens."""
@@ -91,7 +91,7 @@ class FrontEndRelay:
         return peer
 
     async def follow_core(self) -> None:
-        """Call the core that answers, for as long as the process runs."""
+        """Call the core that leads, for as long as the process runs."""
         _FOR.set(Peer(name=ANYONE, role=ANYONE))
         while True:
             if not await self._answers(self._core):

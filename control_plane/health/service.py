@@ -1,4 +1,4 @@
-"""What operators ask of the health check service: the front end's side of it."""
+"""The front end's side of the health check service: requests of operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Scopes(Protocol):
 
 
 class HealthService:
-    """Shows what is held back, and takes the word of operators."""
+    """Shows what is held back, and accepts confirmations of operators."""
 
     def __init__(self, checker: HealthChecker, scopes: Scopes) -> None:
         """Ask nothing yet."""
@@ -40,7 +40,7 @@ class HealthService:
     async def confirm(
         self, machines: Collection[str], scope: MachineScope | None, reason: str, caller: str
     ) -> ConfirmedDown:
-        """Declare silent machines down whatever holds that back; `Conflict` if none is silent."""
+        """Declare silent machines down even if held back; `Conflict` if none is silent."""
         if not machines and scope is None:
             raise InvalidInput("name machines, or give a scope")
         names = await self._scopes.machines(machines, scope)

@@ -1,4 +1,4 @@
-"""One root of the authority follows another while everything goes on (docs/adr/0088).
+"""Replaces a root of the authority while everything runs (docs/adr/0088).
 
 Operators take the steps; in between each host that is behind is asked to renew, and its renewal
 names the roots it trusts.
@@ -31,7 +31,7 @@ TRUST = "host-trust/"
 LOOK_S = 2.0
 ASK_AGAIN_S = 60.0
 ASK_EACH_S = 0.02
-"""50 hosts a second: 10,000 within four minutes, each for some milliseconds of computing."""
+"""50 hosts a second: 10,000 within four minutes, each with some milliseconds of computing."""
 _SHOWN = 20
 
 
@@ -58,16 +58,16 @@ class Rotation:
         self.file: Path | None = None
         """Where the roots are kept; None: in memory."""
         self.hosts: Callable[[], Sequence[str]] = list
-        """Tells the machines that have joined."""
+        """Returns the machines that have joined."""
         self.issued: Callable[[], Awaitable[list[IssuedCredential]]] = _nothing_issued
-        """Tells the credentials that were written to files and have not ended."""
+        """Returns the credentials that were written to files and have not expired."""
         self.taken: Callable[[], None] = lambda: None
-        """Told after each step: what is shown and trusted here is to follow."""
+        """Called after each step, to update what is shown and trusted here."""
         self.ask: Callable[[str], Awaitable[None]] = _nobody
         """Asks the agent of a machine to renew."""
 
     async def load(self) -> None:
-        """Read what hosts said; what cannot be read they say again."""
+        """Read the reports of hosts; hosts send unreadable ones again."""
         for entry in (await self._store.list_prefix(TRUST)).entries:
             machine = entry.key.removeprefix(TRUST)
             self._revisions[machine] = entry.revision

@@ -1,4 +1,4 @@
-"""Whether two hosts have one identity, from what they said of themselves (docs/adr/0107)."""
+"""Whether two hosts have one identity, by their own reports (docs/adr/0107)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from control_plane.api.duplicates import Duplicate
 
 
 class CloneFinding(StrEnum):
-    """What a round showed."""
+    """The finding of a round."""
 
     NOTHING = "nothing"
     """Nothing answers at the machine's address: it proves nothing."""
@@ -25,7 +25,7 @@ class CloneFinding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One time that a host asked."""
+    """One request of a host."""
 
     caller: Presence
     there: Presence | None
@@ -37,7 +37,7 @@ class Round:
 
 
 def found(one: Round) -> CloneFinding:
-    """Return what a round shows.
+    """Return the finding of a round.
 
     A mark is in the memory of one process only. A caller that repeats its mark after another
     process answered was running all the while, so there are two hosts. A reboot, a restart of the
@@ -59,20 +59,20 @@ def found(one: Round) -> CloneFinding:
 
 
 def is_second(known: Duplicate | None, boot_id: str) -> bool:
-    """Return whether a host is the clone by its boot; two from one memory have the same."""
+    """Return whether a host is the clone by its boot; copies of one memory image have the same."""
     return known is not None and known.boot_id == boot_id != known.other_boot_id
 
 
 def stays_second(known: Duplicate | None, boot_id: str) -> bool:
     """Return whether a host counts as the clone while nothing answers at the address.
 
-    It may be the second one after a reboot, and the other one may only be cut off.
+    It may be the clone after a reboot, and the other one may only be cut off.
     """
     return known is not None and boot_id != known.other_boot_id
 
 
 def words(known: Duplicate) -> str:
-    """Return why a host is the second one, for its operators."""
+    """Return why a host is the clone, for its operators."""
     return (
         f"another host has the identity of {known.machine} and keeps it"
         f" (boot {known.other_boot_id[:8] or '?'}); this one (boot {known.boot_id[:8] or '?'},"
