@@ -255,7 +255,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(Records, await self.call(_ROUTE["label_machines"], wish))
 
     async def undrain_machines(self, wish: Undrain) -> Records:
-        """End what was planned for machines."""
+        """End planned unavailability of machines."""
         return _as(Records, await self.call(_ROUTE["undrain_machines"], wish))
 
     async def held_back_machines(self) -> HeldBackMachines:

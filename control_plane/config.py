@@ -74,7 +74,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     socket: str = "/run/twine/control-plane.sock"
     """Unix socket for the command line on this host; each user that may open it is an operator."""
     socket_group: str = ""
-    """Group that may use the socket besides root and the daemon's own user."""
+    """Group that may use the socket, in addition to root and the daemon's own user."""
     cluster: Name = "twine"
     """Trust domain of all certificates; it cannot be changed later."""
     leaf_life_s: Annotated[float, Meta(ge=300, le=90 * 86_400)] = 45 * 86_400.0

@@ -22,7 +22,7 @@ from wire.errors import NotFound
 MARK = "PIPELINE_CHECK"
 """Variable that marks a job as a check."""
 _BLAMELESS = ("lost", "cut-off", "evicted", "oomd-kill")
-"""Ends that are caused by the machine, and not by what was checked."""
+"""Ends that are caused by the machine, and not by the checked tasks."""
 
 
 class CommandChecks:

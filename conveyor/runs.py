@@ -136,7 +136,7 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline: what is stored under its name, written by one compare-and-set each time."""
+    """A pipeline: its stored record, written by one compare-and-set each time."""
 
     schema: int = 1
     spec: PipelineSpec
@@ -203,7 +203,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     updating: bool = False
     """An update is under way."""
     settled: bool = False
-    """The update is over, and no more tasks are missing than the job's `max_unavailable`."""
+    """The update is over, and at most the job's `max_unavailable` tasks are missing."""
     halted: str = ""
     """Why the scheduler halted the update; empty: it did not."""
     frozen: bool = False

@@ -139,7 +139,7 @@ class Dispatcher:
         """Return a client of a machine's agent, for calls that need no turn."""
         return await self._agent(machine)
 
-    # -- whose turn it is
+    # -- turns
 
     def _line(self, machine: str) -> _Line:
         return self._lines.get(machine) or self._lines.setdefault(machine, _Line(machine))
@@ -302,7 +302,7 @@ class Dispatcher:
         return await self._pool.get(self._broker.table.get(machine))
 
     async def _carry(self, line: _Line, what: str, passed: bool) -> None:
-        """Tell the agent what is wanted at this moment."""
+        """Send the agent the command that is wanted at this moment."""
         machine = line.machine
         async with asyncio.timeout(self._settings.call_timeout_s):
             if what == PROFILE:

@@ -78,7 +78,7 @@ class Observation:
         return self.answered_at
 
     def silent_s(self, now: float) -> float:
-        """Return how long nothing was heard, or since when it is first asked."""
+        """Return the time without a sign of life, or since the first request."""
         since = self.heard_at
         if since is None:
             since = now if self.asked_since is None else self.asked_since
@@ -185,13 +185,13 @@ class Observations:
         self.changed(machine)
 
     def asked(self, machine: str) -> None:
-        """Record that a machine is asked: from then on its silence counts."""
+        """Record that a machine is asked from now on: its silence counts."""
         observation = self.observation(machine)
         if observation.asked_since is None:
             observation.asked_since = self._runtime.now()
 
     def unasked(self, machine: str) -> None:
-        """Record that a machine is asked nothing: until it is, its silence does not count."""
+        """Record that a machine is not asked for now: its silence does not count."""
         self.observation(machine).asked_since = None
 
     def heard(self, machine: str, at: float | None = None) -> None:
@@ -202,7 +202,7 @@ class Observations:
         )
 
     def silent(self, machine: str, *, alive: bool = False) -> None:
-        """Record that the agent did not answer: what is known may be out of date.
+        """Record that the agent did not answer: its observation may be out of date.
 
         `alive`: its host accepted or refused the connection, or the agent's answer was unusable.
         """

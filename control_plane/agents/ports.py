@@ -95,4 +95,4 @@ class KnownMachines(Protocol):
     async def carry_out(
         self, machine: str, command: MachineCommand, *, revision: int | None = None
     ) -> MachineRecord:
-        """Do what is asked about a machine; with `revision` only if nothing changed since."""
+        """Carry out a command for a machine; with `revision` only if nothing changed since."""

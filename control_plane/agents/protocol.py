@@ -99,7 +99,7 @@ class AgentApi(Protocol):
         ...
 
     async def put_notices(self, told: HostNotices) -> HostNotices:
-        """Say what the tasks of the machine are to be told."""
+        """Set the notices for the tasks of the machine."""
         ...
 
     async def get_profile(self) -> api.ProfileStatus:

@@ -29,6 +29,6 @@ class Region:
     follows: Callable[[str], bool] = lambda _pool: True
     """Whether this process follows the machines of a pool, `FREE` included: one process does."""
     hears: Callable[[MachineRecord], bool] = lambda _record: True
-    """Whether this process talks to the agent of a machine: follows it, or has tasks left there."""
+    """Whether this process calls the agent of a machine: follows it, or has tasks left there."""
     shared: dict[str, object] = field(default_factory=dict)
     """What actors of one kind share where there are several in this process, by kind."""

@@ -80,7 +80,7 @@ class JobAffinity:
     def bound(self, request: Request, near: Near | None = None) -> Request:
         """Return a request with the terms that follow from where related jobs are now.
 
-        `near` is what the job would say of others; None: what it does say.
+        `near` replaces the job's own terms about others; None: its present ones.
         """
         job = request.job
         if near is None:

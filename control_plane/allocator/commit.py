@@ -46,7 +46,7 @@ class Participants(Protocol):
 
 
 class Commits:
-    """What is being told to brokers, by transaction."""
+    """The second phases under way, by transaction."""
 
     def __init__(self, participants: Participants, runtime: Runtime) -> None:
         self._participants, self._runtime = participants, runtime

@@ -28,7 +28,7 @@ def is_busy(allocator: Allocator, pool: str, jobs: Collection[str]) -> bool:
 
 
 async def read(allocator: Allocator, jobs: Collection[str]) -> list[Stored]:
-    """Return what is stored of the allocations of jobs; changes nothing."""
+    """Return the stored allocations of jobs; changes nothing."""
     found = [await allocator.allocations.stored.read(job) for job in sorted(jobs)]
     return [stored for stored in found if stored is not None]
 

@@ -28,7 +28,7 @@ Limits = Mapping[tuple[str, str, int], int]
 
 
 class PromiseKeeper:
-    """Distributes what is left of all quotas over the free machines, whenever either changed.
+    """Distributes the rest of all quotas over the free machines, whenever either changed.
 
     In a region of many pools that runs concurrently to other work, in small steps on a copy. Until
     it is done, and whenever the last sums are old, a `Ledger` bounds what may be taken: perhaps
@@ -199,7 +199,9 @@ class PromiseKeeper:
     def _laid(
         self, quotas: Mapping[str, Quota], held: Mapping[str, Mapping[MachineClass, int]]
     ) -> Generator[None, None, tuple[Promises, Counter[MachineClass]]]:
-        """Lay what is left of quotas upon free machines, and return both, where pools hold so."""
+        """Return the promises of the rest of quotas, and the free machines, if pools hold
+        `held`.
+        """
         left = {}
         for number, (pool, quota) in enumerate(quotas.items()):
             left[pool] = quota_left(quota, self._without_aside(pool, held.get(pool)))
@@ -224,7 +226,7 @@ class PromiseKeeper:
     ) -> Counter[MachineClass]:
         """Return the machines that count, of those that a pool held when the sums began.
 
-        What is put aside meanwhile makes the sums outdated, so it may be read later.
+        Machines put aside meanwhile make the sums outdated, so that may be read later.
         """
         found = Counter(held)
         if held:

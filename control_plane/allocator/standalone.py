@@ -55,7 +55,7 @@ async def allocator_over(
 async def allocator_beside(
     region: Region, store: Store, name: str, portal: PortalSettings | None = None
 ) -> AsyncIterator[Allocator]:
-    """Run an allocator beside others of a region: a shard, by entitlement (AL19).
+    """Run one of several allocators of a region: a shard, by entitlement (AL19).
 
     It has the entitlements and jobs of its own store, and asks every broker. It follows all
     machines; if two allocators want the same one, its broker decides. Each shard needs a name of

@@ -47,7 +47,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ElasticMode(StrEnum):
-    """What is done about idle machines."""
+    """The treatment of idle machines."""
 
     OFF = "off"
     RECOMMEND = "recommend"
@@ -112,7 +112,7 @@ class PromiseReport(msgspec.Struct, frozen=True, kw_only=True):
     """Came back later than promised: an alarm while one is late, and a count for ever."""
     samples: int = 0
     mean_notice_s: float = 0.0
-    """From the revocation to the deadline that tasks were told."""
+    """From the revocation to the deadline of the tasks."""
     return_p50_s: float = 0.0
     return_p99_s: float = 0.0
     """From the revocation until the machine was back."""

@@ -23,7 +23,7 @@ _NAMED = ("prefer", "avoid")
 
 
 def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
-    """Return what is wrong between the fields of an `EntitlementSpec`, as plain values."""
+    """Return the contradictions between fields of an `EntitlementSpec`, as plain values."""
     if not isinstance(document, dict):
         return []
     found = [*_quota_errors(document), *_unit_errors(document), *_value_errors(document)]
@@ -34,7 +34,7 @@ def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
 
 
 def wish_relations(document: Any) -> list[FieldError]:
-    """Return what is wrong between the fields of an `EntitlementWish`."""
+    """Return the contradictions between fields of an `EntitlementWish`."""
     if not isinstance(document, dict):
         return []
     return entitlement_relations(document.get("spec"), "spec.")

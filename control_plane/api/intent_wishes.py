@@ -51,9 +51,9 @@ class SizeWish(IntentWish, frozen=True, kw_only=True):
 
     tasks: Number
     minimum: Number | None = None
-    """The job has no fewer, whatever `tasks` says; None: as before, and at first none."""
+    """The job has at least this many, whatever `tasks` says; None: as before, at first no bound."""
     maximum: Number | None = None
-    """It has no more; None: as before, and at first none."""
+    """The job has at most this many; None: as before, and at first no bound."""
 
 
 class SizeWishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,9 +82,9 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
     image: DigestStr | None = None
     command: Annotated[list[Argument], Meta(max_length=4096)] | None = None
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
-    """Set over the job's; what is not named stays."""
+    """Set over the job's; other variables stay."""
     configuration: Configuration = {}
-    """Files that are put over the job's; what is not named stays."""
+    """Files that are put over the job's; other files stay."""
     machine_type: Name | None = None
     """Only tasks on machines of this type, for as long as they are there."""
     traffic: Part | None = None
@@ -113,7 +113,7 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
     dimension: str
     intent: StoredIntent
     effect: str
-    """What it does to the job now."""
+    """Its effect on the job now."""
     waits_for: str = ""
     """Why it does not, or not yet, have its whole effect."""
 

@@ -131,8 +131,8 @@ class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     expires_at: float | None = None
     """When it is withdrawn by itself; None: never."""
     is_owned: bool = False
-    """It was written by its own route: others have to take it over, `job apply` included."""
+    """It was written by its own route: other writers must take it over, `job apply` included."""
     value: dict[str, Any] | None = None
-    """What is wanted; None: it was withdrawn."""
+    """The wanted value; None: it was withdrawn."""
     traffic: float | None = None
     """Of a canary that is over: the part of the requests that its tasks get until none is left."""

@@ -14,7 +14,7 @@ OVERRIDE_MAX_S = 86_400.0
 
 
 class LimitName(StrEnum):
-    """What is limited: one for each component that destroys."""
+    """The limited operations: one for each component that destroys."""
 
     STOPS = "stops"
     """The scheduler stops tasks on machines."""

@@ -15,7 +15,7 @@ class EntitlementOwner(msgspec.Struct, frozen=True, kw_only=True):
     shard: Count = 0
     moved: Count = 0
     """Moves of the region up to the last one of this entitlement, that one included; 0: it never
-    moved. Kept after the entitlement is gone: hosts were told of it."""
+    moved. Kept after the entitlement is gone: hosts have it."""
     moving_to: Count | None = None
     """The shard that is going to get it from the process of this one; no shard owns it then."""
 
@@ -83,7 +83,7 @@ class ShardMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ShardMoved(msgspec.Struct, frozen=True, kw_only=True):
-    """What a move did, or what it would do."""
+    """The result of a move, or of a dry run."""
 
     entitlement: Name
     from_shard: int

@@ -37,7 +37,7 @@ class Role(StrEnum):
     """The roles of users, from the most to the least rights."""
 
     OPERATOR = "operator"
-    """May do everything, except what is for host admins alone."""
+    """May do everything, except what needs a host admin."""
     HOST_ADMIN = "host-admin"
     """In addition to other rights: jobs whose tasks have no sandbox (`raw`)."""
     OWNER = "owner"
@@ -207,4 +207,4 @@ class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: list[AuditEntry]
     next: int = 0
-    """Pass it as `before` for what is older; 0: there is nothing older."""
+    """Pass it as `before` for older entries; 0: there are none."""

@@ -116,7 +116,7 @@ class ProfileStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def version_name(extends: str, text: str) -> str:
-    """Return the name of a text: what it extends, and the beginning of its digest."""
+    """Return the name of a text: the profile it extends, and the beginning of its digest."""
     return f"{extends[:50]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

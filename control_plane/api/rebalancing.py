@@ -92,7 +92,7 @@ class SwapView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PlaceUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What is used of one place before a plan and after it, as shares from 0 to 1."""
+    """Use of one place before a plan and after it, as shares from 0 to 1."""
 
     level: str
     """`msb` or `row`."""

@@ -58,7 +58,7 @@ def parse(text: str, known: frozenset[str] = FOR_JOBS) -> Term:
 
 @lru_cache(maxsize=4096)
 def parsed(text: str, known: frozenset[str] = FOR_JOBS) -> tuple[Term | None, tuple[str, ...]]:
-    """Return what a text means and what is wrong with it, each with its place in the text."""
+    """Return the meaning of a text and its errors, each with its place in the text."""
     if len(text) > MAX_EXPRESSION:
         return None, (f"it has {len(text)} characters, more than {MAX_EXPRESSION}",)
     reader = _Reader(known)
@@ -182,7 +182,7 @@ class _Reader:
             terms.append(inner(depth))
         found = tuple(term for term in terms if term is not None)
         if len(found) < len(terms):
-            return None  # what is wrong is recorded
+            return None  # errors are recorded
         if len(found) == 1:
             return found[0]
         return AnyOf(found) if word == "or" else AllOf(found)

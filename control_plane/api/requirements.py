@@ -113,7 +113,7 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Because:
-    """The term must hold, and its author said why."""
+    """The term must hold, and its author gave a reason."""
 
     term: Term
     reason: str

@@ -234,6 +234,6 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     )
     """Host profile → settings that owners of entitlements that run it may change."""
     approvers: list[Annotated[str, Meta(min_length=1, max_length=63)]] = []
-    """Users who decide requests, besides the operators at the socket."""
+    """Users who decide requests, in addition to the operators at the socket."""
     keep_requests: Annotated[int, Meta(ge=10)] = 10_000
     """Decided requests that are kept for the record."""

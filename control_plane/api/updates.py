@@ -37,7 +37,7 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many tasks may be unavailable at once, for any reason (SC6), and how updates go on."""
+    """How many tasks may be unavailable at once, for any reason (SC6), and how updates proceed."""
 
     max_unavailable: Annotated[int, Meta(ge=0, le=10_000)] = 1
     """Voluntary operations stop while this many tasks are not healthy; failures count too. 0 only

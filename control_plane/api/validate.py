@@ -144,7 +144,7 @@ def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         volumes = msgspec.convert(document.get("volumes", {}), VolumeMap)
         limits = msgspec.convert(document.get("limits", {}), Limits)
     except _UNREADABLE:
-        return  # their types report what is wrong in them
+        return  # their types report the errors
     if odd := odd_volumes(volumes, limits.memory_max_bytes):
         yield FieldError(field=odd[0], reason=odd[1])
 
@@ -157,7 +157,7 @@ def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         network = msgspec.convert(document.get("network", {}), Reach)
         command = msgspec.convert(document.get("command", []), list[Any])
     except _UNREADABLE:
-        return  # their types report what is wrong in them
+        return  # their types report the errors
     for field, reason in odd_own_init(relaxations, command, network, resources):
         yield FieldError(field=field, reason=reason)
     if not command and not {Relaxation.OWN_INIT, Relaxation.NESTED} & {*relaxations}:
@@ -171,7 +171,7 @@ def _own_cpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         resources = msgspec.convert(document.get("resources", {}), Resources)
         limits = msgspec.convert(document.get("limits", {}), Limits)
     except _UNREADABLE:
-        return  # their types report what is wrong in them
+        return  # their types report the errors
     if odd := odd_resources(resources, limits.cpu_max_cores):
         yield FieldError(field=odd[0], reason=odd[1])
     if not resources.exclusive_cpus:
@@ -208,7 +208,7 @@ def _update_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
 
 
 def requirement_errors(listed: Any, field: str) -> list[FieldError]:
-    """Return what is wrong with texts of a list of requirements, as far as they are texts."""
+    """Return the errors in a list of requirements, as far as its items are texts."""
     if not isinstance(listed, list):
         return []
     some = listed[:MAX_LISTED]  # a longer list is refused for its length
@@ -221,7 +221,7 @@ def requirement_errors(listed: Any, field: str) -> list[FieldError]:
 
 
 def preference_errors(listed: Any) -> Iterator[FieldError]:
-    """Yield what is wrong with properties, bounds on skew and weights in a list of preferences."""
+    """Yield errors of properties, skew bounds and weights in a list of preferences."""
     some = listed[:MAX_LISTED] if isinstance(listed, list) else []
     for i, preference in enumerate(some):
         if not isinstance(preference, dict):

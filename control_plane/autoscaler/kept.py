@@ -19,7 +19,7 @@ PAGE = 1000
 
 
 class StoredSizing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored of one job."""
+    """The stored state of one job."""
 
     schema: int = SCHEMA
     history: bytes

@@ -125,7 +125,7 @@ class LoadTester:
     async def _step(
         self, job: str, wish: LoadTestWish, multiple: float
     ) -> tuple[LoadTestStep, str]:
-        """Return what was measured at a multiple, and which limit that exceeds."""
+        """Return the measurement at a multiple, and the limit that it exceeds."""
         status = await self._api.get_job(job)
         if status.healthy < status.record.spec.tasks:
             raise Unprocessable(f"{status.healthy} of {status.record.spec.tasks} tasks are healthy")

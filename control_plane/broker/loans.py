@@ -128,7 +128,7 @@ class Loans:
         return record
 
     async def run(self, is_empty: IsEmpty, profile_of: ProfileOf) -> None:
-        """Give back what was revoked, as soon as it is empty or overdue, until cancelled."""
+        """Give back revoked machines, as soon as they are empty or overdue, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             for record in self.lent():

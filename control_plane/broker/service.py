@@ -242,7 +242,7 @@ class MachineService:
         return Records(machines=changed)
 
     async def undrain(self, wish: Undrain) -> Records:
-        """End what was planned for machines."""
+        """End planned unavailability of machines."""
         names = await self.outages.machines(wish.machines, wish.scope)
         return Records(machines=await self.outages.undrain(names))
 

@@ -73,7 +73,7 @@ class Discovery:
         broker.listen(self._machine_changed, loaded=ignore)
 
     async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
-        """Return what is listed, once its revision is above `after` or `wait_s` is over."""
+        """Return the listed tasks, once their revision is above `after` or `wait_s` is over."""
         await self._until(lambda: self._revision(job) > after, [job], wait_s)
         return self._now(job)
 

@@ -70,7 +70,7 @@ class ShardMaps:
         self._gone.discard(job)
 
     async def put(self, job: str, shards: Mapping[str, list[int]]) -> ShardMapView:
-        """Replace what is said of a job's shards, whole or not at all; `NotFound` without it."""
+        """Replace a job's shard map, whole or not at all; `NotFound` without the job."""
         record = self._jobs.get(job)
         wrong = next((s for s, ts in shards.items() if any(t >= record.spec.tasks for t in ts)), "")
         if wrong:

@@ -33,7 +33,7 @@ OPERATIONAL = ("openapi", "metrics")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The front end's rules; `socket_group` may use the unix socket besides root and owner."""
+    """The front end's rules; `socket_group`, root and the owner may use the unix socket."""
 
     owner_uid: int
     socket_group: str = ""

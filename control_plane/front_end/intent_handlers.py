@@ -1,4 +1,4 @@
-"""The front end's handlers about what is wanted of a running job: its intents, and its push."""
+"""The front end's handlers about running jobs: their intents and pushes."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class MachineHandlers:
         return await self._inventory.drain(call.body)
 
     async def undrain_machines(self, call: Call) -> Records:
-        """End what was planned."""
+        """End planned unavailability of machines."""
         return await self._inventory.undrain(call.body)
 
     async def label_machines(self, call: Call) -> Records:

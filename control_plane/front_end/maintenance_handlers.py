@@ -67,7 +67,7 @@ class RebalanceHandlers:
         return await self._rebalancer.plan()
 
     async def rebalance_history(self, _: Call) -> RebalanceHistory:
-        """List what was moved."""
+        """List past moves."""
         return self._rebalancer.history()
 
     async def explain_rebalance(self, call: Call) -> MoveExplanation:
@@ -77,7 +77,7 @@ class RebalanceHandlers:
         return self._rebalancer.explain(call.path["move"])
 
     async def pause_rebalance(self, call: Call) -> RebalanceStatus:
-        """Begin no more moves."""
+        """Pause moves."""
         by = principal(call.peer) if call.peer.role == "user" else call.peer.name
         return await self._rebalancer.pause(call.body, by)
 

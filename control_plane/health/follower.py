@@ -244,7 +244,7 @@ class Follower:
             images = await self._ask(name, agent.list_images)
             self._observations.observation(name).images = frozenset(i.digest for i in images.images)
         if kinds & {"profile", "leaving"}:
-            # first what it has now: a profile that is in force may have taken memory
+            # machine facts first: a profile in force may have taken memory
             trouble = await self._store_facts(name, await self._ask(name, agent.get_machine))
             if trouble is not None:
                 raise _StoreTrouble(str(trouble))

@@ -19,7 +19,7 @@ HINT = (
 
 
 SETTLES_S = 60.0
-"""After a start: hosts that have not said anything by then are not waited for."""
+"""After a start: hosts that have not answered by then are not waited for."""
 
 
 class RestoredHosts:

@@ -67,7 +67,7 @@ class Watch:
         return self.observation.asked_since is None
 
     def last_at(self, anew_at: float) -> float:
-        """Return since when nothing was heard; before `anew_at` silence does not count."""
+        """Return since when there was no sign of life; before `anew_at` silence does not count."""
         heard_at, asked_at = self.observation.heard_at, self.observation.asked_since
         since = self.since if self.since > anew_at else anew_at
         if asked_at is not None and asked_at > since:
@@ -75,7 +75,7 @@ class Watch:
         return since if heard_at is None or heard_at < since else heard_at
 
     def silent_s(self, now: float, anew_at: float) -> float:
-        """Return how long nothing was heard; before `anew_at` silence does not count."""
+        """Return how long there was no sign of life; before `anew_at` silence does not count."""
         return 0.0 if self.is_unasked else now - self.last_at(anew_at)
 
     def planned(self, record: MachineRecord, now: float, wall: float) -> None:

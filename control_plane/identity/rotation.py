@@ -62,7 +62,7 @@ class Rotation:
         self.issued: Callable[[], Awaitable[list[IssuedCredential]]] = _nothing_issued
         """Returns the credentials that were written to files and have not expired."""
         self.taken: Callable[[], None] = lambda: None
-        """Called after each step, to update what is shown and trusted here."""
+        """Called after each step, to update the roots that are shown and trusted here."""
         self.ask: Callable[[str], Awaitable[None]] = _nobody
         """Asks the agent of a machine to renew."""
 

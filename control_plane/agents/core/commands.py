@@ -1,4 +1,4 @@
-"""What agents are told about tasks, and which of their tasks no record wants."""
+"""The commands to agents about tasks, and the tasks of theirs that no record wants."""
 
 from __future__ import annotations
 

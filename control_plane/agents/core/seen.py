@@ -54,9 +54,9 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     restored: int = 0
     """The term in which the store was restored from a copy; 0: it never was."""
     unheard_s: float = 0.0
-    """Of a machine that is down or does not answer: since its agent certainly answered last;
-    since the start of this process if it never did. Pauses of this process count. An answer
-    takes time: the agent heard us before that."""
+    """Of a machine that is down or does not answer: since its agent certainly answered last; since
+    the start of this process if it never did. Pauses of this process count. An answer takes time:
+    the agent had its request before that."""
 
     def held_by(self, entitlement: str) -> bool:
         """Return whether the machine is assigned to the pool of an entitlement of the job."""

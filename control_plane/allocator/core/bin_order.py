@@ -60,7 +60,7 @@ def first_bins(
     datacenters, begin = _datacenters(own, free, begin)
     rows = [_from(mine, begin) for mine, _ in datacenters]
     growing_at = [len(mine) for mine, grows in datacenters if grows]
-    if growing_at:  # in that turn one of them has nothing of its own any more
+    if growing_at:  # in that turn one of them has no machines of its own left
         rows = [row[: min(growing_at) + 1] for row in rows]
     return [bins for turn in zip_longest(*rows) for bins in turn if bins is not None]
 
@@ -78,8 +78,8 @@ def _is_even(ranking: Ranking, own: Binned, free: Binned, growing: int) -> bool:
 def _datacenters(
     own: Partition[Bucket], free: Partition[Bucket], begin: int
 ) -> tuple[list[tuple[list[Bins], list[Bins]]], int]:
-    """Return by data center its bins and those where machines must be taken, one data center
-    after the other; and what is left of `begin`, to say at which bin of each to begin.
+    """Return by data center its bins and those where machines must be taken, one data center after
+    the other; and the rest of `begin`, which selects the first bin of each.
     """
     found = _from(own.beside(free), begin)
     return found, begin // (len(found) or 1)
@@ -230,8 +230,8 @@ class HeapOrder:
 class LazyOrder(HeapOrder):
     """The same for a new job whose finest preference finds all its bins equal at first.
 
-    The bins of a group then come one after the other: the next one is only looked at once a task
-    came to the one before, or it was dropped. What a plan costs does not grow with the racks.
+    The bins of a group then come one after the other: the next one is read only after a task came
+    to the one before, or it was dropped. What a plan costs does not grow with the racks.
     """
 
     __slots__ = ("_after",)
@@ -319,7 +319,7 @@ class EvenOrder:
         self._next()
 
     def placed(self) -> None:
-        """Go on after a task came to the best bins and was counted."""
+        """Continue after a task came to the best bins and was counted."""
         if self._after is not None:
             self._after.placed()
             self._copy(self._after)

@@ -75,7 +75,7 @@ class Search:
         return found
 
     def keeps(self, part: Part) -> bool:
-        """Return whether machines are kept for tasks that need what is rare elsewhere."""
+        """Return whether machines are kept for tasks that need a rare resource."""
         capacity = part.capacity
         found = self._kept.get(id(capacity))
         if found is None:
@@ -239,7 +239,7 @@ class Source:
             yield machine, True
 
     def _with_few_gpus(self) -> Iterator[Machine | None]:
-        """Yield machines of the pool that have no more GPUs left than any free one that fits."""
+        """Yield machines of the pool with at most as many GPUs left as any free one that fits."""
         lacks = self._work.allowance.lacks
         samples = (next(part.usable(), None) for part in self._parts)
         free = [m.capacity.gpus for m in samples if m and self._fits(m) and not lacks(m)]

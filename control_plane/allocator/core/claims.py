@@ -34,11 +34,11 @@ class Change:
     takes: list[Machine] = field(default_factory=list)
     """Free machines that the pool gets."""
     credits: dict[Machine, FreedRoom] = field(default_factory=dict)
-    """What it frees on machines, as far as it may use that itself."""
+    """Freed room on machines, as far as the change itself may use it."""
     charged: int = 0
     """How many of the claims are charged to their machines."""
     granted: int = 0
-    """How much of what it frees is in the credits, in order."""
+    """How much of the freed room is in the credits, in order."""
     took: bool = False
     """Whether the machines of `takes` are in the pool because of this change."""
 
@@ -74,7 +74,7 @@ class Claims:
         self.needs_usable = True
         """Whether that includes that they take tasks: it does not matter to running tasks."""
         self.reserved: Change | None = None
-        """What is charged to machines already, but not settled."""
+        """A change that is charged to machines, but not settled."""
         self._others: dict[int, Demand] = {}
         self._ports: dict[int, dict[str, int]] = {}
 

@@ -1,4 +1,4 @@
-"""A plan in the making: what it has taken and freed, which the index does not show."""
+"""A draft of a plan: the room that it takes and frees, which the index does not show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from control_plane.broker.core.capacity import Place
 
 
 class Draft:
-    """One plan in the making: what it has taken and freed, which the index does not show."""
+    """A draft of a plan: the room that it takes and frees, which the index does not show."""
 
     def __init__(self, index: RegionIndex, request: Request, allowance: Allowance) -> None:
         self.request = request
@@ -29,7 +29,7 @@ class Draft:
         self.ranking = Ranking(request.preferences)
         self.change = Change(request.job, request.pool)
         self.spaces: dict[Machine, PlannedRoom] = {}
-        """What is left on machines on which the plan takes or frees something."""
+        """The room on machines on which the plan takes or frees something."""
         self.lone: dict[Machine, Demand] = {}
         """Machines that get one task so far: their `PlannedRoom` is made when it is read."""
         self.mine: dict[Machine, int] = {}
@@ -71,7 +71,7 @@ class Draft:
         self.space(claim.machine).take(claim.demand, claim.machine.capacity, -1)
 
     def space(self, machine: Machine) -> PlannedRoom:
-        """Return the plan's copy of what is left on a machine."""
+        """Return the plan's copy of a machine's room."""
         space = self.spaces.get(machine)
         if space is None:
             space = self.spaces[machine] = PlannedRoom(machine)
@@ -81,7 +81,7 @@ class Draft:
         return space
 
     def room(self, machine: Machine) -> Room:
-        """Return what is left on a machine, as the plan stands."""
+        """Return the room on a machine, with the plan's changes."""
         if machine in self.spaces or machine in self.lone:
             return self.space(machine)
         return machine

@@ -47,7 +47,7 @@ _EXCLUDED, _BLOCKED, _MEMORY, _CPU, _GPUS, _NETWORK, _PORTS, _DISK = (
 
 
 class Room(Protocol):
-    """What is left on a machine."""
+    """The free room on a machine."""
 
     free_cpu: int
     """In grains of the machine's capacity."""
@@ -63,7 +63,7 @@ class Room(Protocol):
 
 
 class Candidate(Protocol):
-    """A machine as it is judged: what it is, where it is, and whether it takes tasks."""
+    """The properties of a machine that `judge` reads."""
 
     @property
     def name(self) -> str: ...
@@ -80,8 +80,8 @@ class Candidate(Protocol):
 def judge(demand: Demand, machine: Candidate, room: Room) -> int:
     """Return every `Lack` that keeps the machine from taking one more such task; 0: it can.
 
-    `room` is what is left there: the machine itself, or a copy in which a plan has already
-    taken or freed something.
+    `room` is the free room there: the machine itself, or a copy in which a plan has already taken
+    or freed something.
     """
     lacks = 0
     if demand.requires and not admits(demand, machine):

@@ -38,8 +38,8 @@ BY_ROOM = sorted(
 SHELF = {classes: 1 + place for place, classes in enumerate(BY_ROOM)}
 SHELF_OF = [[SHELF[rru, memory] for memory in range(CLASSES)] for rru in range(CLASSES)]
 EMPTY, BLOCKED = 0, 1 + len(BY_ROOM)
-"""Shelves are numbered as they are looked at: the machines without tasks, those with room by
-its classes, the unusable."""
+"""Shelves are numbered in the order in which they are tried: the machines without tasks, those with
+room by its classes, the unusable."""
 ORDERS = {
     (rru, memory): (
         EMPTY,

@@ -26,7 +26,7 @@ class FreedRoom:
         self.total = self.left = _sum(self.total, _of(demand, capacity), 1)
 
     def lend(self, machine: Machine) -> None:
-        """Show the machine with what is left of the credit."""
+        """Add the rest of the credit to the machine's room."""
         _add(machine, self.left, 1)
         self._lent = _room(machine)
 
@@ -47,13 +47,13 @@ class FreedRoom:
         _add(machine, freed, -1)
 
     def pay(self, machine: Machine) -> None:
-        """Charge the machine with what was used of the credit."""
+        """Charge the machine with the used part of the credit."""
         _add(machine, self.left, 1)
         _add(machine, self.total, -1)
         self.left = self.total
 
     def recount_cpu(self, freed: int, wanted: int) -> int:
-        """Count its CPU again in other grains: what was freed, and what claims want of it.
+        """Count its CPU again in other grains: the freed CPU, and the claims on it.
 
         Return how much of it they use.
         """

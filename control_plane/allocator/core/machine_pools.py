@@ -4,9 +4,9 @@
       └─ bucket: its machines of one class in one MSB
            └─ shelf: those with about the same share of room left
 
-What allocations need to know of a machine lies in one small object; what many machines have
-in common (capacity, place, bucket) is shared. A million machines take about 300 MB.
-Only `region_index` changes what is here.
+What allocations need to know of a machine lies in one small object; what many machines have in
+common (capacity, place, bucket) is shared. A million machines take about 300 MB. Only
+`region_index` changes these objects.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ class Bucket:
 
 _ROUNDING = 1e-5
 _FEW = 16
-"""Machines that are looked at each time rather than by a maximum of their shelf."""
+"""Machines that are read each time, rather than by a maximum of their shelf."""
 
 
 class Cell:
@@ -481,7 +481,7 @@ class Pool:
             yield from bucket.machines()
 
     def count(self, machine: Machine, sign: int) -> None:
-        """Add a machine to the sums, or take it out of them."""
+        """Add a machine to the sums, or subtract it."""
         self.size += sign
         self.micro_rru += sign * micro(machine.capacity.rru)
         self.per_type[machine.capacity.machine_type] += sign

@@ -46,7 +46,7 @@ class Budget:
     """Whether it refused a task since it last gained room."""
 
     def left(self, extra: Mapping[Budget, int] | None) -> int:
-        """Return how many watts machines may draw besides those in use, and besides `extra`."""
+        """Return how many watts machines may draw in addition to those in use and to `extra`."""
         return self.limit - self.used - (extra.get(self, 0) if extra else 0)
 
 
@@ -61,7 +61,7 @@ class Power:
         self._by_place = {budget.place: budget for budget in self.budgets}
         self._of: dict[Place, tuple[Budget, ...]] = {}
         self._lit: dict[str, tuple[int, tuple[Budget, ...]]] = {}
-        """Machine in use → what it counts, and against which budgets."""
+        """Machine in use → its watts, and the budgets that they count against."""
         self._listeners: list[Callable[[], None]] = []
 
     def listen(self, relieved: Callable[[], None]) -> None:

@@ -116,11 +116,11 @@ def liking(preference: Preference, machine: Candidate) -> int:
 class Ranking:
     """The preferences of one job while its tasks are placed: counts per bin, and scores.
 
-    Machines are ordered by the first preference, those that it finds equal by the second, and
-    so on, whatever their properties are. The *bins* of a machine say for each preference, in
-    order, in which bin it is; machines of equal bins are equally good. A machine without tasks
-    of the job that no preference names has an empty bin where machines are told apart:
-    otherwise there would be as many bins as machines.
+    Machines are ordered by the first preference, those that it finds equal by the second, and so
+    on, whatever their properties are. The *bins* of a machine say for each preference, in order, in
+    which bin it is; machines of equal bins are equally good. A machine without tasks of the job
+    that no preference names has an empty bin for a preference over single machines: otherwise there
+    would be as many bins as machines.
     """
 
     def __init__(self, preferences: Sequence[Preference]) -> None:

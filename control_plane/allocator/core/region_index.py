@@ -247,7 +247,7 @@ class RegionIndex:
         return self.power.why(machine) if self.power is not None else ""
 
     def power_budgets(self) -> list[PowerBudget]:
-        """Return the places that have a power budget, and what is in use there."""
+        """Return the places that have a power budget, and their use."""
         return self.power.shown() if self.power is not None else []
 
     def fitting(self, demand: Demand, pools: Iterable[str] | None = None) -> Iterator[Machine]:
@@ -317,7 +317,7 @@ class RegionIndex:
     ) -> Generator[None, None, tuple[str, ...]]:
         """Do `reserve` in steps of bounded time, between which others may run.
 
-        `overtaken` returns the machines that the change may no longer use. It is asked in the very
+        `overtaken` returns the machines that the change may no longer use. It is called in the same
         step that takes machines for the pool.
         """
         wanted = {claim.machine for claim in change.claims}
@@ -353,7 +353,7 @@ class RegionIndex:
         return tuple(conflicts)
 
     def settle(self, change: Change) -> list[Machine]:
-        """Make a reserved change final; returns machines that have no tasks any more."""
+        """Make a reserved change final; returns machines that have no tasks left."""
         self.assigned(change)
         return _finished(self.settling(change))
 
@@ -382,7 +382,7 @@ class RegionIndex:
         return [m for m in dict.fromkeys(c.machine for c in change.freed) if not m.jobs]
 
     def rollback(self, change: Change) -> None:
-        """Undo `reserve`, or what was done of it."""
+        """Undo `reserve`, or its completed part."""
         claims = self.claims[change.job]
         for claim in change.claims[: change.charged]:
             self._uncharge(claims, claim)

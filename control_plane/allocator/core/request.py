@@ -94,7 +94,7 @@ class Allowance:
     refuses: Callable[[Machine], str] | None = None
     """Why this one may not be taken, empty if it may."""
     refuses_all: Callable[[Bucket], str] | None = None
-    """Why none of these may be taken that has no tasks; empty: each is asked about by itself."""
+    """Why none of these without tasks may be taken; empty: each is checked separately."""
     unpromised: Mapping[tuple[str, str, int], int] | None = None
     """Type, data center and millionths of RRU → how many are not promised to others (CP7)."""
     _taken: dict[object, int] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class Plan:
-    """What an allocation changes, and what it could not do."""
+    """The changes of an allocation, and the tasks that it could not place."""
 
     change: Change
     unplaced: tuple[int, ...] = ()

@@ -41,7 +41,7 @@ class ShelfMaxima(Generic[M]):
     def __init__(self, bucket: object) -> None:
         self._bucket = bucket
         self._by_shelf: dict[int, dict[str, tuple[float, M]]] = {}
-        """Shelf → kind → a bound of what is left on each machine, and the machine that had it."""
+        """Shelf → kind → a bound of the free room on each machine, and the machine that had it."""
 
     def raised(self, machine: M) -> None:
         """Record that a machine came to its shelf, or has more left there."""

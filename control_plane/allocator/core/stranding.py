@@ -81,8 +81,8 @@ def needs(demand: Demand, capacity: Capacity, totals: Totals) -> frozenset[str]:
 
 
 def stranded(demand: Demand, capacity: Capacity, totals: Totals) -> float:
-    """Return what a task strands of such a machine, as a share of the region: its part of all
-    that is left when no more of them fit. The sum is over the dimensions.
+    """Return what a task strands of such a machine, as a share of the region: its part of the rest
+    after as many as fit. The sum is over the dimensions.
     """
     cpu = demand.cpu_on(capacity) / (capacity.per_rru or 1)
     parts = (

@@ -64,7 +64,7 @@ class LatencyBin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LearntLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the latency of one job."""
+    """The learnt state about the latency of one job."""
 
     query: str = ""
     """The query that measured it: with another query it begins again."""

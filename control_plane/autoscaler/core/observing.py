@@ -71,7 +71,7 @@ def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:
 def observed(
     status: JobStatus, policy: Autoscale, at: float, reading: LoadReading, msbs: int
 ) -> JobObservation:
-    """Return what is observed of a job."""
+    """Return the observation of a job."""
     record, latency = status.record, reading.latency or LoadReading()
     return JobObservation(
         at=at,

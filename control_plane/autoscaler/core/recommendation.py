@@ -48,12 +48,12 @@ STARTS_KEPT = 8
 
 
 class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What was observed of a job at one time."""
+    """The observation of a job at one time."""
 
     at: float
     """In seconds since 1970."""
     tasks: int
-    """Its size: what is wanted."""
+    """Its size: the wanted number of tasks."""
     healthy: int
     capacity: float
     """Load of one task at target 1: its cores, its bytes, or 1 for a query."""

@@ -167,7 +167,7 @@ def updated(record: MachineRecord, machine: InventoryMachine) -> MachineRecord:
 
 
 def completed(known: MachineRecord | None, request: JoinRequest, now: float) -> MachineRecord:
-    """Return the record of a machine that joins; what is known about its assignment stays.
+    """Return the record of a machine that joins; its known assignment stays.
 
     If the inventory lists it, its place and type are the inventory's.
     """
@@ -193,7 +193,7 @@ def completed(known: MachineRecord | None, request: JoinRequest, now: float) -> 
 def scope_test(scope: MachineScope) -> Callable[[MachineRecord], bool]:
     """Return the test whether a machine is in a scope, for one pass over the machines.
 
-    `InvalidInput` says what is wrong with its `where`.
+    `InvalidInput` has the errors of its `where`.
     """
     places = {level: v for level in _PLACE if (v := getattr(scope, level)) is not None}
     own = ("machine_type", "entitlement", "cluster", "state")
@@ -264,7 +264,7 @@ class _Rows:
             self._machines.append(self._machine(values))
 
     def inventory(self) -> Inventory:
-        """Return what was read."""
+        """Return the machines and errors so far."""
         if not self._machines and not self.errors:
             reason = "lists no machines"
             return Inventory(errors=(FieldError(field="(whole)", reason=reason),))

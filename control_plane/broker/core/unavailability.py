@@ -62,7 +62,7 @@ def failures(record: MachineRecord) -> list[float]:
 
 
 def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> str:
-    """Return why a machine takes no new tasks because of what is planned, as a predicate.
+    """Return why planned events keep new tasks from a machine, as a predicate.
 
     Empty: nothing prevents it. Failures and reboots are ignored: the states of machine and profile
     have them.

@@ -9,7 +9,7 @@ from control_plane.health.core.verdict import Held
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What is known of a silent machine. Moments are those of `Runtime.now()`."""
+    """The observations about a silent machine. Moments are those of `Runtime.now()`."""
 
     silent_s: float
     joined_until: float = 0.0

@@ -60,8 +60,8 @@ def verdict(rack: Part, silent_s: float, brakes: Brakes) -> Held | None:
 def is_restored(refusing: int, answered: int, followed: int, *, settled: bool) -> bool:
     """Return whether so many hosts refuse us for an older store that the whole process is in doubt.
 
-    After a restore nearly all hosts were told more than the store has. More than half must refuse,
+    After a restore nearly all hosts have newer commands than the store. More than half must refuse,
     because a few hosts in other hands must not end a control plane. It is half of all `followed`
-    hosts; once `settled`, half of the hosts that said anything.
+    hosts; once `settled`, half of the hosts that answered or refused.
     """
     return refusing * 2 > (refusing + answered if settled else followed)
