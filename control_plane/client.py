@@ -105,7 +105,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(JobStatus, await self.call(_ROUTE[f"{verb}_job"], job=job))
 
     async def move_job(self, job: str, entitlement: str) -> JobStatus:
-        """Have a job run in another entitlement, by a rolling update."""
+        """Move a job to another entitlement, by a rolling update."""
         wish = JobMove(entitlement=entitlement)
         return _as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
 
@@ -401,7 +401,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return await self._decide("deny_request", request_id, note)
 
     async def withdraw_request(self, request_id: str, note: str = "") -> EntitlementRequest:
-        """Take one's own request back."""
+        """Withdraw the caller's own request."""
         return await self._decide("withdraw_request", request_id, note)
 
     async def _decide(self, route: str, request_id: str, note: str) -> EntitlementRequest:

@@ -170,10 +170,10 @@ class PipelineStage(_FilePart, frozen=True, kw_only=True):
 
     kind: StageKind
     tasks: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    """Of a canary stage: how many tasks."""
+    """Of a canary stage: the number of tasks."""
     percent: Annotated[float, Meta(gt=0, lt=100)] | None = None
-    """Of a percent stage: which share of all tasks, at every size of the job; half a task is
-    rounded up."""
+    """Of a percent stage: the share of all tasks, at every size of the job; half a task is rounded
+    up."""
     soak_s: Span = 0.0
     """How long the tasks run before the gates decide. Failing gates act at once."""
     reach_s: Annotated[float, Meta(gt=0, le=STAGE_MAX_S)] = 1800.0

@@ -106,7 +106,7 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     step: int = 0
     """Index into the steps of `core.stages.steps`."""
     steps: tuple[StepTime, ...] = ()
-    """Of the steps that began."""
+    """Times of the steps that began."""
     back: dict[str, str] = {}
     """Job → image that a rollback restores, as it was when the run began."""
     pushed: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Of those: unhealthy, or restarted again and again; a starting one is neither."""
     healthy: int = 0
     restarts: int = 0
-    """Of the tasks that run the run's image."""
+    """Restarts of the tasks that run the run's image."""
     updating: bool = False
     """An update is under way."""
     settled: bool = False

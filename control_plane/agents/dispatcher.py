@@ -109,7 +109,7 @@ class Dispatcher:
                     self._release_at.cancel()
 
     def send(self, command: Command) -> None:
-        """Tell an agent about a task, when its turn has come and if that is still wanted."""
+        """Send a command to an agent, when its turn has come and if it is still wanted."""
         match command:
             case Start(machine=machine, task=task):
                 self._ask(machine, task)

@@ -47,7 +47,7 @@ class AgentApi(Protocol):
         ...
 
     async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
-        """Let the agent fetch an image; returns when it is published."""
+        """Make the agent fetch an image; returns when it is published."""
         ...
 
     async def list_tasks(self) -> api.Tasks:

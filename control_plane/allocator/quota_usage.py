@@ -57,7 +57,7 @@ class QuotaUsage:
     """Follows loans and planned events, and computes what counts."""
 
     def __init__(self, index: RegionIndex, wall: Callable[[], float]) -> None:
-        """Know no machine that is special; `note` is called for each record."""
+        """No machine is special yet; `note` is called for each record."""
         self._index, self._wall = index, wall
         self._special: dict[str, _Special] = {}
         self._in: dict[str, dict[str, None]] = {}

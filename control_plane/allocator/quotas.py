@@ -25,7 +25,7 @@ class Quotas:
     def __init__(
         self, region: Region, portal: Grants, index: RegionIndex, counted: QuotaUsage
     ) -> None:
-        """Know what the portals granted, and the machines of the index."""
+        """Take the portal's grants, and the machines of the index."""
         self._broker, self._runtime = region.broker, region.runtime
         self._portal, self._index, self._counted = portal, index, counted
         self._shards = Shards.of(region)

@@ -49,7 +49,7 @@ ANSWER_S = 30.0
 """By then the caller has an answer; running work continues."""
 _CLOSE_S = 1.0
 _AHEAD = "+"
-"""Begins the name under which a machine is taken for no job yet: no job has such a name."""
+"""Prefix of the name under which a machine is taken for no job yet: no job has such a name."""
 T = TypeVar("T")
 
 

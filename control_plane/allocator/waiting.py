@@ -29,7 +29,7 @@ class _Entry:
     request: Request
     gain: int
     since: int
-    """Of two jobs the one that has waited longer has the lower number."""
+    """The longer a job has waited, the lower its number."""
 
 
 class Waiting:

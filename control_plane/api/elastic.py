@@ -138,7 +138,7 @@ class PoolElasticity(msgspec.Struct, frozen=True, kw_only=True):
     short_for_s: float = 0.0
     """Since when it waits, in seconds; 0: it does not."""
     availability: float | None = None
-    """Of a borrower: share of the machine time that it wanted in which it had one."""
+    """Of a borrower: the share of its wanted machine time in which it had a machine."""
     left: int = 0
     """Free machines, lent ones included, that it gave back last: other entitlements use them."""
     freed_machine_hours: float = 0.0
@@ -205,7 +205,7 @@ class CapacitySignal(msgspec.Struct, frozen=True, kw_only=True):
     entitlement: str
     state: CapacityState
     machines: int
-    """On loan, and not called back."""
+    """Machines on loan, and not called back."""
     wanted: int
     """In addition to these."""
     leaving: int = 0
@@ -235,7 +235,7 @@ class Buffers(msgspec.Struct, frozen=True, kw_only=True):
     central: int = 0
     siloed: int = 0
     gain: float = 0.0
-    """By how much the share of machines in use is higher with central ones: 0.03 is 3 points."""
+    """Increase of the share of machines in use by central buffers: 0.03 is 3 points."""
 
 
 class UseHistory(msgspec.Struct, frozen=True, kw_only=True):

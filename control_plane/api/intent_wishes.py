@@ -39,9 +39,9 @@ class PushWish(IntentWish, frozen=True, kw_only=True):
     configuration: Configuration | None = None
     """Instead of the specification's, all files together; None: as it is there."""
     share: Part = 1.0
-    """Of the tasks run it; the rest runs what the job had before the push."""
+    """This share of the tasks runs it; the rest runs what the job had before the push."""
     tasks: Number | None = None
-    """So many tasks run it at every size, instead of a share."""
+    """This number of tasks runs it at every size, instead of a share."""
     gives_back: bool = False
     """The writer does not stay the owner of the dimension: the next writer needs no `take_over`."""
 

@@ -135,4 +135,4 @@ class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     value: dict[str, Any] | None = None
     """The wanted value; None: it was withdrawn."""
     traffic: float | None = None
-    """Of a canary that is over: the part of the requests that its tasks get until none is left."""
+    """Of an ended canary: the share of requests that its tasks get until none is left."""

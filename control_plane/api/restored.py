@@ -18,7 +18,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     copied_at: float
     """When the copy was made; 0: unknown."""
     epoch: int
-    """Tasks that were started in this term or an earlier one predate the restore."""
+    """Tasks that were commanded in this term or an earlier one predate the restore."""
     released_at: float = 0.0
     """When an operator released the store's commands; 0: not yet."""
     released_by: str = ""

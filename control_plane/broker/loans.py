@@ -27,7 +27,7 @@ from wire.errors import Conflict, FieldError, NotFound, TwineError
 log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 _FORCE_S = 5.0
-"""Before the end of a promise, a machine goes back by force."""
+"""So many seconds before the end of a promise, a machine goes back by force."""
 ProfileOf = Callable[[str], str]
 """Return the host profile of an entitlement, empty if there is no such entitlement."""
 IsEmpty = Callable[[str], bool]

@@ -17,7 +17,7 @@ class RegionTable:
     """The tables of all brokers, read as one."""
 
     def __init__(self, brokers: Mapping[str, Broker], store: Store) -> None:
-        """See the brokers as they come."""
+        """Read the brokers' tables, including later ones."""
         self._brokers = brokers
         self._store = store
         self._names: tuple[list[tuple[str, ...]], tuple[str, ...]] = ([], ())

@@ -262,7 +262,7 @@ def entitlement_deny(target: Target, request: str, note: str, output: str) -> No
 @output_option
 @click.pass_obj
 def entitlement_withdraw(target: Target, request: str, note: str, output: str) -> None:
-    """Take your own REQUEST back."""
+    """Withdraw your own REQUEST."""
     _say(target.ask(lambda client: client.withdraw_request(request, note)), output)
 
 

@@ -104,7 +104,7 @@ def list_(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def name_(target: Target, digest: str, name: str, output: str) -> None:
-    """Let NAME mean the image DIGEST from now on; applied jobs keep their image."""
+    """Set NAME to mean the image DIGEST from now on; applied jobs keep their image."""
     _check_name(name)
     info = target.ask(lambda client: client.name_image(digest, name))
     show.emit(output, info, lambda: click.echo(f"{name} is {digest}"))

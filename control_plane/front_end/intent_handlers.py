@@ -60,7 +60,7 @@ class IntentHandlers:
         return await self._intents.canary(call.path["job"], call.body, caller_of(call.peer))
 
     async def put_hold(self, call: Call) -> JobIntents:
-        """Begin nothing for a while."""
+        """Hold back changes for a while."""
         return await self._intents.hold(call.path["job"], call.body, caller_of(call.peer))
 
     async def put_infrastructure(self, call: Call) -> JobIntents:

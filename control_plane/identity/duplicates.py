@@ -55,7 +55,7 @@ class DuplicateHosts:
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
         self.known: dict[str, Duplicate] = {}
-        """By machine: the clone that was found last."""
+        """By machine: the last found clone."""
         self._doubted: dict[str, str] = {}
         self._boots: dict[str, list[str]] = {}
         self._looking: set[str] = set()

@@ -33,7 +33,7 @@ async def refuse_if_lost(store: Store, path: Path) -> None:
 
 
 async def drop_authority(store: Store, path: Path) -> list[str]:
-    """Let the next start make a new authority; return the hosts that have to join again.
+    """Make the next start create a new authority; return the hosts that have to join again.
 
     The rest of the old file is kept next to it.
     """

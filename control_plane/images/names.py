@@ -46,7 +46,7 @@ class ImageNames:
         return sorted(name for name, known in list(self._names.items()) if known.digest == digest)
 
     def give(self, name: str, digest: str, by: str) -> None:
-        """Let a name mean an image; an operator (`by` empty) may move a name of another user."""
+        """Set the image of a name; an operator (`by` empty) may move a name of another user."""
         known = self._names.get(name)
         if known is not None and by and known.owner != by:
             raise Forbidden(

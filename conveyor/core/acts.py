@@ -45,7 +45,7 @@ class SetFrozen:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Let the next writer own the push of a job."""
+    """Release the push of a job to the next writer."""
 
     job: str
     expect: int

@@ -46,9 +46,9 @@ def strays(
     """Return stops for tasks of ours that no record places on this machine.
 
     `known` holds the ids that belong there, or that their job is already removing. Tasks that a
-    local operator started (no epoch, no job) are left alone. So are tasks that were started in the
-    term `restored` or before, unless an operator released them: the store was restored then from a
-    copy, which may lack them (docs/adr/0111).
+    local operator started (no epoch, no job) are left alone. So are tasks that were commanded in
+    the term `restored` or before, unless an operator released them: the store was restored then
+    from a copy, which may lack them (docs/adr/0111).
     """
     return [
         Stop(machine, name, status.generation, urgent=True)

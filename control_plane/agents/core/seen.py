@@ -41,7 +41,7 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     plans: tuple[UnavailabilityEvent, ...] = ()
     """What is planned for it and has not ended, including future work."""
     known: bool = True
-    """It is down, or this process has listed its tasks: what is known of them is true."""
+    """It is down, or this process has listed its tasks: the known state of its tasks is true."""
     excused: bool = False
     """It cannot be reached because of work that was announced, and its tasks run on."""
     returning: bool = False
@@ -54,8 +54,8 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     restored: int = 0
     """The term in which the store was restored from a copy; 0: it never was."""
     unheard_s: float = 0.0
-    """Of a machine that is down or does not answer: since its agent certainly answered last; since
-    the start of this process if it never did. Pauses of this process count. An answer takes time:
+    """Of a machine that is down or does not answer: since the last certain answer of its agent, or
+    since the start of this process without one. Pauses of this process count. An answer takes time:
     the agent had its request before that."""
 
     def held_by(self, entitlement: str) -> bool:

@@ -287,7 +287,7 @@ class _Datacenter:
     def __init__(self, own: list[Bins], growing: list[Bins]) -> None:
         self.own = own
         self.growing = growing
-        """Those where machines must be taken."""
+        """Bins where machines must be taken."""
 
 
 class EvenOrder:

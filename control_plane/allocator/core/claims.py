@@ -68,7 +68,7 @@ class Claims:
         self.pool = pool
         self.machines: list[Machine | None] = []
         self.demand: Demand | None = None
-        """Of all tasks but those in `_others`."""
+        """The demand of all tasks except those in `_others`."""
         self.valid = True
         """Whether the machines are unchanged since they were chosen (AL13)."""
         self.needs_usable = True

@@ -22,7 +22,7 @@ class Ledger:
     """One way of keeping all promises, followed as machines change hands."""
 
     def __init__(self, shares: Shares) -> None:
-        """Begin with what the sums found."""
+        """Begin with the result of the sums."""
         self._shares = shares
         self.is_true = True
         """Whether all that happened since could be followed."""

@@ -190,12 +190,12 @@ class Bucket:
 
     @property
     def bucket(self) -> Bucket:
-        """Return itself: it may stand where a part of it would."""
+        """Return itself: a bucket may be used where a part of one is."""
         return self
 
     @property
     def is_scarce(self) -> bool:
-        """Whether its machines have what most do not: then they are filled one by one."""
+        """Whether its machines have a rare resource: then they are filled one by one."""
         return self.capacity.gpus > 0
 
     @property
@@ -345,7 +345,7 @@ class Cell:
     blocked = ""
 
     def __init__(self, bucket: Bucket, machines: list[Machine], *, is_apart: bool = False) -> None:
-        """Take machines that are alike, at least one; `is_apart`: one on which a preference is."""
+        """Take equal machines, at least one; `is_apart`: a single one, with a preference."""
         self.bucket = bucket
         self.machines = machines
         self.size = len(machines)
@@ -366,7 +366,7 @@ class Cell:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether its machines have what most do not."""
+        """Whether its machines have a rare resource."""
         return self.bucket.is_scarce
 
     def usable(

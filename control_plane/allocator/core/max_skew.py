@@ -22,10 +22,10 @@ class Floor:
         self._there = 0
         """How many bins have the fewest tasks."""
         self.tasks: int | None = None
-        """In the emptiest bin; None: there is none."""
+        """The tasks of the emptiest bin; None: there is none."""
 
     def among(self, bins: Iterable[str]) -> None:
-        """Let these bins count, and no others: each group of tasks has its own."""
+        """Count these bins, and no others: each group of tasks has its own."""
         self._bins = set(bins)
         self._look()
 

@@ -47,7 +47,7 @@ STATIC = frozenset({Strategy.PREFER, Strategy.AVOID})
 
 Scores = tuple[int, ...]
 Bins = tuple[str, ...]
-"""In which bin a machine is by each preference."""
+"""The bin of a machine for each preference."""
 
 _FINENESS: Mapping[str, int] = {
     Property.REGION: 1,

@@ -202,7 +202,7 @@ class RegionIndex:
         self._drop(before)
 
     def _leave(self, machine: Machine) -> Bucket:
-        """Take a machine out of its bucket, and return that: it may be empty now."""
+        """Take a machine out of its bucket, and return the bucket: it may be empty now."""
         bucket = machine.bucket
         bucket.moves += 1
         bucket.drop(machine)
@@ -363,7 +363,7 @@ class RegionIndex:
             self._taken(machine, change.pool)
 
     def settling(self, change: Change) -> Generator[None, None, list[Machine]]:
-        """Do `settle` but for `assigned`, in steps of bounded time; others may run between."""
+        """Do `settle` without `assigned`, in steps of bounded time; others may run between."""
         claims = self.claims[change.job]
         for start in range(0, len(change.freed), STEP):
             if start:

@@ -160,7 +160,7 @@ class Allocation:
     """The answer to a request: where the job's tasks are, and why some are nowhere."""
 
     claims: Claims | None
-    """Of all tasks that have a machine; None: no task has. Belongs to the index."""
+    """The claims of all tasks that have a machine; None: no task has. Belongs to the index."""
     unplaced: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
     gain: int = 0

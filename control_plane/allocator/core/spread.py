@@ -37,7 +37,7 @@ class Targets:
     """Where the tasks of a request would be, and why some of them would have no machine."""
 
     of: dict[int, Target]
-    """By task; those that stay where they are, too."""
+    """Task → target; includes tasks that stay where they are."""
     reasons: tuple[str, ...] = ()
 
 

@@ -21,7 +21,7 @@ _HEAD = struct.Struct("<HqqdI")
 """Format, newest 5-minute slot, first slot ever, sum and count of the open slot."""
 _FORMAT = 1
 BYTES = _HEAD.size + 2 * (FINE + HALF_HOURS + DAYS)
-"""Of a stored history, whatever its age."""
+"""Size of a stored history, of any age."""
 _LEAST, _STEP = 1e-6, math.log(1e21) / 65_533
 """Code 2 stands for the least value, 65,535 for 1e15; 0 is missing, 1 is zero."""
 
