@@ -1,10 +1,8 @@
 """Failures that only the control plane has; the tree's root is in `wire.errors`.
 
-TwineError
-├── UnknownOutcome      the store does not say whether a write was made
-└── Unprocessable
-    ├── NoCapacity      an entitlement asks for more than the region has
-    └── QuotaExceeded   a job asks for more than its entitlement may use
+TwineError ├── UnknownOutcome the store does not say whether a write was made └── Unprocessable ├──
+NoCapacity an entitlement asks for more than the region has └── QuotaExceeded a job asks for more
+than its entitlement may use
 """
 
 from wire.errors import TwineError, Unprocessable
@@ -20,12 +18,12 @@ class UnknownOutcome(TwineError):
 
 
 class NoCapacity(Unprocessable):
-    """The region has less than what is asked for."""
+    """The region has less than is requested."""
 
     code = "no_capacity"
 
 
 class QuotaExceeded(Unprocessable):
-    """An entitlement may use less than what is asked for."""
+    """An entitlement may use less than is requested."""
 
     code = "quota_exceeded"

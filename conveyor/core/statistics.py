@@ -18,7 +18,7 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """What the test found."""
+    """The result of the test."""
 
     __test__ = False
 

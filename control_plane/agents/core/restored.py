@@ -12,7 +12,7 @@ _THERE = (TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.DRAINING)
 
 
 def is_of_before(status: TaskStatus, epoch: int) -> bool:
-    """Return whether a task of ours was told in a term that a restored store may not know of.
+    """Return whether a task of ours was commanded in a term that a restored store may not know.
 
     `epoch` is the one in which the store was restored; 0: it never was.
     """
