@@ -1,8 +1,10 @@
 """Failures that only the control plane has; the tree's root is in `wire.errors`.
 
-TwineError ├── UnknownOutcome the store does not say whether a write was made └── Unprocessable ├──
-NoCapacity an entitlement asks for more than the region has └── QuotaExceeded a job asks for more
-than its entitlement may use
+TwineError
+├── UnknownOutcome      the store does not say whether a write was made
+└── Unprocessable
+    ├── NoCapacity      an entitlement asks for more than the region has
+    └── QuotaExceeded   a job asks for more than its entitlement may use
 """
 
 from wire.errors import TwineError, Unprocessable

@@ -55,7 +55,7 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     business_unit: Annotated[str, Meta(max_length=256)] = ""
     """A path in the accounting hierarchy: `ads/ranking`."""
     owners: Annotated[list[Principal], Meta(max_length=100)] = []
-    """Users and groups that may deploy into it and change it, as operators may: `user:ann`."""
+    """They may deploy into it and change it, as operators may: `user:ann`, `group:web`."""
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
     """Order in which entitlements get free machines when there are too few; higher first (CP6)."""
     elastic: Elastic | None = None

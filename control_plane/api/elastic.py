@@ -34,8 +34,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     promise: Promise = Promise.USUAL
     """What it lends is back within this time of its need; so is a free machine that it needs."""
     lend_after_s: Annotated[float, Meta(ge=60, le=604_800)] = 600.0
-    """A machine is lent once it had no task for this long, and the history of the entitlement
-    says that it is not needed before it could be back."""
+    """A machine is lent once it had no task for this long, and the entitlement's history predicts
+    no need before it could be back."""
     borrow: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """The most machines that it has on loan at any time; 0: it borrows nothing."""
     notice: Promise = Promise.QUICK

@@ -112,8 +112,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     call_timeout_s: Positive = 10.0
     """For one call to an agent, except image pulls."""
     brake_share: Annotated[float, Meta(gt=0, le=1)] = 0.4
-    """If more than this share (and more than one) of a rack's, MSB's, data center's or region's
-    machines are silent at once, it or this process may be cut off, so nothing of it moves …"""
+    """More machines of a rack, MSB, data center or region than this share (and more than one) are
+    silent at once: it or this process may be cut off. So nothing of it moves …"""
     domain_grace_s: Positive = 30.0
     """… until its machines were silent for this long, for a rack or an MSB: these do lose power,
     and their tasks must run again …"""
@@ -151,8 +151,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     capped_moves_burst: Annotated[int, Meta(ge=1)] = 10
     """… after at most this many at once: the machines that take their tasks need power, too."""
     capacity_loss_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
-    """While more than this share of a data center's tasks do not serve, or run on machines with
-    capped power, no operation that can wait takes down tasks there …"""
+    """More than this share of a data center's tasks do not serve, or run on machines with capped
+    power: operations that can wait take down no tasks there …"""
     capacity_loss_tasks: Annotated[int, Meta(ge=1)] = 100
     """… if it is at least so many tasks."""
     take_away_per_s: Positive = 20.0

@@ -49,7 +49,7 @@ def pipeline(context: click.Context, service: str) -> None:
 @output_option
 @click.pass_obj
 def plan_(target: Target, file: Path, output: str) -> None:
-    """Show what applying FILE would change, and its next run would do. Exit code 2: changes."""
+    """Show what FILE would change, and what its next run would do. Exit code 2: changes."""
     from conveyor.pipeline_file import pipeline_spec
 
     spec = pipeline_spec(_document(file), str(file))

@@ -63,9 +63,9 @@ def restored() -> None:
 def restored_show(target: Target, output: str) -> None:
     """Show how the tasks on machines differ from the copy.
 
-    unknown-job: deployed since; apply its file, then stop the task here. not-placed: moved or added
-    since. changed: updated since; it stays as it is until its file is applied. missing: removed or
-    moved since; it starts again unless its job is stopped first.
+    unknown-job: deployed since; apply its file, then permit its stop here. not-placed: moved or
+    added since. changed: updated since; it stays as it is until its file is applied. missing:
+    removed or moved since; it starts again unless its job is stopped first.
     """
     found: RestoredView = target.ask(lambda client: client.show_restored())
     show.emit(output, found, lambda: _print(found))

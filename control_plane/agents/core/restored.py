@@ -28,8 +28,8 @@ def differences(
 ) -> Iterator[FoundTask]:
     """Yield what differs on one machine, by task.
 
-    `wanted` maps the tasks that the store has there to their jobs, `jobs` are all that tasks
-    seen there belong to, as far as the store has them.
+    `wanted` maps the tasks that the store has there to their jobs. `jobs` are the stored jobs of
+    all tasks that were seen there.
     """
     for name in sorted(seen.keys() | wanted.keys()):
         status, record = seen.get(name), wanted.get(name)
