@@ -213,8 +213,8 @@ class BootLine:
     def kexec_line(self, wish: BootWish) -> str:
         """Return the line for a kernel that is started without the loader.
 
-        It is the running one with ours changed. What a loader's file says is its source text, which
-        may hold variables and quotes that only the loader understands.
+        It is the running line with our arguments changed. The text in a loader's file may hold
+        variables and quotes that only the loader understands.
         """
         base = without(self.running, self.owned)
         groups = wish.groups if wish.entry else {}

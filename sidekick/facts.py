@@ -53,7 +53,7 @@ FACTS = {
     "nic.queues": "receive queues of the fastest of them",
     "nic.speed_mbps": "speed of the fastest of them; 0 where none tells",
 }
-"""Every fact and what it says; `sidekick facts` prints it, and lint knows names by it."""
+"""Every fact and its meaning; `sidekick facts` prints it, and lint checks names against it."""
 
 VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
 _CPUS = "/sys/devices/system/cpu"
@@ -156,7 +156,7 @@ def _is_flash(fs: KernelFs, disk: str) -> bool:
 
 
 def _speed_mbps(fs: KernelFs, nic: str) -> int:
-    # Reading it fails (EINVAL) where the link is down, and virtio says -1.
+    # Reading it fails (EINVAL) where the link is down, and virtio reports -1.
     with contextlib.suppress(KernelFileError):
         return max(0, _number(fs.find(f"{_NET}/{nic}/speed") or ""))
     return 0

@@ -23,7 +23,7 @@ class Kind(Protocol):
         """What stands for such a value in help; empty: the name of its option."""
 
     def read(self, text: str) -> Any:
-        """Return the value. Raises `ValueError` with a sentence that says what is wrong."""
+        """Return the value. Raises `ValueError` with a sentence that explains the error."""
 
 
 class ProfileName(msgspec.Struct, frozen=True):

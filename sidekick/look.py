@@ -114,7 +114,7 @@ def _answer(place: bytes) -> bytes:
 
 
 def is_as_it_was(folder: str) -> bool:
-    """Look at all that is kept, and renew the report if it is so."""
+    """Return whether everything kept is unchanged; if so, renew the report."""
     import fcntl
 
     try:

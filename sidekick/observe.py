@@ -1,4 +1,4 @@
-"""One look at the host: what is wanted, what is found, and what leads from one to the other."""
+"""One observation of the host: wanted values, found values, and the changes between them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A profile is a TOML file, or a template of one (`sidekick/template.py`). `extends` names one
 parent; `[[when]]` tables hold where their `if` is true of the host; a text that begins with `=` is
 an expression of facts (`sidekick/expression.py`). `sidekick/profile_file.py` reads one file.
-Every kind of setting has one table, whose type and way of inheriting its module knows. All errors
-of all files of a lineage are told at once, each with its file and line.
+Every kind of setting has one table; its module has the type and the rule of inheritance. All errors
+of all files of a lineage are reported at once, each with its file and line.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Table = dict[str, Any]
 
 
 class Section(Protocol):
-    """What a profile must know of a kind of setting: it has one table."""
+    """What a profile needs from a kind of setting, which has one table."""
 
     @property
     def kind(self) -> str:
@@ -43,7 +43,7 @@ class Section(Protocol):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says about itself, beside the tables of its settings."""
+    """The fields of a file other than the tables of its settings."""
 
     description: str
     extends: str | None = None
@@ -56,7 +56,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """What of its parents it leaves as the host has it: `sysctl.vm.swappiness`, a member of a list
     such as `modules.br_netfilter`, or a whole table such as `thp`."""
     fits: str = ""
-    """An expression of facts: which hosts it was made for. `recommend` goes by it; nothing else."""
+    """An expression of facts: which hosts it was made for. Only `recommend` uses it."""
     allow: dict[str, list[str]] = {}
     """By owner, which settings their profiles may set: `web-team = ["sysctl.net.*"]`."""
 

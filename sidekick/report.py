@@ -76,9 +76,9 @@ class WantedSetting(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = True
     """Whether a kernel that lacks it cannot run the profile."""
     source: str = ""
-    """The profile file that says so, which may be a parent."""
+    """The profile file that sets it, which may be a parent."""
     options: dict[str, str] = {}
-    """What else its kind has to know to apply it, in its own words."""
+    """What else its kind needs to apply it; each kind has its own keys."""
 
 
 class ProfileText(msgspec.Struct, frozen=True):

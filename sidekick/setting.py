@@ -1,9 +1,8 @@
 """What each kind of setting can do, and what it may use.
 
-A kind is one class in one module of `settings/` and one line of its registry; nothing else
-knows it by name (docs/settings.md shows how to write one). `Setting` does all five verbs for
-a kind whose settings are values in places that are read and written; a kind that is more than
-that overrides what differs.
+A kind is one class in one module of `settings/` and one line of its registry; no other code
+names it (docs/settings.md shows how to write one). `Setting` implements all five verbs for
+a kind whose settings are values that are read and written; other kinds override what differs.
 
 `merge`, `check`, `wanted`, `plan`, `boot` and `verify` are pure; `observe` reads; `apply` and
 `undo` write one change and read it back.
@@ -114,7 +113,7 @@ class Setting:
     is_restored_by_boot: ClassVar[bool] = False
     """Whether an original that the kernel does not take back may be left to the next boot."""
 
-    # what a profile says
+    # the table of a profile
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         """Return the table of a profile whose parent has one too, both as TOML has them."""

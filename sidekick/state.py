@@ -194,10 +194,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile that goes by itself unless it is confirmed."""
+    """A profile that is reverted unless it is confirmed."""
 
     back: Target
-    """What comes back."""
+    """The target that is restored."""
     boot_id: str
     until: float
     """By the monotonic clock of that boot; any other boot ends it too."""

@@ -219,7 +219,7 @@ def proxy() -> None:
 @click.argument("services", nargs=-1, required=True, metavar="JOB:PORT…")
 @timed
 def proxy_start(name: str, services: Sequence[str]) -> None:
-    """Forward to ports of jobs, such as web:http, as discovery says; print the URL of each."""
+    """Forward to ports of jobs, such as web:http, by discovery; print the URL of each."""
     for url in open_lab(name).proxy.start(services):
         click.echo(url)
 

@@ -82,7 +82,7 @@ class ElasticDemo(Demo):
         self._tide: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Run all steps; the lab stays up, the programs beside it end."""
+        """Run all steps; the lab stays up, the other programs end."""
         self._lab_command("up")
         try:
             self.begin()
@@ -95,7 +95,7 @@ class ElasticDemo(Demo):
             sys.exit(1)
 
     def begin(self) -> None:
-        """Start the control plane with loans, the jobs, and the programs beside them."""
+        """Start the control plane with loans, the jobs, and the other programs."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, mode=0o700)
         shutil.copy(FILES / "control-plane.toml", self._paths.control_plane_config)

@@ -111,7 +111,7 @@ class Lab:
         self, record: LabRecord, image: Image | None, machines: Sequence[LabMachine]
     ) -> None:
         self.paths.make()
-        if image is not None:  # before libvirt looks at its storage pool
+        if image is not None:  # before libvirt reads its storage pool
             Vagrant(self.sandbox, self.topology, record).install_box(image)
         with self.progress.step("network namespace, libvirtd and network"):
             self.sandbox.start(self.topology, machines)

@@ -1,7 +1,7 @@
-"""Cuts the power of a guest at random moments while its agent works, and looks at what is left.
+"""Cuts the power of a guest at random moments while its agent works, and checks what is left.
 
-A cut is SIGKILL of QEMU: what the guest had not given to its disk is lost, and so is what the disk
-had not written when not asked to (`cache: unsafe` skips the host's fsync alone: the host
+A cut is SIGKILL of QEMU: data that the guest had not sent to its disk is lost, and so is data that
+the disk had not written without a flush (`cache: unsafe` skips the host's fsync alone: the host
 stays up). After each boot every acknowledged order must be kept, tasks must run, fsck must find
 nothing, and btrfs must have no error.
 """
@@ -62,7 +62,7 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hands:
-    """The program in the guest that does what it is told (`vm_lab.hands`)."""
+    """The program in the guest that carries out orders (`vm_lab.hands`)."""
 
     def __init__(self, process: asyncio.subprocess.Process, promises: LabPromises) -> None:
         self._process = process
@@ -72,7 +72,7 @@ class Hands:
         self._number = 0
 
     async def do(self, what: str, name: str = "", generation: int = 0, image: str = "") -> Done:
-        """Give an order and return its answer; waits for ever where the guest is dead."""
+        """Send an order and return its answer; never returns where the guest is dead."""
         self._number += 1
         order = Order(number=self._number, what=what, name=name, generation=generation, image=image)
         answer = asyncio.get_running_loop().create_future()
@@ -224,7 +224,7 @@ class PowerCuts:
             await asyncio.sleep(0.5)
 
     def _disk_errors(self) -> list[str]:
-        """Return what btrfs says is wrong."""
+        """Return the errors that btrfs reports."""
         try:
             self._ssh(f"({DISK_ERRORS}) 2>&1")
         except LabError as e:

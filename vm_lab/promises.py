@@ -16,7 +16,7 @@ class LabPromises:
     """What must be on a host, by what was asked of its agent and what it answered."""
 
     tasks: dict[str, int] = field(default_factory=dict)
-    """Task id → generation last acknowledged, 0 once it was told to go."""
+    """Task id → generation last acknowledged, 0 once its removal was ordered."""
     images: dict[str, bool] = field(default_factory=dict)
     """Digest → whether it is there."""
     open: dict[int, Order] = field(default_factory=dict)

@@ -31,7 +31,7 @@ class Loader(Protocol):
         """Return whether this host boots through it, and it can take an entry of ours."""
 
     def own_line(self, host: Host) -> str | None:
-        """Return the host's own line, None where only the running kernel knows."""
+        """Return the host's own line, None where only the running kernel has it."""
 
     def read(self, host: Host) -> Entry | None:
         """Return our entry as the loader would boot it, None where there is nothing of ours."""

@@ -63,7 +63,7 @@ class PowerSetting(Setting):
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the first of the values that this host offers.
 
-        Where it offers none the name says which one it lacks, so that reading it finds nothing.
+        Where it offers none the name contains the missing choice, so that reading it finds nothing.
         """
         found: PowerFiles | None = profile.section(self.kind)
         wanted = []
@@ -112,7 +112,7 @@ class PowerSetting(Setting):
 
 
 def _key(setting: str) -> tuple[str, str]:
-    """Return the key, and the choice that the host does not offer where the name says so."""
+    """Return the key, and the choice in the name that the host does not offer; empty: none."""
     key, _, choice = setting.removeprefix("power.").partition(":")
     return key, choice
 

@@ -2,7 +2,7 @@
 
 Started and stopped, never enabled or disabled: the host's own choice holds again at the next boot,
 before `resume` brings the profile back. Twine's own services and those without which a host is lost
-are refused, also by an alias. How a service stands is the word of systemd over D-Bus, which knows
+are refused, also by an alias. The state of a service is read from systemd over D-Bus, which covers
 aliases, instances of templates, generated units, other slices and oneshots without processes.
 Source of the states: org.freedesktop.systemd1(5), and `ServiceState` of systemd 257.
 """

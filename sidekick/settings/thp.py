@@ -33,7 +33,7 @@ class TransparentHugepages(
     khugepaged_scan_sleep_millisecs: Count | None = None
     """How long the collapsing thread rests between two passes."""
     khugepaged_pages_to_scan: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
-    """How much it looks at in one pass."""
+    """How many pages it scans in one pass."""
     khugepaged_max_ptes_none: Annotated[int, Meta(ge=0, le=511)] | None = None
     """How many empty pages it may fill up; 0 never makes a sparse heap larger."""
     required: bool = False

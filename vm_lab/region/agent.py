@@ -143,7 +143,7 @@ def delete_task(
 
 
 def put_notices(machine: SimulatedMachine, told: HostNotices) -> HostNotices:
-    """Take what the tasks are to be told; modelled work finds it on its machine."""
+    """Store the notices for the machine's tasks; modelled work reads them there."""
     machine.notices = told
     return told
 
@@ -210,7 +210,7 @@ def _image(digest: str) -> api.ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class AgentCall:
-    """What one request asks of an agent, and what it says of its sender."""
+    """One request to an agent, and its sender."""
 
     handle: Callable[..., object]
     args: tuple[object, ...]

@@ -46,7 +46,7 @@ class ClientWish:
 
 @dataclass(slots=True)
 class Owned:
-    """A job as its owner knows it."""
+    """A job from its owner's view."""
 
     asked: JobSpec | None
     """What was asked for last; None: that it stops."""

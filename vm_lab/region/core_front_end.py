@@ -98,7 +98,7 @@ class CoreFrontEnd:
         return await self._ask("move_job", wish, job=name)  # type: ignore[no-any-return]
 
     async def list_machines(self) -> Machines:
-        """Return all machines, each as the process says that follows it."""
+        """Return all machines, each as reported by the process that follows it."""
         return await self._ask("list_machines")  # type: ignore[no-any-return]
 
     async def _ask(self, name: str, body: Any = None, **path: str) -> Any:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 LOOK_S = 1.0
-"""Between two looks at what runs."""
+"""Seconds between two checks of what runs."""
 CANARIES = 1
 LASTS_S = 30.0
 """A task that moves may be seen twice for so long."""

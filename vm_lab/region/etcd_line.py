@@ -71,7 +71,7 @@ class EtcdLine:
     async def watch(
         self, key: bytes, range_end: bytes, after: int
     ) -> AsyncGenerator[pb.WatchResponse]:
-        """Yield responses with all changes of a range after a revision, for ever."""
+        """Yield responses with all changes of a range after a revision, without end."""
         watch = _EtcdWatch(self._etcd, self._life, (key, range_end), after)
         self._watches.append(watch)
         self._etcd.watchers.append(watch.changed)

@@ -71,7 +71,7 @@ def in_force(owned: Owned, now: float) -> None:
 
 
 class IntentChecker:
-    """Looks at each job with writers after every event that concerns it."""
+    """Checks each job with writers after every event that concerns it."""
 
     def __init__(self, region: SimulatedRegion) -> None:
         self._region = region
@@ -80,7 +80,7 @@ class IntentChecker:
         """How often all was exact, and how often an operation explained a difference."""
 
     def happened(self) -> None:
-        """Look at all jobs with writers as soon as what happens now is over."""
+        """Check all jobs with writers as soon as the present event is over."""
         life = self._region.plane.life
         if life is None or life.control_plane is None or life.frozen:
             return

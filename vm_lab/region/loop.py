@@ -3,7 +3,7 @@
 The machines, their agents, the network and the faults are no asyncio program: they are
 events on a `Timeline`, so one that is idle costs nothing. Only the control plane runs on the
 `VirtualLoop`, whose selector, instead of waiting, lets the timeline go on until something of
-the control plane's is due. Nothing here looks at a real clock.
+the control plane's is due. Nothing here reads a real clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What owners of a simulated region do beside releases and resizes.
+"""What owners of a simulated region do in addition to releases and resizes.
 
 Versions that never get healthy, moves of tasks and of jobs, proposals for the profile of machines.
 """

@@ -144,7 +144,7 @@ class ProcessLife(PlaneLife):
         return not (self.host.way.cut_in or self.host.to_etcd.cut_in)
 
     def store_failure(self) -> str:
-        """Return why it leads no longer, as it knows itself; empty: it leads."""
+        """Return why it leads no longer, by its own state; empty: it leads."""
         return self.store.failure() if self.store is not None else "it is not open"
 
     def revision(self) -> int:

@@ -48,7 +48,7 @@ class _Granted(msgspec.Struct):
 
 
 class PromiseChecker:
-    """Hears every transaction of etcd, and judges the machines that it takes and what it grants."""
+    """Checks in every transaction of etcd the machines that it takes and the quotas it grants."""
 
     def __init__(self, violate: Callable[[str, str], None]) -> None:
         """Call `violate(rule, text)` for each promise that was broken."""

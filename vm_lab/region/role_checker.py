@@ -33,10 +33,10 @@ class _Owned(msgspec.Struct):
 
 
 class RoleChecker:
-    """Hears every change of etcd and every command that an agent obeyed."""
+    """Checks every change of etcd and every command that an agent obeyed."""
 
     def __init__(self, region: SimulatedRegion, plane: RegionProcesses) -> None:
-        """Begin to look on."""
+        """Subscribe to etcd and to the agents."""
         self._region, self._plane = region, plane
         self._promises = PromiseChecker(region.checker.violate)
         self._shards: dict[str, int] = {}

@@ -46,9 +46,9 @@ APART_S = 4.0
 """From one job to the next there: each entitlement goes to the shard with least to do by then."""
 LOOK_EVERY_S = 5.0
 Passed = Callable[[float], None]
-"""Is told now and then how much virtual time has passed, in seconds."""
+"""Called at times with the virtual time that has passed, in seconds."""
 STAY_S = 45.0
-"""So long must a region stay at rest."""
+"""Seconds that a region must stay at rest."""
 
 
 @dataclass(frozen=True, slots=True)

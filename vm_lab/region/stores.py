@@ -29,12 +29,12 @@ WRITE_S = (0.0005, 0.004)
 """How long a transaction takes on a healthy disk."""
 
 LATE_S = 8.0
-"""So late may a write be made whose outcome its sender does not know."""
+"""Seconds by which a write with an unknown outcome may be late."""
 
 
 @dataclass(slots=True)
 class Trouble:
-    """What is the matter with a store."""
+    """The faults of a store now."""
 
     slow_s: float = 0.0
     """The most that is added to each operation."""

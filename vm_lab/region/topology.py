@@ -29,7 +29,7 @@ class MachinePlace:
     datacenter: str
 
     def location(self) -> Location:
-        """Return it as the machine itself says it."""
+        """Return it in the form that the machine itself reports."""
         return Location(
             region="sim",
             datacenter=self.datacenter,

@@ -1,7 +1,7 @@
 """Writers of intents in a simulated region: five of them, each with its own dimension.
 
 A conveyor pushes, an autoscaler sizes, a tester has canaries, operators hold and roll out a
-runtime, and an owner has an old file. Each writes when the story says so, one request at a time.
+runtime, and an owner has an old file. The story triggers writes; each sends one at a time.
 """
 
 from __future__ import annotations
