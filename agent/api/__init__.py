@@ -256,7 +256,7 @@ class Health(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
-class Exit(Reported, frozen=True, kw_only=True):
+class Exit(Reported, frozen=True, kw_only=True, gc=False):
     """How the main process of a task ended."""
 
     result: Id
@@ -282,7 +282,7 @@ def exit_text(last: Exit) -> str:
     return how if last.result in ("success", "exit-code", "signal") else f"{last.result}, {how}"
 
 
-class TaskStatus(Reported, frozen=True, kw_only=True):
+class TaskStatus(Reported, frozen=True, kw_only=True, gc=False):
     """The observed state of one task, for the generation it reflects."""
 
     task_id: Id

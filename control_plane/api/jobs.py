@@ -174,7 +174,7 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     created (docs/autoscaling.md)."""
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where one task was placed."""
 
     machine: str
@@ -197,7 +197,7 @@ class TaskPhase(StrEnum):
     """Its machine is gone; it is placed elsewhere as soon as there is room."""
 
 
-class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One task of a job as the scheduler knows it: what is stored, and what its agent says.
 
     What the agent says is not stored: after a start it is asked again.
@@ -302,7 +302,7 @@ class JobPhase(StrEnum):
     STOPPING = "stopping"
 
 
-class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job as the front end shows it."""
 
     record: JobRecord

@@ -85,7 +85,7 @@ REASON_MAX = 160
 """Letters of a stored reason, so that a chunk of tasks has a bound."""
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One operation on one task, stored with the task until it ends."""
 
     id: str

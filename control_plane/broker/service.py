@@ -167,7 +167,7 @@ class MachineService:
                 record = find(name)
                 if record is not None and (counts is None or counts(record)):
                     add(record, *glance(name))
-        return found.answer()
+        return await self._runtime.compute(len(self._brokers.table), found.answer)
 
     def get(self, name: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""

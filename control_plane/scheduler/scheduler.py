@@ -22,6 +22,7 @@ from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
 from control_plane.allocator.core.request import Allocation, Request
 from control_plane.allocator.core.spread import Repair
+from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobStatus
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
@@ -258,6 +259,7 @@ class Scheduler:
                 self.forget(name)
                 return None
             now = Moment(self.runtime.date(), self.runtime.now())
+            entitlement = self._placements.entitlement_of(before)
             view = await self._basis.view(before, now)
             seen, made, repairs = await self._decided(before, view, now)
             if made.chosen or made.overdue:
@@ -300,7 +302,7 @@ class Scheduler:
             due_s.append(_LIMITED_S)
         await self._turn(made.record)
         if made.record == before and not (asked or due_s) and (answer is None) == (request is None):
-            self._note_idle(before)
+            self._note_idle(before, entitlement)
         else:
             self._idle_jobs.forget(name)
         return min([self._settings.resync_s, *due_s])
@@ -325,9 +327,8 @@ class Scheduler:
         if len(record.tasks) >= _LARGE:
             await self.runtime.checkpoint()
 
-    def _note_idle(self, record: JobRecord) -> None:
+    def _note_idle(self, record: JobRecord, entitlement: EntitlementSpec | None) -> None:
         standing, even_at = self._basis.standing(record), self._basis.even_at(record)
-        entitlement = self._placements.entitlement_of(record)
         self._idle_jobs.found_nothing(record, entitlement, standing, even_at)
 
     def _waits_for_power(self, made: Decision) -> bool:
