@@ -34,7 +34,7 @@ class AgentClient(WireClient):
     """
 
     max_answer_bytes = 16 << 20
-    """Of one agent: thousands of tasks or a whole event log, at most 2 KiB each."""
+    """Largest answer of an agent: thousands of tasks or all events, at most 2 KiB each."""
 
     def __init__(
         self, endpoint: str, tls: ssl.SSLContext | None = None, *, timeout_s: float = 30.0
@@ -71,7 +71,7 @@ class AgentClient(WireClient):
         )
 
     async def list_arrivals(self) -> Arrivals:
-        """Return the images that are being taken in."""
+        """Return the images that are being fetched or unpacked."""
         return _as(Arrivals, await self.call(_ROUTE["list_arrivals"]))
 
     async def cancel_arrival(self, name: str) -> api.Ack:
@@ -248,7 +248,7 @@ class AgentClient(WireClient):
         await self.call(_ROUTE["delete_credential"], entitlement=entitlement, name=name)
 
     async def leave(self) -> list[str]:
-        """Say that the host is about to go down; return the ids of tasks that still run."""
+        """Announce that the host goes down; return the ids of tasks that still run."""
         return _as(api.Running, await self.call(_ROUTE["leave"])).tasks
 
     async def get_accounts(self) -> Accounts:

@@ -52,10 +52,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether tasks may have an init of their own here, where the host has systemd-nspawn
     (docs/agent.md)."""
     network_prefix6: Annotated[str, Meta(max_length=64)] = "fd74:7769::/32"
-    """Of all private addresses of the region, the same on every host: a /32 of your own
-    (RFC 4193). A host's are the 32 bits of its IPv4 address further (docs/network.md)."""
+    """Prefix of all private addresses of the region, the same on every host: a /32 of your own
+    (RFC 4193). A host's prefix has the 32 bits of its IPv4 address, too (docs/network.md)."""
     network_prefix4: Annotated[str, Meta(max_length=32)] = "100.64.0.0/10"
-    """Of the tasks' IPv4 addresses on each host; they are not seen outside of it."""
+    """Prefix of the tasks' IPv4 addresses on each host; they are not visible outside of it."""
     network_address: Annotated[str, Meta(max_length=15)] = ""
     """IPv4 address by which other hosts reach this one; empty: that of its default route."""
     dns_servers: Annotated[list[IpAddress], Meta(max_length=3)] = []

@@ -205,7 +205,7 @@ async def _adopt(services: AgentServices, parts: HostParts) -> None:
 
 
 async def _forget_restarts(parts: HostParts) -> None:
-    """Have systemd count restarts from zero: this agent has started, whatever came before."""
+    """Reset systemd's count of restarts: this agent has started successfully."""
     try:
         await parts.units.forget_restarts(_SERVICE)
     except TwineError as e:

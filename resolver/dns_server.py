@@ -150,7 +150,7 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._server.took(data, send)
 
     def error_received(self, exc: Exception) -> None:
-        """Take no notice: a client was gone before its answer."""
+        """Ignore the error: a client was gone before its answer."""
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -385,7 +385,7 @@ class ApplyRun:
         return report
 
     def _undo(self, reason: str) -> Report:
-        """Take back all that this run wrote, last first."""
+        """Undo all that this run wrote, last first."""
         profile = self._target.name
         about = {"profile": profile, "reason": reason}
         self._host.log.warning("profile failed, undoing", extra=about)
@@ -491,6 +491,6 @@ class ApplyRun:
         return switch_of(report, [change.setting for change in self._written])
 
     def _note(self, step: Step) -> None:
-        """Note a step while going back, which a full disk must not stop."""
+        """Record a step of an undo, which a full disk must not stop."""
         with contextlib.suppress(TwineError):
             self._state.step(step)

@@ -355,7 +355,7 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
 
 
 def _tell(error: TwineError, line: Sequence[str]) -> int:
-    """Say what went wrong: to people always, as JSON too where the line asks for it."""
+    """Print an error as text, and also as JSON where the line asks for it."""
     if re.search(r"\0(-o\0?|--output[\0=])json\0", "\0".join(["", *line, ""])):
         print_json(error.problem())
         sys.stdout.flush()

@@ -77,7 +77,7 @@ class ProfileFile(msgspec.Struct):
     path: str
     lines: TomlLines
     origin: TemplateLines | None = None
-    """Of a template: from which of its lines each line of the TOML is."""
+    """For a template: the line of the template that each line of the TOML comes from."""
     header: Header | None = None
     fits: bool | None = None
     blocks: list[FileBlock] = msgspec.field(default_factory=list)
@@ -89,7 +89,7 @@ class ProfileFile(msgspec.Struct):
         return f"{self.name}:{self.origin.find(line) if self.origin else line}"
 
     def wrong(self, at: Sequence[str | int], reason: str) -> None:
-        """Note an error at a place in the TOML."""
+        """Record an error at a place in the TOML."""
         names = at[2:] if at[:1] == ("when",) and len(at) > 2 else at
         dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in names).lstrip(".")
         self.errors.append(FieldError(field=dotted, reason=f"{reason} ({self.where(at)})"))

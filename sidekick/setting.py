@@ -84,7 +84,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of the kernel command line that a setting needs."""
 
     settings: tuple[str, ...]
-    """Whose: the names of the wanted values."""
+    """The names of the wanted values that it comes from."""
     group: str
     """What they are one value of: a key, or several keys that only mean something together.
     All that the host's own line has of the group is set aside for them."""
@@ -233,7 +233,7 @@ class Setting:
         return Applied(ApplyOutcome.FAILED, actual, detail)
 
     def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
-        """Say how one wanted value stands."""
+        """Return the outcome of one wanted value."""
         actual = observed.get(wanted.setting)
         if actual is None:
             outcome = ApplyOutcome.UNSUPPORTED if not wanted.required else ApplyOutcome.DRIFTED

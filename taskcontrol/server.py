@@ -104,7 +104,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 async def _follow(path: Path, held: Credential, context: ssl.SSLContext) -> None:
-    """Take a credential that was renewed, without a restart."""
+    """Load a renewed credential without a restart, until cancelled."""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:

@@ -264,7 +264,7 @@ def restore(name: str, snapshot: str) -> None:
 @name_option
 @timed
 def down(name: str) -> None:
-    """Take the lab away and check that nothing of it is left."""
+    """Remove the lab and check that nothing of it is left."""
     checks = open_lab(name).down()
     for check in checks:
         click.echo(f"{check.kind}: {', '.join(check.found) or 'none'}")

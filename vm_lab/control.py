@@ -86,11 +86,11 @@ class LabControlPlane:
         self.paths.control_plane.unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Let it stand still, as a suspended or starved host would; `resume` ends that."""
+        """Stop the process, as on a suspended or starved host; `resume` ends that."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the process."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -184,7 +184,7 @@ def machine_states(listing: str) -> dict[str, str]:
 
 
 def is_ready(path: Path) -> bool:
-    """Say whether GET /readyz on a unix socket answers 200."""
+    """Return whether GET /readyz on a unix socket answers 200."""
 
     class UnixConnection(http.client.HTTPConnection):
         def connect(self) -> None:

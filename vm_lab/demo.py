@@ -205,7 +205,7 @@ class Demo:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends; for `preexec_fn`."""
+    """Make the kernel end this process when its parent ends; for `preexec_fn`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before
         os._exit(1)

@@ -128,7 +128,7 @@ class ElasticDemo(Demo):
         super().end()
 
     def day(self) -> dict[str, Any]:
-        """Let requests rise, fall and rise again; return what was seen."""
+        """Raise, lower and raise the rate of requests; return what was observed."""
         words = ["-m", "vm_lab.tide", "--url", PROXY, "--rate", str(LOW)]
         self._tide = tide = self._inside(sys.executable, *words, pipes=True)
         seen: dict[str, Any] = {"began": time.time()}

@@ -127,7 +127,7 @@ async def _answer(client: AgentClient, order: Order) -> None:
 
 
 async def work() -> None:
-    """Take orders until the caller is gone."""
+    """Carry out orders until the caller is gone."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

@@ -231,7 +231,7 @@ class Lab:
         self.guests.set_clock(machine)
 
     def down(self) -> list[Check]:
-        """Take the lab away, and return what was looked for and what is left of it."""
+        """Remove the lab; return what was checked and what is left of it."""
         record = self.paths.find_record()
         inode = self._namespace_inode()
         before = self._interfaces_before()

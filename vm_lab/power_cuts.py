@@ -116,7 +116,7 @@ class PowerCuts:
         self._generation = 0
 
     def prepare(self) -> None:
-        """Let the guest have an agent that comes back with each boot."""
+        """Enable an agent in the guest that starts with each boot."""
         put = f"cat >{BUSYBOX} && chmod 0755 {BUSYBOX}"
         self.lab.guests.run(self.machine, put, stdin=OUR_BUSYBOX)
         unit = "twine-agent.service"
@@ -246,7 +246,7 @@ class PowerCuts:
             await asyncio.sleep(chance.uniform(0.0, 2.0))
 
     async def _on_images(self, hands: Hands, chance: random.Random) -> None:
-        """Take images in and remove them, again and again."""
+        """Add and remove images until cancelled."""
         while True:
             images = sorted(d for d, there in hands.promises.images.items() if there)
             if len(images) < 2 or (len(images) < IMAGES_AT_MOST and chance.random() < 0.6):

@@ -206,7 +206,7 @@ class LabSandbox:
         shutil.copytree(own, kept, dirs_exist_ok=True)
 
     def libvirtd_answers(self) -> bool:
-        """Say whether the lab's libvirtd can be asked."""
+        """Return whether the lab's libvirtd answers."""
         if not (self.paths.state / "libvirt/run/libvirt-sock").exists():
             return False
         try:

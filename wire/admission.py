@@ -399,12 +399,12 @@ class ConnectionAdmission:
     # -- deadlines
 
     def _count(self, why: str) -> None:
-        """Take note of a connection that was ended, for the log."""
+        """Count a connection that was ended, for the log."""
         self._ended[why] += 1
         self._stir()
 
     def _stir(self) -> None:
-        """Have a sweep soon: a connection may have a deadline now that had none, or a later one."""
+        """Schedule a sweep soon: a connection may have got a deadline, or an earlier one."""
         if not self._is_soon:
             self._is_soon = True
             self._sweep_in(_SWEEP_S)

@@ -18,7 +18,7 @@ from wire.errors import Problem
 from wire.limits import ConnectionLimits
 
 MAX_LINE_BYTES = 8190
-"""Of a request line and of a header; more is answered with 400."""
+"""Longest request line and header; a longer one is answered with 400."""
 _HALF_CLOSED_S = 2.0
 """Seconds until a half-closed connection is closed while no request of it is being answered."""
 _CLOSING_S = 5.0
@@ -128,13 +128,13 @@ class HttpConnection(web.RequestHandler):
             self.transport.abort()
 
     def begin(self, request: web.Request) -> None:
-        """Take note that a request is being answered from now on."""
+        """Record that a request is being answered from now on."""
         self._request, self._heard_at = request, None
         if self._half_closed_at is not None:
             self._no_more_body()
 
     def rest(self) -> None:
-        """Take note that the request is answered, as far as its handler goes."""
+        """Record that the handler of the request has answered."""
         self._request, self._rested_at = None, self._loop.time()
         self.stir()
 
@@ -146,7 +146,7 @@ class HttpConnection(web.RequestHandler):
     # -- called by the transport
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in."""
+        """Process received bytes, and record when a header began."""
         if self._request is None and self._heard_at is None:
             self._heard_at = self._loop.time()
             self.stir()
@@ -173,13 +173,13 @@ class HttpConnection(web.RequestHandler):
             self._request.content.feed_eof()  # so that the handler does not wait for the rest
 
     def pause_writing(self) -> None:
-        """Note that the client does not read what is written."""
+        """Record that the client does not read what is written."""
         self._blocked_at = self._loop.time()
         self.stir()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Note that the client reads again."""
+        """Record that the client reads again."""
         self._blocked_at = None
         super().resume_writing()
 
@@ -194,7 +194,7 @@ class HttpConnection(web.RequestHandler):
 
     @contextmanager
     def leaving(self, call: Callable[[], object]) -> Iterator[None]:
-        """Have something called if the connection is lost meanwhile."""
+        """Call `call` if the connection is lost meanwhile."""
         self._leaving.append(call)
         try:
             yield
@@ -239,7 +239,7 @@ async def attended(request: web.Request, handler: NextHandler) -> web.StreamResp
 
 
 def leaving(request: web.Request, call: Callable[[], object]) -> AbstractContextManager[None]:
-    """Have something called if the caller of a request leaves meanwhile."""
+    """Call `call` if the caller of a request disconnects meanwhile."""
     connection = request.protocol
     return connection.leaving(call) if isinstance(connection, HttpConnection) else nullcontext()
 

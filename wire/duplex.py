@@ -41,7 +41,7 @@ class Socket:
     """A websocket of aiohttp, of either side."""
 
     def __init__(self, ws: web.WebSocketResponse | aiohttp.ClientWebSocketResponse) -> None:
-        """Take one that is open."""
+        """`ws` is an open websocket."""
         self._ws = ws
 
     async def frames(self) -> AsyncIterator[Frame]:

@@ -66,12 +66,12 @@ class TwineError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, *, hint: str = "", errors: tuple[FieldError, ...] = ()) -> None:
-        """Take the whole message and what to try; `errors` lists violations by field."""
+        """`what` is the whole message, `hint` what to try; `errors` lists violations by field."""
         super().__init__(what)
         self.hint = hint
         self.errors = errors
         self.request_id = ""
-        """Of the request that the other side refused; empty where it was refused here."""
+        """Id of the request that the other side refused; empty where it was refused here."""
 
     def problem(self) -> Problem:
         """Return the error in its wire form."""

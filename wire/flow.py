@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 
 WINDOW_BYTES = 256 << 10
-"""So much may be under way to a reader that acknowledges what it takes."""
+"""Unacknowledged bytes that may be under way to a reader that counts."""
 
 
 class Outflow:

@@ -25,15 +25,15 @@ class Suspects:
         self._proved_until: dict[str, float] = {}
 
     def add(self, network: str, now: float) -> None:
-        """Note that a place was wasted."""
+        """Record that a network wasted a place."""
         _note(self._until, network, now + SUSPECT_S)
 
     def proved(self, network: str, now: float) -> None:
-        """Note that a caller from there proved an identity."""
+        """Record that a caller from a network proved an identity."""
         _note(self._proved_until, network, now + PROVED_S)
 
     def has(self, network: str, now: float) -> bool:
-        """Return whether a place was wasted of late, and nothing was proved."""
+        """Return whether a network wasted a place recently, and no caller proved an identity."""
         return self._until.get(network, now) > now >= self._proved_until.get(network, now)
 
 

@@ -15,7 +15,7 @@ from wire.errors import FieldError, InvalidInput
 from wire.violations import MAX_ERRORS, violations
 
 Relations = Callable[[Any], list[FieldError]]
-"""Takes a document as plain values, not yet checked, and returns what its fields get wrong."""
+"""Returns the violations of a document, which is passed as plain values, not yet checked."""
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _MAX_EXPONENTS = 256
 _EXPONENT = re.compile(rb"\d[eE][-+]?\d")

@@ -30,7 +30,7 @@ _MAX_GUESSES = 8
 """Unknown names of a document for which the name that was meant is looked for."""
 _GUESSED_CHARS = 40
 _NAME_CHARS = 80
-"""Of a name in a document that are repeated where it is reported."""
+"""Characters of a name in a document that are repeated where it is reported."""
 
 
 def violations(value: Any, kind: Any) -> list[FieldError]:

@@ -192,7 +192,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     """What the task finds in its environment."""
     entitlement: Name = "local"
-    """Whose it is: the slice that it runs in."""
+    """The entitlement that it belongs to; it runs in the entitlement's slice."""
     job: Annotated[
         str, Meta(max_length=128, pattern=NO_NUL, description=NO_NUL_WORDS.format(128))
     ] = ""
@@ -219,7 +219,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     identity: bool = False
     """Whether it has a key and a certificate in `/run/twine-identity` (docs/credentials.md)."""
     image_trust: ImageTrust = ImageTrust()
-    """Whose signature the image needs, and those that it has (docs/security.md)."""
+    """Keys of which one must have signed the image, and its signatures (docs/security.md)."""
     relaxations: Relaxations = []
     """What it may do beyond its sandbox, by name (docs/security.md)."""
     ulimits: Ulimits = Ulimits()
@@ -303,7 +303,7 @@ class TaskStatus(Reported, frozen=True, kw_only=True, gc=False):
     next_start_at: Moment | None = None
     last_exit: Exit | None = None
     addresses: Annotated[list[Id], Meta(max_length=16)] = []
-    """Of its private network, IPv6 first; none while it is in the host's."""
+    """Addresses in its private network, IPv6 first; none while it is in the host's."""
     cpus: Annotated[list[Few], Meta(max_length=4096)] = []
     """CPUs that it alone runs on, as read from the kernel; none where it shares them."""
 
@@ -365,7 +365,7 @@ class ImagePull(Reported, frozen=True, kw_only=True):
     """Where below the agent's own control plane, for instance `/v1/images/sha256:…`; never a
     URL, so that no caller can make the agent call elsewhere."""
     trust: ImageTrust = ImageTrust()
-    """Looked at before a byte is fetched."""
+    """Checked before a byte is fetched."""
 
 
 class MachineFacts(Reported, frozen=True, kw_only=True):

@@ -12,10 +12,10 @@ from agent.api.ranges import END, Name, Port, Written
 
 
 class NetworkMode(StrEnum):
-    """Whose network a task lives in."""
+    """Which network a task uses."""
 
     HOST = "host"
-    """The host's: its ports are the machine's, and it binds those that it was given alone."""
+    """The host's: its ports are the machine's, and it may bind only those that it was given."""
     PRIVATE = "private"
     """Its own: a namespace with addresses of its own, and every port is free."""
 

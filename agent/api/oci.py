@@ -61,7 +61,7 @@ class ImageUser(Reported, frozen=True, kw_only=True):
     """The user that an image is run as: what the image's own lists say of it."""
 
     uid: Annotated[int, Meta(ge=0, lt=1 << 31)]
-    """Whose files in the image the task has as its own; 0 in a writable root alone."""
+    """The task owns the files of this user in the image; 0 in a writable root alone."""
     gid: Annotated[int, Meta(ge=0, lt=1 << 31)]
     name: Id = ""
     """Empty for a number that the image does not list."""

@@ -29,13 +29,13 @@ class Probe(Written, frozen=True, kw_only=True):
 
     kind: ProbeKind = ProbeKind.HTTP
     port: Port | None = None
-    """Of `http` and `tcp`."""
+    """For `http` and `tcp`."""
     path: HttpPath = "/"
-    """Of `http`."""
+    """For `http`."""
     command: ProbeCommand = []
-    """Of `exec`."""
+    """For `exec`."""
     interval_s: Seconds = 2.0
-    """From one question to the next."""
+    """From one probe to the next."""
     timeout_s: Seconds = 2.0
     """An answer that takes longer is a failure."""
     successes: InARow = 1

@@ -61,7 +61,7 @@ Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Bytes = Count
 """At most 8 PiB."""
 Few = Annotated[int, Meta(ge=0, le=1 << 16)]
-"""Of what a machine can have: CPUs, sockets, devices."""
+"""Number of a machine's CPUs, sockets or devices."""
 Moment = Annotated[float, Meta(ge=0, le=1e11)]
 """Seconds since 1970, or since a boot."""
 Share = Annotated[float, Meta(ge=0, le=1)]

@@ -26,8 +26,8 @@ class Relaxation(StrEnum):
     DEBUG = "debug"
     """Trace its own processes: debuggers and profilers."""
     OWN_INIT = "own-init"
-    """Be a machine with the init of its image (systemd) and users of its own, which no one else has
-    outside; only where its entitlement has it among its `relaxations` (docs/agent.md)."""
+    """Run the init of its image (systemd) as a system container, with a range of user ids that is
+    used nowhere else on the host; only where its entitlement allows it (docs/agent.md)."""
     NESTED = "nested"
     """Run containers inside such a task; only together with `own-init`, and only where its
     entitlement has it among its `relaxations`, too."""
@@ -48,11 +48,11 @@ Those with `proc` have 0.1 or 0.2 less: systemd counts `ProtectKernelTunables`, 
 without /proc/sys.
 """
 OWN_INIT_EXPOSURE = 5.5
-"""Of the unit of a task with `own-init`. It is that of systemd-nspawn, before what runs inside is
-given users, mounts and processes of its own, which systemd does not see. With `nested` it is the
-same unit: what that opens is inside (docs/adr/0113)."""
+"""Exposure of the unit of a task with `own-init`. The unit runs systemd-nspawn, which gives its
+processes users, mounts and process ids of their own; systemd does not see these. With `nested` it
+is the same unit: what that opens is inside (docs/adr/0113)."""
 RAW_EXPOSURE = 9.4
-"""Of a task with `raw`, whatever else it asks for."""
+"""Exposure of a task with `raw`, whatever else it asks for."""
 
 
 def exposure_of(relaxations: Collection[Relaxation]) -> float:

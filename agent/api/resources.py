@@ -103,7 +103,7 @@ class Resize(Written, frozen=True, kw_only=True):
     hugepages_2mib: Pages | None = None
     hugepages_1gib: Pages | None = None
     generation: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
-    """Of the changed specification; None: one more than what is in force."""
+    """Generation of the changed specification; None: one more than that in force."""
     epoch: Count | None = None
 
 

@@ -131,7 +131,7 @@ def _reference(text: str) -> str:
 
 
 async def fetch(client: AgentClient, reference: str) -> api.ImageInfo:
-    """Let the agent fetch an image from a registry, and tell what it is at."""
+    """Let the agent fetch an image from a registry, and print its progress."""
     progress = _Progress(client, (await client.get_events(0)).latest, reference)
     fetching = asyncio.create_task(client.fetch_oci_image(reference))
     telling = asyncio.create_task(progress.follow())

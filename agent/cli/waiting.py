@@ -32,12 +32,12 @@ class StatusWatch:
     """
 
     def __init__(self, client: AgentClient) -> None:
-        """Begin with what happens from the first question on."""
+        """Follow events from the first request on."""
         self._client = client
         self._after = 0
 
     async def task(self, name: str) -> api.TaskStatus:
-        """Return how a task is, or raise `NotFound`."""
+        """Return the state of a task, or raise `NotFound`."""
         return await _patiently(lambda: self._client.get_task(name))
 
     async def known(self, name: str) -> api.TaskStatus | None:

@@ -25,7 +25,7 @@ from wire.peers import local_user
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 10
-"""Of one credential; systemd takes up to 1 MiB for all of a unit (systemd.exec(5))."""
+"""Largest credential; systemd takes up to 1 MiB for all of a unit (systemd.exec(5))."""
 MOST = 1000
 
 

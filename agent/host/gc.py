@@ -232,7 +232,7 @@ class Ledger:
         return True
 
     async def watch(self) -> None:
-        """Take away what may go, again and again."""
+        """Collect garbage periodically until cancelled."""
         while True:
             await asyncio.sleep(COLLECT_S)
             try:

@@ -109,10 +109,10 @@ class HostProfile:
         return report
 
     def ask(self, spec: ProfileSpec, said: int | None = None) -> bool:
-        """Take a request; return whether there is anything to `apply`.
+        """Accept a request; return whether there is anything to `apply`.
 
-        Raises `Conflict` for one that is too old. With `said`, the latest epoch that a control
-        plane has spoken in, one that is in force with a later epoch is replaced (BUG-HT25).
+        Raises `Conflict` for one that is too old. `said` is the latest epoch of a control plane;
+        a profile in force with a later epoch is replaced (BUG-HT25).
         """
         current = self.status()
         is_repair = said is not None and current.epoch > said

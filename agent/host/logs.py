@@ -27,7 +27,7 @@ EVERYWHERE = "*"
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """Whose words are wanted: of a unit in a namespace of the journal, maybe of one run only."""
+    """Selects log lines: of a unit in a namespace of the journal, optionally of one run."""
 
     unit: str
     namespace: str = EVERYWHERE

@@ -42,7 +42,7 @@ TASKS_SLICE = "/workload.slice"
 
 
 class Pressure:
-    """Looks again and again; see `look`."""
+    """Checks the host's pressure periodically; see `look`."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class Pressure:
             await self._rest.until_round(CALM_S)
 
     async def look(self) -> None:
-        """Let as many start as the pressure allows; have a task go where memory stays short."""
-        # Here and now: these files are the kernel's own, none waits for a disk, and the way to a
-        # thread and back costs more than both.
+        """Set how many tasks may start by the pressure; evict a task where memory stays short."""
+        # In the event loop: these are files of the kernel, none waits for a disk, and a switch to
+        # a thread and back costs more than reading them.
         waits = self._waits = self._read()
         self._starts.allow(starts_at_once(self._cpus, waits))
         now_s = self._boottime_s()

@@ -38,7 +38,7 @@ def listen(address: tuple[str, int], backlog: int) -> socket.socket:
 
 
 def _hold(family: socket.AddressFamily, address: tuple[str, int]) -> None:
-    """Have the port kept, unless it is; one of an earlier configuration is closed."""
+    """Let systemd keep the port, unless it does; close one of an earlier configuration."""
     held = kept(NAME)
     ours = [s for s in held if s.family == family and s.getsockname()[:2] == address]
     for s in held:

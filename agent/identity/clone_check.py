@@ -29,7 +29,7 @@ RETRY_S = 30.0
 FIRST_S = 10.0
 """How long starts of tasks wait for the first verdict at most: then they need no control plane."""
 ROUNDS = 3
-"""Of saying the same again, at most: two prove it."""
+"""Most requests with the same mark: two are proof."""
 
 WAITS = "the control plane is asked first whether another host has this one's identity"
 HINT = "join under a name of its own; to keep this host: twinectl machine forget-duplicate NAME"
@@ -89,7 +89,7 @@ class CloneCheck:
             raise Conflict(f"{what}: {self.second}", hint=HINT)
 
     async def watch(self) -> None:
-        """Ask now and again, for as long as the agent runs."""
+        """Ask periodically, for as long as the agent runs."""
         first = True
         while True:
             pause_s = await self._ask_once(FIRST_S if first else None)

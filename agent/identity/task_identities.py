@@ -118,7 +118,7 @@ class TaskIdentities(TaskStage):
                 await self._lanes.run(_LANE, self._refresh, task_id)
 
     async def release(self, task_id: str) -> None:
-        """Take the identity of a task away; one that is not there is no error."""
+        """Remove the identity of a task; a missing one is no error."""
         async with self._lock(task_id):
             await self._lanes.run(_LANE, self._remove, task_id)
 

@@ -44,12 +44,12 @@ class Contact:
     """The lease of this host, in memory and where the fence sees it."""
 
     def __init__(self, folder: Path, boot_id: str, boottime_s: Callable[[], float]) -> None:
-        """Take up what an earlier agent of this boot left in `folder`."""
+        """Load what an earlier agent of this boot left in `folder`."""
         self._folder, self._boot_id, self._boottime_s = folder, boot_id, boottime_s
         self._heard_s: float | None = None
         self._written_s: float | None = None
         self._epoch = self.said = 0
-        """The latest term that counts; the latest in which a control plane has spoken."""
+        """The latest term that counts; the latest term of a control plane's request."""
         self._bonds: dict[str, Bond] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._read(BOOT) != boot_id:

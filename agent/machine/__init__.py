@@ -72,7 +72,7 @@ class Systemd(Protocol):
     def reset_failed(self, unit: str) -> None:
         """Let systemd forget a failed unit; one that is not there is no error.
 
-        Of one that runs it forgets how often it was restarted.
+        For a running unit this resets the count of its restarts.
         """
 
     def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
@@ -145,9 +145,9 @@ class Subvolume(msgspec.Struct, frozen=True):
 
     uuid: str
     parent_uuid: str
-    """Of the subvolume it is a snapshot of, else empty."""
+    """UUID of the subvolume it is a snapshot of, else empty."""
     received_uuid: str
-    """Of the sender's subvolume, once a receive has finished, else empty."""
+    """UUID of the sender's subvolume, once a receive has finished, else empty."""
     read_only: bool
 
 
@@ -208,7 +208,7 @@ class Btrfs(Protocol):
         """
 
     def limit(self, path: Path, max_bytes: int | None) -> None:
-        """Let a subvolume hold so much; None: no limit. Quotas must be on."""
+        """Limit the bytes in a subvolume; None: no limit. Quotas must be on."""
 
     def room(self, path: Path) -> Room | None:
         """Return what a subvolume holds and may hold, None where quotas are off."""
@@ -270,7 +270,7 @@ class HostHardware(msgspec.Struct, frozen=True):
     nics: tuple[str, ...]
     cgroup_controllers: tuple[str, ...]
     hugepages_bytes: int = 0
-    """Taken out of `memory_bytes` as huge pages of all sizes, now."""
+    """Part of `memory_bytes` that is reserved as huge pages of all sizes now."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,7 +319,7 @@ class Observed(msgspec.Struct, frozen=True):
     """Kernel objects of ours other than units and subvolumes (`census`)."""
 
     cgroups: tuple[str, ...] = ()
-    """Of units of tasks, below the root of the hierarchy."""
+    """Cgroups of units of tasks, below the root of the hierarchy."""
     namespaces: tuple[str, ...] = ()
     veths: Mapping[str, str] = {}
     """Host end → its alias, which is the task."""
@@ -335,7 +335,7 @@ class NetworkAccess(Protocol):
     """The host's network, which another program changes for us."""
 
     def ask(self, ask: Ask) -> NetAnswer:
-        """Have something done; return what there is afterwards. Raises `HostError`."""
+        """Send a request; return the networks after it. Raises `HostError`."""
 
     def has_gate(self, name: str) -> bool:
         """Return whether a program of the kernel for ports is there, and whole."""

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 PINNED = "/sys/fs/bpf"
 _NUMBER = {"x86_64": 321, "aarch64": 280}
-"""Of the call (Linux, syscall_64.tbl and asm-generic/unistd.h)."""
+"""Number of the system call (Linux, syscall_64.tbl and asm-generic/unistd.h)."""
 
 
 class BpfCommand(IntEnum):

@@ -86,7 +86,7 @@ class FakeBtrfs:
     """
 
     def __init__(self, root: Path) -> None:
-        """Take the folder that plays the file system."""
+        """`root` is the folder that stands for the file system."""
         self.root = root
         self.size_bytes = 8 * GIB
         self.available_bytes = 6 * GIB

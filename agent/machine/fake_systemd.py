@@ -60,7 +60,7 @@ class FakeSystemd:
     def __init__(
         self, programs: Mapping[str, Program] | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """Take what programs do, by path or base name; others run until they are stopped."""
+        """`programs` maps path or base name to behaviour; others run until they are stopped."""
         self.programs: dict[str, Program] = dict(programs or {})
         self.ignores_term: set[str] = set()
         """Units whose processes do not heed SIGTERM: stopping them ends in `timeout`."""
@@ -193,12 +193,12 @@ class FakeSystemd:
         self._end(unit, Ended(code=None, signal="SIGKILL", result="oom-kill"))
 
     def let_die(self, unit: str) -> None:
-        """Let what nothing could end be over at last."""
+        """End the processes of a unit in `unkillable`."""
         self.unkillable.discard(unit)
         self._forget(unit)
 
     def let_up(self, unit: str) -> None:
-        """Let a slow unit be up at last."""
+        """Let a slow unit become active."""
         self.slow.discard(unit)
         with self._lock:
             found = self._units[unit]

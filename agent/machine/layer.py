@@ -32,7 +32,7 @@ from agent.machine.process import filtered
 from wire.errors import TwineError, Unprocessable
 
 ENTRIES_MAX = 2_000_000
-"""Of one layer; the largest known images have a tenth."""
+"""Most entries of one layer; the largest known images have a tenth."""
 DEPTH_MAX = 128
 _CHUNK = 1 << 20
 BLOCK = 4096

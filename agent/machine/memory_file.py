@@ -19,7 +19,7 @@ class MemoryFile:
     """Bytes that survive this process. Without systemd (tests) they do not."""
 
     def __init__(self, name: str) -> None:
-        """Take what an earlier agent left under a name, or begin empty."""
+        """Open the file that an earlier agent left under a name, or an empty one."""
         held = kept_descriptors(name)
         if held:
             self._fd, rest = held[0], held[1:]

@@ -29,7 +29,7 @@ _LATENCY = "50ms"
 
 
 async def ensure_host(host4: str, host6: str, prefix6: str) -> str:
-    """See to it that the host forwards, and has its tunnel to the tasks of other hosts.
+    """Enable forwarding on the host, and make its tunnel to the tasks of other hosts.
 
     Returns why there is no tunnel, empty where there is one: a kernel without `sit` has none.
     """

@@ -66,7 +66,7 @@ def gates(folder: Path = Path(GATES)) -> set[str]:
 
 
 def keep(wanted: Iterable[Collection[int]], *, alone: bool, folder: Path = Path(GATES)) -> None:
-    """See to it that there is a gate for each set of ports; with `alone`, and no others.
+    """Make a gate for each set of ports; with `alone` remove all others.
 
     Raises `HostError`.
     """

@@ -45,14 +45,14 @@ class Networks(TaskStage):
         self._unreadable: set[str] = set()
         self._turn = asyncio.Lock()
         self.gates = PortGates(network, lanes)
-        """Of tasks in the host's network."""
+        """Gates for the ports of tasks in the host's network."""
         self.in_force = asyncio.Event()
         """Set once the firewall is."""
         self.problem = ""
         """Why the firewall is not in force, or what the host lacks."""
 
     def expect(self, specs: Mapping[str, TaskSpec], unreadable: Iterable[str]) -> None:
-        """Say which tasks there are, before any of them starts.
+        """Set the tasks that are on the host, before any of them starts.
 
         What belongs to `unreadable` tasks, whose records cannot be read, stays as it is.
         """

@@ -75,7 +75,7 @@ class TaskNotices(TaskStage):
         await self._lanes.run(_LANE, self._told(task_id).unlink, missing_ok=True)
 
     async def release(self, task_id: str) -> None:
-        """Take away the files of a task; nothing there is no error."""
+        """Remove the files of a task; missing files are no error."""
         await self.ended(task_id)
         await self._lanes.run(_LANE, shutil.rmtree, self._folder / task_id, ignore_errors=True)
 
@@ -120,7 +120,7 @@ class TaskNotices(TaskStage):
                 await self._tell(task, wish, text)
 
     async def _tell(self, task: TaskRecord, wish: NoticeWish, text: bytes) -> None:
-        """Begin to tell a task's hook what it did not take yet."""
+        """Start calling a task's hook with notices that it has not accepted yet."""
         known = self._calls.get(task.task_id)
         if known is not None and known[0] == text:
             return  # the hook is being called with this text, or has accepted it

@@ -65,11 +65,11 @@ class ExclusiveCpus(TaskStage):
         self._lock = asyncio.Lock()
 
     def follow(self, wanted: Callable[[], dict[str, TaskSpec]]) -> None:
-        """Ask for the specifications of all tasks that are wanted here from now on."""
+        """Set the function that returns the specifications of all tasks wanted here."""
         self._wanted = wanted
 
     def adopt(self, records: Iterable[TaskRecord]) -> None:
-        """Take over what tasks were given by an earlier agent; others stay off it."""
+        """Take over the CPUs that an earlier agent gave to tasks; others stay off them."""
         given = {r.task_id: tuple(r.own_cpus) for r in records if r.own_cpus}
         self._claims |= given
         self._held |= given
@@ -122,7 +122,7 @@ class ExclusiveCpus(TaskStage):
         return frozenset(c for task, cpus in self._claims.items() if task in others for c in cpus)
 
     def restore(self, task_id: str, own: Sequence[int]) -> None:
-        """Take back a choice that could not be saved."""
+        """Undo a choice that could not be saved."""
         self._claims[task_id] = tuple(own)
         if not own:
             del self._claims[task_id]

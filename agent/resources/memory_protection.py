@@ -38,7 +38,7 @@ class MemoryProtection(TaskStage):
         self._lock = asyncio.Lock()
 
     def follow(self, specs: Callable[[], Mapping[str, TaskSpec]]) -> None:
-        """Ask for the specifications of all tasks that are promised something from now on."""
+        """Set the function that returns the specifications of all tasks with a promise."""
         self._specs = specs
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:

@@ -82,6 +82,6 @@ def arm_from_environment(allowed: bool) -> None:
 
 
 def passed(name: str) -> None:
-    """Say that a point was reached; return unless it is the armed one."""
+    """End the process if this point is armed; else return."""
     if _armed.name == name:
         _armed.die()

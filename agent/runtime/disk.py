@@ -49,7 +49,7 @@ class StateDisk:
         self._events.add("agent", "disk", self.problem or "the disk is well again")
 
     async def watch(self) -> None:
-        """Look again and again."""
+        """Check the disk periodically, and keep the reserve filled."""
         for looks in itertools.count():
             self.look()
             due = not self._reserve.is_held or looks % _LOOKS_TO_FILL == 0

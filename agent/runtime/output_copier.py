@@ -161,9 +161,9 @@ class OutputPipe:
         return bool(self.lost or self._suppressed or self._lines.dropped)
 
     def tell(self, now: float) -> tuple[int, int]:
-        """Say in the log how many lines are missing.
+        """Log how many lines are missing.
 
-        Returns how many more are missing than at the call before: above the rate, not taken.
+        Returns how many lines were lost since the last call: above the rate, or refused.
         """
         more, lost = self._lines.told(now), self.lost - self._told_lost
         self._suppressed += more
@@ -236,7 +236,7 @@ class OutputCopier:
             self._tell(now)
 
     def wake(self) -> None:
-        """Let a turn that waits go on, as a byte of the agent's does."""
+        """Wake a waiting turn, as a byte from the agent does."""
         with contextlib.suppress(BlockingIOError):
             self._wake.sendto(b"x", str(self._folder / WAKE))
 

@@ -106,7 +106,7 @@ class Units:
         await self._lanes.run(_LANE, self._systemd.kill, unit, signal)
 
     async def forget_restarts(self, unit: str) -> None:
-        """Let systemd wait for as short as after a first failure, should the unit end again."""
+        """Reset a unit's failures: systemd then restarts it with the shortest pause again."""
         await self._lanes.run(_LANE, self._systemd.reset_failed, unit)
 
     async def until_end(

@@ -67,7 +67,7 @@ class Inside:
                 await self._units.clear(left.unit, timeout_s=_GRACE_S)
 
     async def unstage(self, task: TaskRecord) -> None:
-        """Take away what a machine mounted for itself, where its own unit could not; else nothing.
+        """Unmount the mounts of a task with its own init, where its own unit could not.
 
         Raises `SystemdError`.
         """

@@ -16,7 +16,7 @@ class Starts:
     """Places for tasks that are starting; how many there are changes with the host's pressure."""
 
     def __init__(self, allowed: int) -> None:
-        """Begin with so many places."""
+        """`allowed` is the number of places."""
         self.allowed = allowed
         self.under_way = 0
         self.asked: Callable[[], None] = _nothing

@@ -71,9 +71,9 @@ class TaskLoop:
         *,
         fresh: bool = False,
     ) -> None:
-        """Take a record that is already saved; `removed` is awaited when nothing is left of it.
+        """`record` is already saved; `removed` is awaited when nothing is left of the task.
 
-        With `fresh` nothing of the task can be on the host yet, so the first look is left out.
+        With `fresh` nothing of the task can be on the host yet, so the host is not observed first.
         """
         self._host = host
         self.record = record
@@ -93,7 +93,7 @@ class TaskLoop:
         self._probing = Probing(host.prober, self._group, self._judge)
 
     async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
-        """Take a new intent, made from the record as it is; returns once it is on disk.
+        """Apply a new intent, made from the present record; returns once it is on disk.
 
         The loop cannot act on it before, nor save an older one after it: both need the same lock.
         Raises `NotFound` where the task has just gone, `HostError` where it cannot be saved.
@@ -132,7 +132,7 @@ class TaskLoop:
                     self._probing.stop()
 
     async def _attempt(self) -> bool:
-        """Take one step; whatever goes wrong with it costs a pause, not the agent."""
+        """Take one step; an error in it leads to a pause, and never ends the agent."""
         task_id = self.record.task_id
         try:
             return await self._step()
@@ -394,7 +394,7 @@ class TaskLoop:
         return await self._host.inside.run(self.record, name, asked)
 
     async def _judge(self, verdict: ProbeVerdict) -> None:
-        """Take what a probe found; it is kept on disk so that it survives a restart.
+        """Record a probe's verdict; it is kept on disk so that it survives a restart.
 
         It does not wait for the service manager, so a hanging one hides no verdict.
         """

@@ -83,7 +83,7 @@ class HostTasks:
         capacity.memory.follow(self._promised)
 
     async def adopt(self, replay: Replay) -> None:
-        """Take over what is on the host: tasks run on, what belongs to none is removed."""
+        """Adopt what is on the host: tasks run on, objects of no task are removed."""
         host = self._host
         self._tombstones = dict(replay.tombstones)
         self._unreadable = dict(replay.unreadable)
@@ -132,7 +132,7 @@ class HostTasks:
             )
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
-        """Take a desired state; when this returns it survives any crash."""
+        """Store a desired state; when this returns it survives any crash."""
         self._capacity.clones.check(f"task {task_id} is not changed")
         await self._capacity.cpus.look_for(spec)
         if spec.volumes:

@@ -93,7 +93,7 @@ class Grub:
         return f"staged in {CUSTOM}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:
-        """Take our block out; a file that we made goes with it."""
+        """Remove our block; a file that we made is removed, too."""
         text = _whole(host, CUSTOM) or ""
         block = _block(text)
         if block is not None:

@@ -230,7 +230,7 @@ class HugepagesSetting(Setting):
         return _short(host, change, actual, short)
 
     def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
-        """Say whether the node has its pages, or will have them after the staged boot."""
+        """Return whether the node has its pages, or will have them after the staged boot."""
         report = super().verify(wanted, observed)
         if report.outcome is not ApplyOutcome.DRIFTED or report.actual == "-":
             return report
@@ -266,7 +266,7 @@ class Pairs:
     """Huge pages on a kernel command line: counts by size, and the default size."""
 
     def __init__(self, default: int | None, counts: Mapping[int, str]) -> None:
-        """Take sizes in bytes; a count is plain, or by node as `0:16,1:32`."""
+        """Sizes are in bytes; a count is plain, or by node as `0:16,1:32`."""
         self.default = default
         self.counts = dict(counts)
 

@@ -27,7 +27,7 @@ from sidekick.setting import Host, Setting
 from wire.errors import FieldError, HostError
 
 LABEL = "twine"
-"""Of every file system that we make; at most 12 bytes fit into XFS."""
+"""Label of every file system that we make; at most 12 bytes fit into XFS."""
 MIB = 1 << 20
 LEAST = {"xfs": 300 * MIB, "btrfs": 110 * MIB}
 """What mkfs takes at least (mkfs.xfs 6.0, mkfs.btrfs 6.2)."""

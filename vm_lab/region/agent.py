@@ -20,7 +20,7 @@ from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
 from wire.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
 
 Reply = Callable[[object], None]
-"""Takes the answer, or the error that is the answer."""
+"""Called with the answer, or with the error."""
 
 
 def get_machine(machine: SimulatedMachine) -> api.MachineFacts:
@@ -77,7 +77,7 @@ def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str]
 
 
 def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
-    """Take the desired state of a task."""
+    """Store the desired state of a task."""
     known = machine.copies.get(task_id)
     _fence(machine, task_id, spec.epoch, spec.generation, known)
     if known is not None and known.wanted and known.spec.generation == spec.generation:
@@ -149,7 +149,7 @@ def put_notices(machine: SimulatedMachine, told: HostNotices) -> HostNotices:
 
 
 def put_profile(machine: SimulatedMachine, spec: api.ProfileSpec) -> api.ProfileStatus:
-    """Take the profile that the host shall run."""
+    """Store the profile that the host shall run."""
     current = machine.profile
     if (spec.epoch, spec.generation) < (current.epoch, current.generation):
         raise Conflict(f"profile {spec.name} is not applied: generation {spec.generation} is old")

@@ -106,7 +106,7 @@ class Application:
         return Stateless(at_most=0.5).answer(request, self.load)
 
     def _rebuild(self, request: TaskControlRequest, now: float) -> None:
-        """Have replicas elsewhere, after a while, of tasks that are not the job's any more."""
+        """Move the replicas of tasks that left the job to other tasks after `REBUILD_S`."""
         gone = request.gone(self.serving)
         self._given_up = {task: self._given_up.get(task, now) for task in gone}
         for task, since in self._given_up.items():

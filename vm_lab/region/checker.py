@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MACHINES = "machines/"
 LAG_S = 20.0
-"""So old may news be for the control plane to be excused from knowing them."""
+"""Age in s up to which the control plane may not have noticed an event."""
 POLL_S = 4.0
 """The last sign of life of a machine may be so much older than the silence."""
 TALK_S = 8.0
@@ -85,7 +85,7 @@ class CheckerStanding:
     up_since: float = 0.0
     down_since: float = 0.0
     sound: bool = True
-    """Nothing keeps it from answering in time."""
+    """Whether it can answer in time: no fault of it or its network prevents that."""
     sound_since: float = float("-inf")
     heard_at: float = 0.0
     """When contact was last certain, if there is none now: after `TALK_S` without trouble."""
@@ -107,7 +107,7 @@ class CheckerStanding:
 
 @dataclass(slots=True)
 class Checker(Observer):
-    """Looks on, and writes down what is wrong."""
+    """Observes the region, and records violations."""
 
     region: SimulatedRegion
     violations: list[Violation] = field(default_factory=list)
@@ -272,7 +272,7 @@ class Checker(Observer):
                 )
 
     def reach_changed(self, machine: SimulatedMachine) -> None:
-        """Note since when a machine can or cannot be expected to answer in time."""
+        """Record since when a machine can or cannot be expected to answer in time."""
         path = self.region.network.paths.get(machine.name)
         answers = path is not None and self.region.network.answers(machine)
         sound = (
@@ -468,7 +468,7 @@ class Checker(Observer):
             )
 
     def _consulted(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
-        """Nothing is taken down on purpose without the word of the job's controller."""
+        """Check that tasks are taken down on purpose only as the job's controller acknowledged."""
         owned = self.region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
             return

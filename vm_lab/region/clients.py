@@ -159,7 +159,7 @@ class Clients:
         self.want(ClientWish(f"entitlement {name}", f"entitlement {name}", ask, granted))
 
     def want(self, wish: ClientWish) -> None:
-        """Take a wish; it is asked until it is granted, or refused for good."""
+        """Queue a wish; it is requested until it is granted, or refused for good."""
         queue = self._queues.setdefault(wish.about, deque())
         queue.append(wish)
         if len(queue) == 1:

@@ -84,7 +84,7 @@ class CoreFrontEnd:
         return await self._ask("stop_job", job=name)  # type: ignore[no-any-return]
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
-        """Have a task run elsewhere."""
+        """Move a task to another machine."""
         wish = MoveWish(to=to, reason=reason)
         return await self._ask("move_task", wish, job=name, index=str(index))  # type: ignore[no-any-return]
 
@@ -93,7 +93,7 @@ class CoreFrontEnd:
         return await self._ask("restart_task", wish, job=name, index=str(index))  # type: ignore[no-any-return]
 
     async def move_job(self, name: str, entitlement: str) -> JobStatus:
-        """Have a job run in another entitlement."""
+        """Move a job to another entitlement."""
         wish = JobMove(entitlement=entitlement)
         return await self._ask("move_job", wish, job=name)  # type: ignore[no-any-return]
 

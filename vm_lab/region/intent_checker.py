@@ -45,7 +45,7 @@ class GrantedIntents:
     owned: set[str] = field(default_factory=set)
     """Dimensions that were written."""
     versions: dict[int, int] = field(default_factory=dict)
-    """Of tasks under the hold: index → version."""
+    """Index of a task under the hold → its version."""
     runtimes: dict[int, str] = field(default_factory=dict)
     """Version → the runtime that it began with."""
 
@@ -61,7 +61,7 @@ def half_up(share: float, size: int) -> int:
 
 
 def in_force(owned: Owned, now: float) -> None:
-    """Have the rules of the checker count with the size that is in force."""
+    """Make the checker's rules use the size that is in force."""
     intents, asked, granted = owned.intents, owned.asked, owned.granted
     if intents is None or asked is None or granted is None:
         return

@@ -177,7 +177,7 @@ class FollowedEvents:
     def __init__(
         self, network: SimulatedNetwork, life: PlaneLife, machine: SimulatedMachine, after: int
     ) -> None:
-        """Begin to listen now."""
+        """Start listening now."""
         self._network, self._life, self._machine = network, life, machine
         self._after, self._boot = after, machine.boot_id()
         self._anchor = network.timeline.now

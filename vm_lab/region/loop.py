@@ -32,14 +32,14 @@ class Killed(BaseException):
 
 
 class Stuck(RuntimeError):
-    """Nothing will ever happen again, or time does not go on."""
+    """No event is left, or virtual time does not advance."""
 
 
 class Timeline:
     """Events in the order of time, then in the order in which they were announced."""
 
     def __init__(self) -> None:
-        """Begin at 0 with nothing ahead."""
+        """Start at 0 without events."""
         self.now = 0.0
         """Seconds since the beginning."""
         self.events = 0
@@ -48,12 +48,12 @@ class Timeline:
         self._announced = 0
 
     def at(self, when: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Let something happen at a time; one that is past means at once."""
+        """Schedule a call at a time; a past time means at once."""
         self._announced += 1
         heapq.heappush(self._heap, (max(when, self.now), self._announced, call, args))
 
     def after(self, delay_s: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Let something happen after a while."""
+        """Schedule a call after `delay_s`."""
         self._announced += 1
         heapq.heappush(self._heap, (self.now + delay_s, self._announced, call, args))
 
@@ -62,14 +62,14 @@ class Timeline:
         return self._heap[0][0] if self._heap else float("inf")
 
     def step(self) -> None:
-        """Let the next event happen."""
+        """Run the next event."""
         when, _, call, args = heapq.heappop(self._heap)
         self.now = when
         self.events += 1
         call(*args)
 
     def run_until(self, when: float) -> None:
-        """Let everything happen up to a time, which it then is."""
+        """Run all events up to a time, and set the clock to it."""
         while self._heap and self._heap[0][0] <= when:
             self.step()
         self.now = max(self.now, when)
@@ -132,7 +132,7 @@ class _Selector(selectors.BaseSelector):
                 return
 
     def _sit_out(self) -> None:
-        """Let the world go on alone while the process is stopped."""
+        """Run other events while the process is stopped."""
         while self.timeline.now < self.frozen_until and not self.killed:
             due = self.timeline.next_at()
             if due > self.frozen_until:

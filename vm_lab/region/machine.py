@@ -414,7 +414,7 @@ class SimulatedMachine:
         self.agent_is(up=True)
 
     def agent_is(self, *, up: bool) -> None:
-        """Let the agent end or come back; tasks do not notice."""
+        """Stop or start the agent; tasks are not affected."""
         self.agent_up = up and self.on
         if not up:
             self.pulls.clear()

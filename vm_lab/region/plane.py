@@ -177,7 +177,7 @@ class Plane:
         return [str(shard.number) for shard in shards if shard.allocator.region.owns(entitlement)]
 
     def run(self, until: float) -> None:
-        """Let the region live up to a time."""
+        """Run the region up to a time."""
         self.timeline.at(until, self.finish)
         self._over = False
         while not self._over:

@@ -57,7 +57,7 @@ class PromiseChecker:
         self._machines: dict[str, _Stored] = {}
 
     def applied(self, operations: Sequence[Operation]) -> None:
-        """Take note of one transaction, and compare what it leaves with what it found."""
+        """Record one transaction, and compare the state after it with that before."""
         lacked, taken, granted = self._lacking(), list[str](), list[str]()
         for operation in operations:
             kind, _, name = operation.key.partition("/")

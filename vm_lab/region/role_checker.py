@@ -50,7 +50,7 @@ class RoleChecker:
         region.more_unrest = self.unrest
 
     def applied(self, sender: int, events: Sequence[pb.Event]) -> None:
-        """Take note of a transaction that etcd has carried out; `sender` 0: a lease expired."""
+        """Record a transaction that etcd has carried out; `sender` 0: a lease expired."""
         operations = list[Operation]()
         for event in events:
             key, gone = event.kv.key, event.type == pb.Event.DELETE
@@ -85,7 +85,7 @@ class RoleChecker:
         self._region.checker.stored("main", operations)
 
     def _count_tenures(self) -> None:
-        """Note the present owner of each entitlement, if there is one."""
+        """Record the present owner of each entitlement, if there is one."""
         for name in {*self._region.clients.entitlements, *self._shards}:
             owner = self._plane.leader(role_of(self._shards.get(name, 0)))
             tenures = self._tenures.setdefault(name, [])

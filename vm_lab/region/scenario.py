@@ -71,12 +71,12 @@ class ScenarioWork(_Written, frozen=True, kw_only=True):
     """Share of the jobs whose tasks use up two minutes to stop; machines that are cut off stop
     them."""
     delivered: Annotated[int, Meta(ge=0, le=100)] = 0
-    """So many of the jobs have a pipeline, a scaler and an operator (`delivery.py`)."""
+    """Number of jobs that have a pipeline, a scaler and an operator (`delivery.py`)."""
     surge_tasks: Annotated[int, Meta(ge=0)] = 0
     """Extra tasks that the jobs of an entitlement may have at once; no task of a job may be missed
     then, and each has one extra. 0: as it is said of `paced`."""
     best_effort: Annotated[int, Meta(ge=0, le=1000)] = 0
-    """So many pieces of best-effort work are handed to Optimus (`best_effort.py`)."""
+    """Pieces of best-effort work that are given to Optimus (`best_effort.py`)."""
     overgranted: bool = False
     """Quotas add up to more than there is: not all of them are used at once."""
     bound: Annotated[int, Meta(ge=0)] = 0

@@ -70,7 +70,7 @@ class SeedOutcome:
     story: list[Fault]
     violations: list[Violation]
     digest: str
-    """Of the event log: the same for the same seed, on every machine."""
+    """Digest of the event log: the same for the same seed, on every machine."""
     events: int
     lines: int
     virtual_s: float
@@ -219,7 +219,7 @@ class SimulatedRegion:
             self.timeline.after(0.4 + number * apart_s, self.clients.apply_job, spec)
 
     def _begin(self, story: Sequence[Fault]) -> None:
-        """Let the faults begin: everything runs as it should."""
+        """Start the faults, once everything runs as it should."""
         start = self.timeline.now
         self.history.note("the story begins")
         self._begun, self.story_at = True, start

@@ -41,7 +41,7 @@ class Trouble:
     full: bool = False
     """Writes fail, reads work (SQLite on a full disk)."""
     failing: bool = False
-    """Nothing works."""
+    """Whether every call fails."""
     unknown: float = 0.0
     """Share of the writes that end without an answer, made or not."""
 

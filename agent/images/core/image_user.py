@@ -18,7 +18,8 @@ LISTS = ("etc/passwd", "etc/group")
 """Where an image has its users and its groups."""
 LIST_MAX_BYTES = 1 << 20
 NUMBER_MAX = (1 << 31) - 1
-"""Of users and groups, as in other engines; higher ones are negative somewhere."""
+"""Highest id of users and groups, as in other engines; some programs read higher ones as negative.
+"""
 PATH_MAX = 4096
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}\$?")
 

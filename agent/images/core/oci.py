@@ -25,7 +25,7 @@ from wire.errors import Unprocessable
 T = TypeVar("T")
 
 DOCUMENT_MAX_BYTES = 4 << 20
-"""Of a manifest or configuration; registries refuse larger ones (distribution spec)."""
+"""Largest manifest or configuration; registries refuse larger ones (distribution spec)."""
 LAYERS_MAX = 127
 """What overlay-based engines take; no engine makes more."""
 LAYER_MAX_BYTES = 1 << 40
@@ -75,7 +75,7 @@ class Processor:
     machine: str
     """As printed by `uname -m`."""
     level: int = 1
-    """Of x86-64: 1 to 4, as in the variants v1 to v4 of amd64."""
+    """Level of x86-64: 1 to 4, as in the variants v1 to v4 of amd64."""
 
     @property
     def name(self) -> str:

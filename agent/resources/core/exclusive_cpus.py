@@ -18,7 +18,7 @@ class Taken:
     """What of a machine's CPUs is spoken for by other tasks."""
 
     own: frozenset[int] = frozenset()
-    """Of the tasks that have CPUs of their own."""
+    """CPUs of tasks that have CPUs of their own."""
     pinned: frozenset[int] = frozenset()
     """Named by tasks in `resources.cpus`."""
     sharing: int = 0

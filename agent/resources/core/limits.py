@@ -12,7 +12,7 @@ from agent.api.resources import changes, io_after
 _S = 1_000_000
 _UNLIMITED = 2**64 - 1
 _PERIOD_USEC = 100_000
-"""Of cpu.max, systemd's default."""
+"""Period of cpu.max, systemd's default."""
 _PAGE = 4096
 _DEV = "/dev/"
 IO_FILES = {

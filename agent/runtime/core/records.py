@@ -79,7 +79,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     ids: int | None = None
     """First of the users of its machine, where it has an init of its own (tasks.core.own_init)."""
     addresses: list[str] = []
-    """Of its private network, IPv6 first; none in the host's."""
+    """Addresses in its private network, IPv6 first; none in the host's."""
     cut_off: bool = False
     """It was ended for lost contact to its control plane; only a command starts it again."""
     started_up: str = ""

@@ -16,7 +16,7 @@ OOMD_KILL = "oomd-kill"
 _NOTED = "d989611b15e44c9dbf31e3c81256e4ed"
 """MESSAGE_ID of the service manager's note on a unit (SD_MESSAGE_UNIT_OOMD_KILL)."""
 _BEFORE_S = 60.0
-"""So long before an end systemd-oomd's own words are looked for."""
+"""Seconds before an end from which the log of systemd-oomd is searched."""
 _KILLED = re.compile(r"Killed (/workload\.slice/\S+) due to (.+)")
 
 

@@ -85,9 +85,9 @@ SANDBOX: Mapping[str, object] = MappingProxyType(
         "UMask": 0o022,
     }
 )
-"""Of systemd-nspawn, of all in the machine, and of what is run inside it from the host. The rest of
-the sandbox is the machine itself: users that do not exist outside, its own mounts, processes, names
-and network."""
+"""Sandbox of systemd-nspawn, of everything in the container, and of commands run inside it from the
+host. The rest of the sandbox is the container itself: users that do not exist outside, its own
+mounts, processes, names and network."""
 _WITHOUT = frozenset(
     (
         *("BindReadOnlyPaths", "Environment", "ExecSearchPath", "ExecStartPre", "ExecStopPost"),
