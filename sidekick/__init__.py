@@ -12,7 +12,7 @@ targets   what a profile asks of this host, with its conflicts
 state     what must survive a crash: originals, the applied profile, the change journal
 observe   one observation of the host: wanted values, found values, planned changes
 reboot    whether and how the host can be rebooted into a new kernel command line
-status    how the host stands: verify, status; nothing is changed
+status    the state of the host: verify, status; nothing is changed
 seen      what a verify read, kept for …
 look      … the timer's check of an unchanged host: a script for a bare interpreter
 apply     one run: claim, journal, change, read back; on failure undo in reverse

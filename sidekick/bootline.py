@@ -62,7 +62,7 @@ def group_in(line: str, group: str) -> tuple[str, ...]:
 def in_force(line: str, group: str, arguments: Sequence[str]) -> bool:
     """Return whether a kernel started with this line does what the arguments say.
 
-    Of a key that stands there twice the last one counts; pairs add up.
+    If a key occurs twice the last one counts; pairs add up.
     """
     found = group_in(line, group)
     if group == HUGEPAGES:

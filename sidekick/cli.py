@@ -248,7 +248,7 @@ def resume(ctx: Context, wait_s: float, output: str) -> None:
 
 @PROGRAM.command("status", OUTPUT)
 def status(ctx: Context, output: str) -> None:
-    """Show how this host stands, from the last report."""
+    """Show the state of this host, from the last report."""
     report = standing.status(ctx.host(), ctx.state)
     ctx.code = 0
     if output == "json":

@@ -109,7 +109,7 @@ def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, 
 
 
 def read_location(fs: KernelFs) -> dict[str, Fact]:
-    """Return where the machine stands, "" for what is not known. Raises `ConfigError`."""
+    """Return the location of the machine, "" for unknown parts. Raises `ConfigError`."""
     try:
         said = tomllib.loads(fs.find(LOCATION) or "")
     except tomllib.TOMLDecodeError as e:

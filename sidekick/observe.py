@@ -160,7 +160,7 @@ class Sight:
             )
 
     def verify(self) -> list[SettingReport]:
-        """Return how each wanted value stands, and what the boot line still has to lose."""
+        """Return a report for each wanted value, and for arguments to remove from the boot line."""
         observed = {**self.observed, **self.boot.observed()}
         reports = [
             setting.verify(wanted, observed)

@@ -1,6 +1,6 @@
 """One file of a host profile: read, its expressions evaluated, its tables checked and decoded.
 
-All errors of a file are noted at once, each with its line; its parents are not looked at here.
+All errors of a file are recorded at once, each with its line; its parents are not read here.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ProfileFile(msgspec.Struct):
 
 
 def read_file(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) -> ProfileFile:
-    """Return one file, its expressions evaluated and its tables checked; parents not looked at."""
+    """Return one file, its expressions evaluated and its tables checked, without its parents."""
     name, path, text = file_text.name, file_text.path, file_text.text
     if len(text) > MAX_BYTES:
         raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")

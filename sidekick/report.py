@@ -13,7 +13,7 @@ import msgspec
 
 
 class ApplyOutcome(StrEnum):
-    """How one setting of a profile stands."""
+    """Outcome of one setting of a profile."""
 
     APPLIED = "applied"
     """Read back as wanted (after a change, or by `verify`)."""
@@ -33,7 +33,7 @@ class ApplyOutcome(StrEnum):
 
 
 class ProfileState(StrEnum):
-    """How the machine stands to the profile it was last asked to run."""
+    """State of the machine with regard to the profile that was asked for last."""
 
     NONE = "none"
     APPLYING = "applying"
@@ -142,7 +142,7 @@ class Switched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """How the machine stands, with proof per setting."""
+    """State of the machine, with proof per setting."""
 
     name: str = ""
     """The profile that was asked for last."""
@@ -164,7 +164,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float = 0.0
     """When this was read back, in seconds since that boot: no step of the clock moves it."""
     switched: Switched | None = None
-    """Stays while the host is only looked at."""
+    """The last switch; a mere check of the host keeps it."""
 
 
 def switch_of(report: Report, written: Iterable[str]) -> Switched:

@@ -100,7 +100,7 @@ def _print_row(cells: Sequence[str]) -> None:
 
 
 def print_report(report: Report) -> None:
-    """Print how each setting stands, and the host."""
+    """Print the outcome of each setting, and the state of the host."""
     print_table(
         ("SETTING", "OUTCOME", "WANTED", "ACTUAL", "MS", "DETAIL"),
         [

@@ -85,7 +85,7 @@ class Disk:
                 _sync_folder(path.parent)
 
     def reserve(self, path: Path, size: int) -> None:
-        """Make a file that holds so much of the disk, unless it is there already."""
+        """Make a file that reserves `size` bytes of the disk, unless it is there already."""
         with _translated(f"cannot reserve {size} bytes in {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)

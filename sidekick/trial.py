@@ -55,7 +55,7 @@ def confirm(host: Host, state: StateFolder) -> Report:
 
 
 def revert(host: Host, state: StateFolder, *, due_only: bool = False) -> Report:
-    """End a trial now: what was before it comes back. Without one, report how the host stands."""
+    """End a trial now, and restore the target before it. Without one, report the host's state."""
     trial = state.load().trial
     if trial is None or (due_only and not is_over(trial, host)):
         return verify(host, state)

@@ -122,7 +122,7 @@ def up(
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 @timed
 def status(name: str, output: str) -> None:
-    """Show what runs, where it stands, and how to reach it."""
+    """Show what runs, its location, and how to reach it."""
     found = lab_status(open_lab(name))
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())

@@ -126,7 +126,7 @@ class PowerCuts:
         return self.lab.guests.run(self.machine, command)
 
     async def run(self, cuts: int) -> None:
-        """Go on until there were so many cuts, or one found something wrong."""
+        """Run until there were `cuts` cuts, or one found an error."""
         hands, seen = await self._look(LabPromises())
         seen = await self._cleared(hands, seen)
         while len(self.series.cuts) < cuts:

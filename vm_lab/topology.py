@@ -1,4 +1,4 @@
-"""Which VM stands in which rack, MSB and data center, read from `topology.toml`."""
+"""The rack, MSB and data center of each VM, read from `topology.toml`."""
 
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path

@@ -74,7 +74,7 @@ class WaitingCall:
     """
 
     def __init__(self, most: int = 512, reserve: int = 64) -> None:
-        """Give out so many places; the reserve among them is for trusted callers."""
+        """`most` is the number of places; the reserve among them is for trusted callers."""
         self._most, self._reserve = most, reserve
         self._of: Counter[str] = Counter()
         self._anonymous = 0

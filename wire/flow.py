@@ -1,7 +1,7 @@
 """Flow control to a slow reader: at most a window beyond what it has read is under way.
 
-Without it a conversation stands still as a whole where one stream does: no signal gets through, no
-end is noticed, and the pings of `duplex` are not answered, so that it breaks off.
+Without it one blocked stream blocks the whole conversation: no signal gets through, no end is
+noticed, and the pings of `duplex` are not answered, so that the connection is closed.
 """
 
 from __future__ import annotations

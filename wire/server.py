@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 BODY_PAUSE_S = 30.0
 """How long one may wait for a body, all pauses together, …"""
 BODY_BYTES_PER_S = 4096
-"""… and a second more for so many bytes."""
+"""… and a second more for this many bytes."""
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 READER_CHECK_S = 5.0

@@ -219,7 +219,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     identity: bool = False
     """Whether it has a key and a certificate in `/run/twine-identity` (docs/credentials.md)."""
     image_trust: ImageTrust = ImageTrust()
-    """Keys of which one must have signed the image, and its signatures (docs/security.md)."""
+    """Keys that the image must be signed with (any one), and its signatures (docs/security.md)."""
     relaxations: Relaxations = []
     """What it may do beyond its sandbox, by name (docs/security.md)."""
     ulimits: Ulimits = Ulimits()

@@ -42,7 +42,7 @@ class Dns(Written, frozen=True, kw_only=True):
     servers: Annotated[list[IpAddress], Meta(max_length=3)] = []
     """Name servers, the first to ask first."""
     search: Annotated[list[DnsName], Meta(max_length=32)] = []
-    """Domains that a short name is looked for in."""
+    """Domains in which a short name is searched."""
     options: Annotated[list[ResolverOption], Meta(max_length=16)] = []
     """Words of resolv.conf(5), for instance `ndots:2`."""
     hosts: Annotated[dict[DnsName, IpAddress], Meta(max_length=256)] = {}

@@ -109,4 +109,4 @@ class ProfileStatus(Reported, frozen=True, kw_only=True):
     uptime_s: Moment = 0.0
     """When in that boot it was read back; 0 where an earlier sidekick did not say."""
     switched: ProfileSwitch | None = None
-    """Stays while the host is only looked at; None before the first switch."""
+    """The last switch; a mere check of the host keeps it. None before the first switch."""

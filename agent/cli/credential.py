@@ -1,4 +1,4 @@
-"""Credentials of tasks: given to the agent, listed, taken away; never shown."""
+"""Credentials of tasks: given to the agent, listed, removed; never shown."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ from wire.errors import Conflict, NotFound, TwineError
 log = logging.getLogger(__name__)
 
 COLLECT_S = 600.0
-"""How often it is looked for what may go by age; a short disk is noticed as often as this."""
+"""Seconds between two searches for old objects, and between two checks of the free space."""
 SECOND_LOOK_S = 2.0
-"""After so long something wrong is looked at again: what was only under way has moved on."""
+"""Seconds until an error is checked again: a change under way has finished by then."""
 
 
 class Ledger:

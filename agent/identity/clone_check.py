@@ -68,7 +68,7 @@ class CloneCheck:
         self.served = asyncio.Event()
         """Set once the agent listens: to answer, the control plane connects to its address."""
         self.wake: Callable[[], None] = lambda: None
-        """Has all tasks looked at again."""
+        """Wakes the loops of all tasks."""
         try:
             self._waits = identity.has_joined()
             self.second = identity.read_second()

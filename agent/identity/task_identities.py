@@ -46,7 +46,7 @@ from wire.errors import HostError, TwineError, Unreachable
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""How often it is looked for what is due, gone, or newly trusted."""
+"""Seconds between two checks for due renewals, removed tasks and new authorities."""
 _RETRY_S = 60.0
 """Pause after a renewal that failed."""
 _LANE = "identities"

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 20
 IDLE_S = 60.0
-"""A stream that was silent for so long has ended; the sender can begin again."""
+"""Seconds without data after which a stream has ended; the sender can begin again."""
 
 
 class HostImages:

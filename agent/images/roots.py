@@ -103,7 +103,7 @@ class TaskRoots:
         return self._tops[digest]
 
     def owner(self, digest: str) -> ImageUser:
-        """Return whose root a task without a user of its image's writes to: root's."""
+        """Return the owner of the root of a task without an image user: root."""
         return owner_of_root(*(self._plain(digest, path) for path in LISTS))
 
     def _plain(self, digest: str, path: str) -> str:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 HEARD, ALIVE, EPOCH, BOOT = ".heard", ".alive", ".epoch", ".boot"
 """Files that belong to no task: ids of tasks do not begin with a dot."""
 WRITE_EVERY_S = 1.0
-"""What is on disk may be older than what is known by so much: the safe side."""
+"""Seconds by which the file may be older than the state in memory: the safe side."""
 FENCE_SILENT_S = 5.0
 """Seconds without a sign of the fence, which gives one twice a second."""
 POLLS = 4

@@ -1,8 +1,8 @@
 """Gives tasks CPUs of their own, and keeps all other tasks off them (docs/resources.md).
 
-What a task was given stands in its record. Others are kept off by `AllowedCPUs` of their slices,
-which systemd changes while they run; a slice that does not run yet begins with it. Nothing counts
-before the kernel's own files say so (docs/adr/0099).
+A task's record has its CPUs. `AllowedCPUs` of their slices keeps other tasks off; systemd changes
+it while they run, and a slice that does not run yet starts with it. A change counts once the
+kernel's own files show it (docs/adr/0099).
 """
 
 from __future__ import annotations

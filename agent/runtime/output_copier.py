@@ -30,7 +30,7 @@ JOURNAL = "/run/systemd/journal.twine-{}/socket"
 INVOCATION = Path("/run/systemd/units")
 """Where systemd links the names of units to their invocation ids; journald reads it, too."""
 LOOK_S = 10.0
-"""The folder is looked at after so long, if no byte came."""
+"""Seconds between two scans of the folder, if no byte came."""
 PATIENCE_S = 10.0
 RETRY_S = 0.05
 TELL_S = 1.0

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _LANE = "systemd"
 LOOK_S = 30.0
-"""How often the states of all units are looked at although no signal came; signals normally do."""
+"""Seconds between two reads of all units' states; normally signals report changes."""
 _GONE = ("", "")
 
 

@@ -86,8 +86,9 @@ class TaskAdmission:
         return self._memory_bytes - self._taken_bytes
 
     def _odds(self, task_id: str, spec: TaskSpec) -> Iterator[tuple[str, str]]:
-        """Yield for each thing that is looked at why it speaks against the task, or empty words,
-        and what to try; a later one may count on those before it.
+        """Yield for each check a reason against the task, or an empty text, and what to try.
+
+        A later check may rely on the earlier ones.
         """
         has = self._capacity
         yield distrust(spec.image, spec.image_trust), SIGN_HINT

@@ -35,7 +35,7 @@ from wire.server import Call
 PER_TASK, PER_HOST = 8, 32
 """Sessions at once. Each is a unit, a terminal and up to four descriptors."""
 IDLE_S = 900.0
-"""A session in which nothing was said for so long ends."""
+"""Seconds without data in either direction after which a session ends."""
 LONGEST_S = 8 * 3600.0
 _START_S = 60.0
 OOM = "oom-kill"

@@ -23,9 +23,9 @@ from agent.tasks.unit import UnitOfTask
 from wire.errors import StepFailed, SystemdError, TwineError
 
 _GRACE_S = 30.0
-"""systemd ends the command after its time; so long after that the host did not answer at all."""
+"""Seconds after a command's time, when systemd ends it; beyond that the host does not answer."""
 _UNSTAGED_S = 300.0
-"""Mounts go in moments; a host that is so busy is waited for."""
+"""Seconds to wait for the unmounting, which takes moments unless the host is very busy."""
 
 
 class Inside:

@@ -14,7 +14,7 @@ from wire.error_text import why
 
 Report = Callable[[Health, str], Awaitable[None]]
 Ask = Callable[[list[str], float], Awaitable[str]]
-"""Runs a command inside the task, for so many seconds, and returns what is wrong, or nothing."""
+"""Runs a command inside the task, with a time-out in s; returns an error text, or an empty one."""
 LOOPBACK = "127.0.0.1"
 
 

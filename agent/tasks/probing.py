@@ -14,9 +14,9 @@ from agent.tasks.prober import LOOPBACK, Prober
 log = logging.getLogger(__name__)
 
 Run = Callable[[str, list[str], float], Awaitable[str]]
-"""Runs a command of a probe (its name) inside the task, for so many seconds."""
+"""Runs a command of a probe (its name) inside the task, with a time-out in s."""
 Take = Callable[[ProbeVerdict], Awaitable[None]]
-"""Keeps what a probe found out."""
+"""Stores a probe's verdict."""
 
 
 class Probing:

@@ -13,7 +13,7 @@ from sidekick.loaders.systemd_boot import SystemdBoot
 from sidekick.setting import Host
 
 LOADERS: tuple[Loader, ...] = (SystemdBoot(), Grub(), Direct())
-"""In the order in which they are looked for; the last one is always there."""
+"""In the order in which they are searched for; the last one is always there."""
 
 
 def find(host: Host) -> Loader:

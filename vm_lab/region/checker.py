@@ -29,7 +29,7 @@ MACHINES = "machines/"
 LAG_S = 20.0
 """Age in s up to which the control plane may not have noticed an event."""
 POLL_S = 4.0
-"""The last sign of life of a machine may be so much older than the silence."""
+"""Seconds by which a machine's last sign of life may be older than its silence."""
 TALK_S = 8.0
 """Seconds without trouble after which contact with a machine is certain."""
 DOUBLE_S = 120.0

@@ -1,8 +1,7 @@
 """What clients of a simulated region call where shards run in processes: the front end of a core.
 
 Requests about a job go through the product's forwarding to the process of its shard, and through
-its front end. Between the two lies a line that is slow, cut, or leads to a process that stands
-still.
+its front end. The line between the two may be slow, cut, or lead to a stopped process.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ LOOK_S = 1.0
 """Seconds between two checks of what runs."""
 CANARIES = 1
 LASTS_S = 30.0
-"""A task that moves may be seen twice for so long."""
+"""Seconds that a moving task may be seen twice."""
 IMAGE_S, SIZE_S, HOLD_S = 240.0, 60.0, 400.0
-"""On average there is a new image, a new size and a hold of a job so often."""
+"""Average seconds between two new images, new sizes and holds of a job."""
 HELD_S = (20.0, 120.0)
 """Shortest and longest hold."""
 ME = "user:conveyor"

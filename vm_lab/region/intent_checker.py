@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 ENDS_S = 10.0
-"""An intent that ends by itself is there for at most so much longer."""
+"""Tolerance in s around the end of an intent that ends by itself."""
 
 
 @dataclass(slots=True)

@@ -298,7 +298,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual.killed = True
 
     def kill_at_step(self, turns: int) -> None:
-        """End the process after so many more turns of the loop."""
+        """End the process after `turns` more turns of the loop."""
         self._virtual.kill_at_step = self._virtual.steps + max(1, turns)
 
     def freeze(self, until: float) -> None:
@@ -339,7 +339,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
     def _make_self_pipe(self) -> None:
-        """Nothing ever wakes this loop from outside."""
+        """Do nothing: no other thread wakes this loop."""
 
     def _close_self_pipe(self) -> None:
         """There is none."""

@@ -26,7 +26,7 @@ CONNECT_S = 4.0
 ANSWER_S = 30.0
 """Until an answer that does not come is given up (`WireClient`)."""
 KEPT_S = 5.0
-"""Requests on a connection that exists arrive for so long after the way back was cut."""
+"""Seconds that requests on an existing connection still arrive after the way back was cut."""
 
 
 @dataclass(frozen=True, slots=True)

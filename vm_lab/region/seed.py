@@ -177,7 +177,7 @@ class SimulatedRegion:
         return msgspec.convert(self.scenario.settings, SchedulerSettings)
 
     def stores_sound(self, for_s: float) -> bool:
-        """Return whether nothing has been wrong with any store for so long."""
+        """Return whether no store has had a fault for `for_s` seconds."""
         return all(disk.sound(self.timeline.now, for_s) for disk in self.disks.values())
 
     # -- the course of events

@@ -70,7 +70,7 @@ class SimulatedDisk:
         self.transactions = self.largest_value = self.largest_transaction = 0
 
     def sound(self, now: float, for_s: float) -> bool:
-        """Return whether nothing has been wrong with it for so long."""
+        """Return whether it has had no fault for `for_s` seconds."""
         return self.trouble == Trouble() and now - self.troubled_at >= for_s
 
 

@@ -21,7 +21,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MachinePlace:
-    """Where one machine stands."""
+    """The location of one machine."""
 
     machine: str
     rack: str

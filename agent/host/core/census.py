@@ -1,7 +1,7 @@
-"""What is found on a host against what is recorded: whose each thing is, and what is wrong.
+"""Compares what is found on a host with the records: the owner of each object, and errors.
 
-Pure. `host/gc.py` looks, asks here, looks once more so that what is only under way
-is not taken for wrong, and mends.
+Pure. `host/gc.py` inspects the host, calls this, inspects once more so that changes under way do
+not count as errors, and repairs.
 """
 
 from __future__ import annotations

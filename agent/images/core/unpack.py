@@ -86,10 +86,10 @@ FIND_SETUID = (
 
 
 def until_next_look_s(free_bytes: int, reserve_bytes: int) -> float:
-    """Return how long the room on the disk need not be looked at while something is unpacked.
+    """Return how long the free space need not be checked while something is unpacked.
 
     Until then nothing of the reserve is used up, or at most what is written in `LOOK_LEAST_S`.
-    Ten looks a second are felt by an unpacking on a small host.
+    Ten checks a second slow down an unpacking on a small host.
     """
     room_s = (free_bytes - reserve_bytes) / FILL_BYTES_PER_S
     return min(max(room_s, LOOK_LEAST_S), LOOK_MOST_S)

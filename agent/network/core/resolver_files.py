@@ -111,7 +111,7 @@ def hosts_file(task_id: str, spec: TaskSpec, addresses: Sequence[str], host: Hos
     """Return the text of a task's /etc/hosts.
 
     `addresses` are those of its private network. In the host's network the host's own entries
-    follow, and the task's name stands for the host's address.
+    follow, and the task's name maps to the host's address.
     """
     lines = ["127.0.0.1\tlocalhost", f"::1\t{' '.join(_OWN)}"]
     lines += [f"{address}\t{name}" for name, address in sorted(spec.network.dns.hosts.items())]

@@ -80,7 +80,7 @@ RESULTS = {
 
 
 def describe(end: Exit, *, ran_s: float = 0.0, max_run_s: float | None = None) -> str:
-    """Return one sentence on how the main process ended, which ran for so long.
+    """Return one sentence on how the main process ended after `ran_s` seconds.
 
     systemd has one result for a task that ran for too long and for one that was stopped by
     another program and did not end in time.

@@ -72,7 +72,7 @@ def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
 
 
 def is_late(task: TaskRecord, now: LeaseMoment) -> bool:
-    """Return whether the time of its gate is over for a task that was just looked at."""
+    """Return whether the gate's time is over for a task that was just observed."""
     return (
         task.previous is not None
         and task.gate_boot_s is not None

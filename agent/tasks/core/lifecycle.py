@@ -243,7 +243,7 @@ def _stop(unit: SeenUnit) -> Action:
 
 
 def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTask) -> Decision:
-    """Stop a unit that its owner wants removed: its end is expected and does not fail the task.
+    """Stop a unit that its owner wants removed: its end is expected, and not held against the task.
 
     The exit of a unit that had ended before the request is still recorded.
     """
