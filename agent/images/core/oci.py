@@ -404,6 +404,7 @@ def image_properties(spec: TaskSpec, config: OciConfig | None) -> dict[str, obje
     found: dict[str, object] = {"ExecSearchPath": [p for p in path.split(":") if p.startswith("/")]}
     if config is None:
         return found
+    found["KillMode"] = "mixed"  # its main process ends the others (docs/adr/0222)
     if config.working_dir.rstrip("/"):
         found["WorkingDirectory"] = config.working_dir
     if config.stop_signal:
