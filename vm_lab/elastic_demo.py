@@ -224,7 +224,7 @@ class ElasticDemo(Demo):
     def _show(self, seen: dict[str, Any]) -> None:
         requests = seen["requests"]
         slowest = max(w["p95"] for w in requests["windows"])
-        back_s = max(p["return_p99_s"] for p in seen["report"]["promises"])
+        back_s = max((p["return_p99_s"] for p in seen["report"]["promises"]), default=0.0)
         click.secho(
             f"{requests['requests']} requests, {requests['failed']} failed; the slowest 10 s had "
             f"{slowest:g} s at 95 %. Grown after {seen['grown'] - seen['began']:.0f} s, lent "

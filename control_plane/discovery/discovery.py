@@ -1,8 +1,8 @@
 """Service discovery: which tasks of a job clients may call, and their addresses.
 
-Only listed tasks of the stored records appear here. So a task is removed before it is told to stop,
-and added once it was seen healthy (SD1). A task of a private network has its own address (SD4), any
-other the address of its machine's last join.
+Only listed tasks of the stored records appear here. The scheduler lists a task once it was seen
+healthy, and unlists it before the stop (SD1). A task of a private network has its own address
+(SD4), any other the address of its machine's last join.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ class Runtime:
         return await asyncio.to_thread(work, *args)
 
     async def compute(self, items: int, work: Callable[..., T], *args: Any) -> T:
-        """Compute something about so many tasks: here for a few, else beside the loop.
+        """Return the result of `work` about `items` tasks; from `LARGE` on it runs in a thread.
 
-        One at a time: each shares Python's lock with the loop, which would get little of it.
+        One thread at a time: each takes Python's lock from the loop for half of the time.
         """
         if items < LARGE:
             return work(*args)
