@@ -43,9 +43,9 @@ MAX_PAGE = 5000
 """Machines in one answer: some 5 MB."""
 _Row = tuple[tuple[str | int, ...], str]
 """Key of an order, and the machine."""
-_ROWS = 4000
+_ROWS = 1000
 """Machines that are sorted in one call; to drop 50,000 rows at once takes 12 ms."""
-_LOOK = 50
+_LOOK = 20
 """Machines that are read between two checks whether other tasks of the loop wait."""
 _ERRORS_SHOWN = 200
 View = Callable[[MachineRecord], MachineView]

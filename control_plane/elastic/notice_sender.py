@@ -28,6 +28,8 @@ RETRY_S = 30.0
 """A host that refused a notice gets it again after this long."""
 AGAIN_S = 600.0
 """An accepted notice is sent again after this long."""
+_LOOK = 200
+"""Jobs that are read between two checks whether other tasks of the loop wait."""
 
 
 class NoticeSender:
@@ -47,7 +49,7 @@ class NoticeSender:
 
     async def look(self, signal: Callable[[str], CapacitySignal | None]) -> None:
         """Send hosts the notices that they lack; `signal` is called per entitlement."""
-        wanted = self._wanted(signal)
+        wanted = await self._wanted(signal)
         for machine in [name for name in self._said if name not in wanted]:
             wanted[machine] = HostNotices(epoch=self._number())  # withdrawn: no task is left there
         gate = asyncio.Semaphore(AT_ONCE)
@@ -58,10 +60,14 @@ class NoticeSender:
             if now - self._said[name][2] > AGAIN_S:
                 del self._said[name]
 
-    def _wanted(self, signal: Callable[[str], CapacitySignal | None]) -> dict[str, HostNotices]:
+    async def _wanted(
+        self, signal: Callable[[str], CapacitySignal | None]
+    ) -> dict[str, HostNotices]:
         """Return by machine the notices for its tasks."""
         asked = dict[str, set[str]]()
-        for record in self._jobs.records():
+        for number, record in enumerate(self._jobs.records()):
+            if number % _LOOK == 0:
+                await self._region.runtime.checkpoint()
             wish = record.spec.life.notice
             if wish is not None:
                 for machine in _machines(record):

@@ -21,9 +21,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Clock = Callable[[], float]
 """Seconds since 1970."""
-TURN_S = 0.0025
+TURN_S = 0.0015
 """Computing time after which others get their turn. What a timer or a socket wakes runs in the
-third turn from then, and a client is to wait for 10 ms at most."""
+third turn from then, and a client is to wait for 10 ms at most. In each turn a pass of the garbage
+collector or a part between two checks may take 1 to 3 ms more."""
 LARGE = 500
 """Tasks of a job that is computed beside the loop: what it takes for 10,000 is 10 to 50 ms."""
 _BATCH_MAX = 64
