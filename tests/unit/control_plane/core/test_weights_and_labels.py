@@ -96,9 +96,11 @@ def test_a_label_is_a_preference_like_any_other_in_their_order():
         ("gpus", "gpus", (2, 8)),
         ("cpus", "cpus", (4.0, 64.0)),
         ("memory", "memory_bytes", (4 << 30, 64 << 30)),
+        ("memory", "memory_bytes", (64 << 30, 65 << 30)),  # of one bucket
         ("network_mbps", "network_mbps", (1000, 25_000)),
         ("power_w", "power_w", (300, 900)),
         ("disk", "disk_bytes", (1 << 40, 8 << 40)),
+        ("disk", "disk_bytes", (64 << 40, 65 << 40)),
         ("rru", "rru", (4.0, 8.0)),
     ],
 )
@@ -109,8 +111,8 @@ def test_machines_are_told_apart_by_what_they_have(property_, field, values):
         add(index, [f"m{number}-{i}" for i in range(3)], **{field: value})
     allocate(index, a_request(6, preferences=(Preference(property=property_),)))
     assert Counter(name[:2] for name in where(index).values()) == {"m0": 3, "m1": 3}
-    sizes = {"memory": ("4GiB", "64GiB"), "disk": ("1TiB", "8TiB")}
-    second = sizes.get(property_, [f"{value:g}" for value in values])[1]
+    sizes = {"memory": f"{int(values[1]) >> 30}GiB", "disk": f"{int(values[1]) >> 40}TiB"}
+    second = sizes.get(property_, f"{values[1]:g}")
     allocate(index, a_request(2, "other", preferences=(prefer(second, property_=property_),)))
     assert {name[:2] for name in where(index, "other").values()} == {"m1"}
 
