@@ -93,10 +93,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             try:
                 found = kind(text)
             except ValueError as e:
-                raise ConfigError(f"{name} = {text!r} is no network: {e}") from e
+                raise ConfigError(f"{name} = {text!r} is not a network: {e}") from e
             if found.prefixlen > length or (length == 32 and found.prefixlen != length):
                 word = "exactly" if length == 32 else "at most"
-                raise ConfigError(f"{name} = {text!r}: its length is to be {word} /{length}")
+                raise ConfigError(f"{name} = {text!r}: its prefix length must be {word} /{length}")
         try:
             ipaddress.IPv4Address(self.network_address or "127.0.0.1")
         except ValueError as e:
@@ -159,7 +159,7 @@ def _read(file: Path, *, needed: bool) -> dict[str, Any]:
     except OSError as e:
         raise ConfigError(f"cannot read {file}: {e.strerror}") from e
     except UnicodeDecodeError as e:
-        raise ConfigError(f"{file} is no text: {e.reason} at byte {e.start}") from e
+        raise ConfigError(f"{file} is not text: {e.reason} at byte {e.start}") from e
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{file} is not TOML: {e}") from e
     assert isinstance(found, dict)

@@ -115,10 +115,10 @@ class Agent:
         except NotBtrfs as e:
             raise ConfigError(
                 f"{self._state} is not on a btrfs file system",
-                hint=f"is it mounted? make one with mkfs.btrfs and mount it at {self._state}",
+                hint=f"is it mounted? create one with mkfs.btrfs and mount it at {self._state}",
             ) from e
         except TwineError as e:  # a failing disk is a state, reported elsewhere
-            log.warning("cannot look at the state folder", extra={"why": str(e)})
+            log.warning("cannot read the state folder", extra={"why": str(e)})
 
     async def _serve_socket(self, runner: web.AppRunner, stack: AsyncExitStack) -> None:
         path = Path(self.config.socket)
@@ -135,7 +135,9 @@ class Agent:
             let_group(path, grp.getgrnam(self.config.socket_group).gr_gid)
         except (KeyError, OSError) as e:
             fields = {"socket": str(path), "why": str(e)}
-            log.warning("the socket is for its owner only", extra=fields)
+            log.warning(
+                "only the owner of the socket may use it: its group could not be set", extra=fields
+            )
         admission = open_admission(runner, listener, None, LOCAL, _http_log)
         await stack.enter_async_context(admission)
         stack.callback(path.unlink, missing_ok=True)
@@ -167,14 +169,14 @@ class Agent:
 
     async def _pull(self, images: HostImages, request: api.ImagePull) -> api.ImageInfo:
         if why := distrust(request.digest, request.trust):
-            raise Unprocessable(f"nothing is fetched: {why}", hint=SIGN_HINT)
+            raise Unprocessable(f"image pulls are off: {why}", hint=SIGN_HINT)
         if info := images.find(request.digest):
             return info
         held = self.identity.find()
         if held is None:
             raise Unprocessable(
                 "cannot pull: this host has joined no control plane",
-                hint="put the image instead, or join",
+                hint="put the image instead, or join a control plane",
             )
         expected = _FETCH.url(digest=request.digest)
         if request.path not in (expected, f"/v1/images/{request.digest}/stream"):
@@ -209,7 +211,7 @@ async def _forget_restarts(parts: HostParts) -> None:
     try:
         await parts.units.forget_restarts(_SERVICE)
     except TwineError as e:
-        log.warning("systemd goes on counting restarts of the agent", extra={"why": str(e)})
+        log.warning("systemd still counts restarts of the agent", extra={"why": str(e)})
 
 
 @asynccontextmanager

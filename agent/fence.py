@@ -73,7 +73,7 @@ def look(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:
     for task_id in overdue(folder, now_s):
         units = (unit_of(task_id), step_unit(task_id), inside_unit(task_id, "*"))
         if sum(map(kill, units)):
-            log.warning("killed task %s: its control plane was not heard", task_id)
+            log.warning("killed task %s: its control plane was silent for too long", task_id)
     new = folder / ".new.alive"
     new.write_text(f"{now_s!r}\n")
     os.replace(new, folder / ".alive")

@@ -48,7 +48,7 @@ async def answer(ask: Ask) -> NetAnswer:
     if ask.gates is not None:
         return gated(ask.gates)
     if ask.site is None:
-        raise HostError("a request for networks has to say whose site it is")
+        raise HostError("a network request must name its site")
     from agent.machine import netlink, nft
 
     site, lacks = ask.site, ""
@@ -56,7 +56,7 @@ async def answer(ask: Ask) -> NetAnswer:
         await netlink.remove(netns_of(task_id), veth_of(task_id))
     for link in ask.unlink:
         if not VETH.fullmatch(link):
-            raise HostError(f"{link} is no link to a task: it is not touched")
+            raise HostError(f"{link} is not a link of a task: it is not changed")
         await netlink.unlink(link)
     if ask.allowed is not None:
         if ask.allowed:  # a host without private tasks forwards nothing on our account
@@ -80,7 +80,7 @@ def gated(gates: Gates) -> NetAnswer:
 
     for cgroup in gates.hold:
         if not cgroup.startswith(f"{TASKS_SLICE}/") or ".." in cgroup:
-            raise HostError(f"{cgroup} is no cgroup of a task: it is not touched")
+            raise HostError(f"{cgroup} is not the cgroup of a task: it is not changed")
     port_gates.keep([*gates.wanted, *gates.hold.values()], alone=gates.alone)
     held = [
         cgroup

@@ -90,7 +90,7 @@ class AgentServices:
     last_term: FencingTerm | None = None
     """Term of the last control plane; None: callers are not checked against it."""
     last_owners: FencingOwners | None = None
-    """Which owner of each entitlement spoke last; None: no caller is judged by that."""
+    """The latest owner of each entitlement; None: owners are not checked."""
     domain: Callable[[], str] = lambda: ""
     """Returns the trust domain of this host; empty: not known."""
     ready: bool = False
@@ -146,8 +146,8 @@ def _credential(call: Call) -> tuple[str, str]:
     for word in (entitlement, name):
         if not _ID.fullmatch(word):
             raise InvalidInput(
-                f"{word[:80]!r} is no name",
-                hint="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
+                f"{word[:80]!r} is not a valid name",
+                hint="1 to 63 of a-z, 0-9 and -, with no dash at the start or end",
             )
     return entitlement, name
 
@@ -351,7 +351,7 @@ def _host_handlers(s: AgentServices) -> dict[str, Handler]:
 
     async def leave(call: Call) -> api.Running:
         if call.peer.role != "local":
-            raise Forbidden("only the host itself says that it goes down")
+            raise Forbidden("only the host itself may announce that it goes down")
         return api.Running(tasks=await s.leaving.begin())
 
     async def healthz(_: Call) -> api.Liveness:
@@ -412,7 +412,7 @@ async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[byte
         first = await anext(lines)
     except StopAsyncIteration:
         raise NotFound(
-            f"there is no task {task_id} on this machine, and the journal has nothing of one",
+            (f"there is no task {task_id} on this machine, and the journal has no output of it"),
             hint="twine-agent ps",
         ) from None
 
@@ -440,8 +440,8 @@ def _task_id(call: Call) -> str:
     task_id = call.path["task_id"]
     if not _ID.fullmatch(task_id):
         raise InvalidInput(
-            f"{task_id[:80]!r} is not a task id",
-            hint="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
+            f"{task_id[:80]!r} is not a task ID",
+            hint="1 to 63 of a-z, 0-9 and -, with no dash at the start or end",
         )
     return task_id
 
@@ -451,7 +451,7 @@ def _named(call: Call, what: str) -> str:
     if not _ID.fullmatch(name):
         raise InvalidInput(
             f"{name[:80]!r} is not a name of {what}",
-            hint="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
+            hint="1 to 63 of a-z, 0-9 and -, with no dash at the start or end",
         )
     return name
 
@@ -460,7 +460,7 @@ def _volume(call: Call) -> tuple[str, str]:
     name = call.path["volume"]
     if not _VOLUME.fullmatch(name):
         hint = "TASK.VOLUME or TASK.VOLUME@LABEL"
-        raise InvalidInput(f"{name[:80]!r} is not a volume", hint=hint)
+        raise InvalidInput(f"{name[:80]!r} is not the name of a volume", hint=hint)
     return _named(call, "entitlement"), name
 
 

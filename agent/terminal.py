@@ -111,7 +111,7 @@ async def _outcome(
     except BrokenPipeError:
         return ExecEnd(signal="SIGPIPE")
     except OSError as e:
-        raise HostError(f"cannot write here what the command wrote: {e.strerror}") from e
+        raise HostError(f"cannot write the command's output here: {e.strerror}") from e
     return await hearing
 
 
@@ -148,7 +148,7 @@ async def _hear(duplex: Duplex, shown: Inflow, sending: Outflow) -> ExecEnd:
             sending.taken(int.from_bytes(frame[1:], "big"))
         else:
             await shown.put(frame)
-    raise Unreachable("the session broke off before the command ended")
+    raise Unreachable("the session ended before the command did")
 
 
 async def _show(duplex: Duplex, shown: Inflow) -> None:

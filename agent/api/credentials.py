@@ -20,7 +20,7 @@ FileName = Annotated[
     str,
     Meta(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
-        description="a file's name: letters, digits, dots, dashes and underscores",
+        description="a file name: letters, digits, dots, dashes and underscores",
     ),
 ]
 Configuration = Annotated[
@@ -58,7 +58,7 @@ def contradictions(
     """Yield field and reason of each error of a configuration that its types do not exclude."""
     size = sum(len(text.encode(errors="replace")) for text in configuration.values())
     if size > CONFIGURATION_MAX:
-        reason = f"its files have {size} bytes together, at most {CONFIGURATION_MAX} may be"
+        reason = f"its files hold {size} bytes together; the maximum is {CONFIGURATION_MAX}"
         yield "configuration", reason
     for name in sorted(configuration.keys() & {*credentials}):
-        yield f"configuration.{name}", "a credential has this name, too"
+        yield f"configuration.{name}", "a credential has the same name"

@@ -77,7 +77,7 @@ def contradiction(reach: Reach) -> str:
         try:
             ipaddress.ip_address(address)
         except ValueError:
-            return f"network.dns: {address!r} is no IP address"
+            return f"network.dns: {address!r} is not an IP address"
     if reach.mode is NetworkMode.PRIVATE:
         return ""
     asked = {"egress_mbps": reach.egress_mbps, "allow_from": reach.allow_from}

@@ -27,7 +27,7 @@ Reference = Annotated[
 
 def asked_for_as(reference: str) -> str:
     """Return the message of the first event of a pull: the name that was asked for."""
-    return f"asked for as {reference}"
+    return f"requested as {reference}"
 
 
 class OciPull(Written, frozen=True, kw_only=True):

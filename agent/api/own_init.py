@@ -24,16 +24,21 @@ def contradictions(
     """Yield field and reason of everything that contradicts an init of its own."""
     if Relaxation.OWN_INIT not in relaxations:
         if Relaxation.NESTED in relaxations:
-            yield "relaxations", "nested needs own-init beside it: containers are a machine's"
+            yield (
+                "relaxations",
+                "nested requires own-init: only a system container can run containers",
+            )
         return
     others = sorted({*relaxations} - {Relaxation.OWN_INIT, Relaxation.NESTED})
     if others:
-        also = "raw has no sandbox" if Relaxation.RAW in others else "it has what they allow"
-        yield "relaxations", f"own-init stands alone, without {', '.join(others)}: {also}"
+        also = (
+            "raw has no sandbox" if Relaxation.RAW in others else "it already has what they allow"
+        )
+        yield "relaxations", f"own-init cannot be combined with {', '.join(others)}: {also}"
     if command:
-        yield "command", "a task with own-init has none: the init of its image is what is run"
+        yield "command", "a task with own-init cannot have one: it runs the init of its image"
     if network.mode is not NetworkMode.PRIVATE:
-        yield "network.mode", "own-init needs a network of its own: private"
+        yield "network.mode", "own-init requires a private network"
     for field in ("hugepages_2mib", "hugepages_1gib"):
         if getattr(resources, field):
-            yield f"resources.{field}", "a task with own-init cannot have huge pages of its own"
+            yield f"resources.{field}", "a task with own-init cannot have its own huge pages"

@@ -55,6 +55,6 @@ def check_probe(kind: ProbeKind, port: object, command: list[str]) -> None:
     """Raise `ValueError` unless a probe has what its kind needs, and nothing of another."""
     if kind is ProbeKind.EXEC:
         if not command or port is not None:
-            raise ValueError("a probe of kind exec needs a command, and no port")
+            raise ValueError("a probe of kind exec needs a command and cannot have a port")
     elif port is None or command:
-        raise ValueError(f"a probe of kind {kind} needs a port, and no command")
+        raise ValueError(f"a probe of kind {kind} needs a port and cannot have a command")

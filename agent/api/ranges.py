@@ -21,7 +21,7 @@ Name = Annotated[
     str,
     Meta(
         pattern=ID_PATTERN,
-        description="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
+        description="1 to 63 of a-z, 0-9 and -, with no dash at the start or end",
     ),
 ]
 DigestStr = Annotated[
@@ -42,7 +42,7 @@ EnvName = Annotated[
     Meta(
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*" + END,
         max_length=256,
-        description="letters, digits and _, the first no digit",
+        description="letters, digits and _; it cannot start with a digit",
     ),
 ]
 HttpPath = Annotated[
@@ -50,7 +50,7 @@ HttpPath = Annotated[
     Meta(
         pattern=r"^/[\x21-\x7e]*" + END,
         max_length=2048,
-        description="a path that starts with / and has no spaces, of at most 2048 characters",
+        description="a path that starts with /, without spaces, of at most 2048 characters",
     ),
 ]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]

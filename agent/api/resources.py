@@ -71,15 +71,18 @@ def contradiction(resources: Resources, cpu_max_cores: float | None) -> tuple[st
     if twice := sorted({d for d in devices if devices.count(d) > 1}):
         return "resources.io", f"{twice[0]} is named twice: put all its limits into one table"
     if bare := [io.device for io in resources.io if io == IoLimit(device=io.device)]:
-        return "resources.io", f"{bare[0]} has no limit: say at least one"
+        return "resources.io", f"{bare[0]} has no limit: set at least one"
     if len(devices) > DEVICES_MAX:
-        return "resources.io", f"{len(devices)} devices have a limit: at most {DEVICES_MAX} can"
+        return "resources.io", f"{len(devices)} devices have a limit; the maximum is {DEVICES_MAX}"
     own = resources.exclusive_cpus
     if own and resources.cpus:
-        reason = "not with exclusive_cpus: its machine chooses these, and other tasks are kept off"
+        reason = (
+            "cannot be combined with exclusive_cpus: the machine chooses these CPUs and "
+            "keeps other tasks off them"
+        )
         return "resources.cpus", reason
     if own and cpu_max_cores is not None and cpu_max_cores > own:
-        return "limits.cpu_max_cores", f"{cpu_max_cores:g} is more than its own {own} CPUs"
+        return "limits.cpu_max_cores", f"{cpu_max_cores:g} exceeds its {own} exclusive CPUs"
     return None
 
 

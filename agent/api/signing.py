@@ -11,14 +11,14 @@ from wire.signatures import is_signed
 
 MAX_KEYS = 16
 MAX_SIGNATURES = 16
-SIGN_HINT = "have it signed with such a key: twinectl image sign DIGEST --name NAME --key FILE"
+SIGN_HINT = "sign it with such a key: twinectl image sign DIGEST --name NAME --key FILE"
 
 ImageName = Annotated[
     str,
     Meta(
         pattern=r"^[a-z0-9]([a-z0-9._/:+-]{0,126}[a-z0-9])?" + END,
         max_length=128,
-        description="1 to 128 of a-z, 0-9 and ._/:+-, first and last a letter or digit",
+        description="1 to 128 of a-z, 0-9 and ._/:+-, with a letter or digit at the start and end",
     ),
 ]
 PublicKey = Annotated[
@@ -74,7 +74,7 @@ def distrust(digest: str, trust: ImageTrust) -> str:
     count = len(trust.keys)
     wanted = "the key" if count == 1 else f"any of the {count} keys"
     if those:
-        found = "what came as its signature is none of this image"
+        found = "the stored signature does not match this image"
     else:
         found = "only other keys signed it" if trust.signatures else "it has no signature"
-    return f"image {digest} is not signed with {wanted} that its entitlement asks for: {found}"
+    return f"image {digest} is not signed with {wanted}, which its entitlement requires: {found}"

@@ -94,7 +94,7 @@ def contradiction(volumes: Mapping[str, Volume], memory_max_bytes: int) -> tuple
             return f"volumes.{name}.{why[0]}", why[1]
         for path, other in taken.items():
             if _within(volume.path, path) or _within(path, volume.path):
-                reason = f"{volume.path} is not apart from {path} of volume {other}"
+                reason = f"{volume.path} overlaps {path} of volume {other}"
                 return f"volumes.{name}.path", reason
         taken[volume.path] = name
     return None
@@ -102,22 +102,25 @@ def contradiction(volumes: Mapping[str, Volume], memory_max_bytes: int) -> tuple
 
 def _odd(volume: Volume, memory_max_bytes: int) -> tuple[str, str] | None:
     if any(_within(volume.path, top) for top in _RESERVED):
-        return "path", f"{volume.path} is the kernel's: not below {', '.join(_RESERVED)}"
+        return "path", (
+            f"{volume.path} is reserved for the kernel: choose a path outside "
+            f"{', '.join(_RESERVED)}"
+        )
     if volume.kind is VolumeKind.SHARED:
         if not volume.source:
-            return "source", "a shared volume says whose it is: TASK.VOLUME"
+            return "source", "a shared volume names its owner as TASK.VOLUME"
         if volume.max_bytes is not None:
-            return "max_bytes", "a shared volume has the limit that its owner gave it"
+            return "max_bytes", "a shared volume has the limit that its owner set"
         return None
     if volume.source:
-        return "source", f"only of a shared volume, and this one is {volume.kind}"
+        return "source", f"only a shared volume can have it; this one is {volume.kind}"
     if volume.kind is VolumeKind.TMPFS:
         if volume.max_bytes is None:
-            return "max_bytes", "a tmpfs needs a limit: it is in memory"
+            return "max_bytes", "a tmpfs needs a limit, because it uses memory"
         if volume.max_bytes > memory_max_bytes:
             return "max_bytes", (
-                f"{size_text(volume.max_bytes)} is more than limits.memory_max_bytes"
-                f" ({size_text(memory_max_bytes)}), which includes it"
+                f"{size_text(volume.max_bytes)} exceeds limits.memory_max_bytes "
+                f"({size_text(memory_max_bytes)}), which includes it"
             )
     return None
 

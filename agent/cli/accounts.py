@@ -15,29 +15,31 @@ from wire.units import about_size
 
 
 @click.command()
-@click.option("--explain", is_flag=True, help="Only show everything, and why it stays or goes.")
+@click.option(
+    "--explain", is_flag=True, help="Only show every object, and why it is kept or removed."
+)
 @output_option
 @click.pass_obj
 def gc(config_path: Path | None, explain: bool, output: str) -> None:
-    """Remove unused images and layers that no image stands on.
+    """Remove unused images, and layers that no image uses.
 
-    The agent does so by itself every ten minutes.
+    The agent also does this every ten minutes.
     """
     if explain:
         found = call(config_path, lambda c: c.get_accounts())
         return show.json(found) if output == "json" else _table(found.accounts)
     done = call(config_path, lambda c: c.collect_garbage())
-    return show.json(done) if output == "json" else _lines(done, "nothing may go")
+    return show.json(done) if output == "json" else _lines(done, "nothing to remove")
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="Remove what has no owner.")
+@click.option("--repair", is_flag=True, help="Remove objects without an owner.")
 @output_option
 @click.pass_obj
 def fsck(config_path: Path | None, repair: bool, output: str) -> None:
-    """Prove that units, roots, images, layers, namespaces, links, mounts and records agree.
+    """Check that units, roots, images, layers, namespaces, links, mounts and records agree.
 
-    Ends with 1 where they do not; with --repair, where something is still wrong after it.
+    The exit code is 1 if they do not; with --repair, if a fault remains.
     """
     if repair:
         found = call(config_path, lambda c: c.repair_accounts())

@@ -13,20 +13,23 @@ from agent.cli.show import output_option
 from wire.options import also
 
 _entitlement = click.option(
-    "--entitlement", default="local", show_default=True, help="Whose tasks may ask for it."
+    "--entitlement",
+    default="local",
+    show_default=True,
+    help="Entitlement whose tasks may ask for it.",
 )
 
 
 @click.group()
 def credential() -> None:
-    """Credentials that this host holds for tasks, in memory alone."""
+    """Credentials that this host holds for tasks, only in memory."""
 
 
 @also(credential, "put")
 @credential.command("create")
 @click.argument("name")
 @_entitlement
-@click.option("--file", type=click.File("rb"), default="-", help="Where it is; standard input.")
+@click.option("--file", type=click.File("rb"), default="-", help="File to read; standard input.")
 @click.pass_obj
 def put(config_path: Path | None, name: str, entitlement: str, file: BinaryIO) -> None:
     """Store standard input, unchanged, as credential NAME; replaces an old one."""
@@ -40,7 +43,7 @@ def put(config_path: Path | None, name: str, entitlement: str, file: BinaryIO) -
 @output_option
 @click.pass_obj
 def list_(config_path: Path | None, output: str) -> None:
-    """List the credentials that are held; their values are never shown."""
+    """List the credentials; their values are never shown."""
     found = call(config_path, lambda client: client.list_credentials())
     if output == "json":
         return show.json(found)
@@ -56,6 +59,6 @@ def list_(config_path: Path | None, output: str) -> None:
 @_entitlement
 @click.pass_obj
 def rm(config_path: Path | None, name: str, entitlement: str) -> None:
-    """Forget credential NAME; tasks that run keep what they were given."""
+    """Delete credential NAME; running tasks keep their copy."""
     call(config_path, lambda client: client.delete_credential(entitlement, name))
     click.echo(f"{entitlement}/{name}: forgotten")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_obj
 def facts(config_path: Path | None, output: str) -> None:
-    """Show what this machine has."""
+    """Show the facts of this machine."""
     found = call(config_path, lambda c: c.get_machine())
     if output == "json":
         return show.json(found)
@@ -41,13 +41,13 @@ def _fact(name: str, value: Any) -> str:
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
 @output_option
 @click.pass_obj
 def events(config_path: Path | None, follow: bool, output: str) -> None:
-    """Show what happened on this machine, oldest first.
+    """Show the events of this machine, oldest first.
 
-    Events are kept in memory, the last 4,096 since the agent started; the journal has them all.
+    The agent keeps its last 4,096 events in memory; the journal has them all.
     With -o json each is one line.
     """
 

@@ -61,7 +61,7 @@ def image_rm(config_path: Path | None, digest: str) -> None:
         found = [d for d in held if d.removeprefix("sha256:").startswith(_digits(digest))]
         if len(found) > 1:
             raise InvalidInput(
-                f"{digest} is the beginning of {len(found)} images",
+                f"{digest} is a prefix of {len(found)} images",
                 hint="give more digits: " + ", ".join(found[:3]),
             )
         if not found:
@@ -77,14 +77,18 @@ def image_rm(config_path: Path | None, digest: str) -> None:
 def _digits(digest: str) -> str:
     digits = digest.removeprefix("sha256:")
     if len(digits) < 4 or set(digits) - set("0123456789abcdef"):
-        raise InvalidInput(f"{digest!r} is no digest", hint="sha256:… or 4 of its digits or more")
+        raise InvalidInput(
+            f"{digest!r} is not a digest", hint="sha256:… or 4 of its digits or more"
+        )
     return digits
 
 
 @image.command("pull")
 @click.argument("reference", required=False)
-@click.option("--list", "listed", is_flag=True, help="Instead: what is being taken in.")
-@click.option("--cancel", is_flag=True, help="Instead: give REFERENCE up, as --list names it.")
+@click.option("--list", "listed", is_flag=True, help="Show running fetches instead.")
+@click.option(
+    "--cancel", is_flag=True, help="Cancel the fetch of REFERENCE instead, as --list names it."
+)
 @output_option
 @click.pass_obj
 def image_pull(
@@ -92,7 +96,7 @@ def image_pull(
 ) -> None:
     """Fetch the image REFERENCE (REGISTRY/REPOSITORY:TAG or …@sha256:…) and print its digest.
 
-    Layers that are here already are not fetched again. The fetch goes on if this command is
+    Layers that are here already are not fetched again. The fetch continues if this command is
     interrupted: --list shows running fetches, --cancel ends one.
     """
     if listed:
@@ -115,7 +119,7 @@ def image_pull(
 @click.argument("reference")
 @click.pass_obj
 def image_stage(config_path: Path | None, reference: str) -> None:
-    """Let the agent fetch the image REFERENCE on its own, ahead of need; `events` shows how."""
+    """Have the agent fetch the image REFERENCE in the background; `events` shows the progress."""
     said = call(config_path, lambda client: client.stage_image(_reference(reference)))
     click.echo(said.detail)
 
@@ -124,7 +128,7 @@ def _reference(text: str) -> str:
     reference = text.removeprefix("oci:")
     if not re.match(api.REFERENCE_PATTERN, reference):
         raise InvalidInput(
-            f"{text!r} names no image in a registry",
+            f"{text!r} does not name an image in a registry",
             hint="REGISTRY[:PORT]/REPOSITORY[:TAG][@sha256:…], for instance quay.io/team/web:3",
         )
     return reference
@@ -187,15 +191,15 @@ async def image_of(client: AgentClient, image: str) -> str:
 def _suggested(image: str) -> str:
     """Return what the user may have meant by a name that no image has."""
     if Path(image, "index.json").is_file():
-        return f"this layout is named so: oci-layout:{image}"
+        return f"name this layout as oci-layout:{image}"
     if image.startswith(("docker-archive:", "docker-daemon:", "containers-storage:", "dir:")):
         return f"make an archive of it: skopeo copy {image} oci-archive:FILE"
     name = image.removeprefix("docker://")
     registry, slash, _ = name.partition("/")
     if slash and ("." in registry or ":" in registry) and re.match(api.REFERENCE_PATTERN, name):
-        return f"an image of a registry is named so: oci:{name}"
+        return f"name an image of a registry as oci:{name}"
     if re.match(api.REFERENCE_PATTERN, f"registry/{name}") and not name.endswith(".tar"):
-        return f"an image of a registry is named so: oci:REGISTRY/{name}; other forms: {_FORMS}"
+        return f"name an image of a registry as oci:REGISTRY/{name}; other forms: {_FORMS}"
     return _FORMS
 
 

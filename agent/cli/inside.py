@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
 @click.argument("name")
-@click.option("-t", "--tty/--no-tty", default=None, help="A terminal; as here, unless said.")
-@click.option("-i", "--stdin/--no-stdin", default=True, help="Pass input on; the default.")
+@click.option(
+    "-t", "--tty/--no-tty", default=None, help="Use a terminal; by default if this one is."
+)
+@click.option("-i", "--stdin/--no-stdin", default=True, help="Forward input; the default.")
 @click.argument("command", nargs=-1, required=True)
 @click.pass_obj
 def exec_task(

@@ -117,11 +117,11 @@ def _read(path: Path, name: str) -> dict[str, Any]:
             raise ValueError("it is too large")
         found = json.loads(path.read_bytes())
     except FileNotFoundError as e:
-        raise InvalidInput(f"{name} is no OCI layout: it has no {path.name}") from e
+        raise InvalidInput(f"{name} is not an OCI layout: it has no {path.name}") from e
     except (OSError, ValueError, RecursionError) as e:
         raise InvalidInput(f"{path.name} of {name} cannot be read: {e}") from e
     if not isinstance(found, dict):
-        raise InvalidInput(f"{path.name} of {name} is no JSON object")
+        raise InvalidInput(f"{path.name} of {name} is not a JSON object")
     return found
 
 

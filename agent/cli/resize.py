@@ -30,9 +30,11 @@ class _Io(click.ParamType[api.IoLimit]):
             key, _, said = part.partition("=")
             key, said = key.strip(), said.strip()
             if key not in fields or not said:
-                self.fail(f"{part!r} is none of {', '.join(f'{f}=…' for f in fields)}", param, ctx)
+                self.fail(
+                    f"{part!r} is not one of {', '.join(f'{f}=…' for f in fields)}", param, ctx
+                )
             if key in found:
-                self.fail(f"{key} is said twice", param, ctx)
+                self.fail(f"{key} is given twice", param, ctx)
             found[key] = said if key == "device" else self._rate(key, said, param, ctx)
         try:
             return msgspec.convert(found, api.IoLimit)
@@ -47,7 +49,7 @@ class _Io(click.ParamType[api.IoLimit]):
             return int(said)
         if "_bytes_" in key:
             return int(options.size().convert(said, param, ctx))
-        self.fail(f"{key}={said}: a whole number is needed", param, ctx)
+        self.fail(f"{key}={said}: a whole number is required", param, ctx)
 
 
 @click.command()
@@ -57,15 +59,16 @@ class _Io(click.ParamType[api.IoLimit]):
 @click.option("--memory-low", "memory_low_bytes", type=options.size())
 @click.option("--memory-min", "memory_min_bytes", type=options.size())
 @click.option("--swap", "swap_max_bytes", type=options.size())
-@click.option("--cores", "cpu_max_cores", type=options.cores(), help="Most CPUs: 0.5, 2, 500m.")
+@click.option("--cores", "cpu_max_cores", type=options.cores(), help="CPU limit: 0.5, 2, 500m.")
 @click.option("--cpu-weight", type=click.IntRange(1, 10_000))
 @click.option("--io-weight", type=click.IntRange(1, 10_000))
 @click.option(
     "--io",
     type=_Io(),
     multiple=True,
-    help="All limits of one device, named as in a file: device=/dev/vda,write_bytes_per_s=10MiB."
-    " The device alone lifts them. Once for each device.",
+    help="All limits of one device, named as in a file: "
+    "device=/dev/vda,write_bytes_per_s=10MiB. The device alone removes them. Repeat for "
+    "each device.",
 )
 @click.option("--exclusive-cpus", type=click.IntRange(1, 4096), help="Of a task that has some.")
 @click.option("--hugepages-2mib", type=click.IntRange(0, 1 << 24), help="Of a task that has some.")
@@ -73,11 +76,11 @@ class _Io(click.ParamType[api.IoLimit]):
 @click.option("--processes", "tasks_max", type=click.IntRange(1, 4_194_304))
 @click.pass_obj
 def resize(config_path: Path | None, /, name: str, **asked: Any) -> None:
-    """Change what task NAME may use, while it runs; what is not named stays as it is."""
+    """Change the limits of task NAME while it runs; limits that are not named stay."""
     asked["io"] = list(asked["io"]) or None
     given = {field: value for field, value in asked.items() if value is not None}
     if not given:
-        raise click.UsageError("say what is to change, for instance --memory 64MiB")
+        raise click.UsageError("give at least one change, for instance --memory 64MiB")
     whole: dict[str, Any] = {k: int(v) if k.endswith("_bytes") else v for k, v in given.items()}
     status = call(config_path, lambda c: c.resize_task(name, api.Resize(**whole)))
     click.echo(f"{status.task_id}: generation {status.generation}, {status.state}")

@@ -16,7 +16,11 @@ from wire.pipes import PipedGroup
 
 
 @click.group(cls=PipedGroup)
-@click.option("--config", type=click.Path(path_type=Path), help="Instead of /etc/twine/agent.toml.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Configuration file to use instead of /etc/twine/agent.toml.",
+)
 @click.version_option(package_name="twine-cluster", prog_name="twine-agent")
 @click.pass_context
 def cli(context: click.Context, config: Path | None) -> None:
@@ -59,7 +63,7 @@ def manual_() -> None:
 @cli.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_(shell: str) -> None:
-    """Print what makes a shell complete words: `source <(twine-agent completion bash)`."""
+    """Print the shell's completion script: `source <(twine-agent completion bash)`."""
     from wire.manual import completion
 
     click.echo(completion(cli, "twine-agent", shell))

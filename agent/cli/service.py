@@ -26,12 +26,12 @@ def serve(config_path: Path | None) -> None:
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Say what still runs, and do not wait for it.")
+@click.option("--once", is_flag=True, help="Print the tasks that still run, without waiting.")
 @click.pass_obj
 def leave(config_path: Path | None, once: bool) -> None:
-    """Let all tasks end because the host is going down (systemd does this: twine-leave.service).
+    """End all tasks because the host is going down (systemd does this: twine-leave.service).
 
-    Where it does not go down they start again after 15 minutes.
+    If it does not go down, they start again after 15 minutes.
     """
     told: list[str] | None = None
     while True:
@@ -46,10 +46,12 @@ def leave(config_path: Path | None, once: bool) -> None:
 
 @click.command()
 @click.argument("url")
-@click.option("--token", required=True, help="From `twinectl token create`; good for one use.")
+@click.option("--token", required=True, help="From `twinectl token create`; valid for one use.")
 @click.option("--ca-hash", required=True, help="Pin of the control plane's authority.")
-@click.option("--name", default=socket.gethostname, help="Name of the machine; the host name.")
-@click.option("--address", required=True, help="HOST:PORT where the agent is reached.")
+@click.option(
+    "--name", default=socket.gethostname, help="Name of the machine; default: the host name."
+)
+@click.option("--address", required=True, help="HOST:PORT at which the agent is reachable.")
 @click.option("--region", default="local")
 @click.option("--datacenter", default="dc1")
 @click.option("--msb", default="msb1")
@@ -83,8 +85,13 @@ def join(config_path: Path | None, /, url: str, **options: str) -> None:
 
 
 @click.command()
-@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), help="Of an image.")
-@click.option("--now", is_flag=True, help="Enable and start the service, too.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    default=Path("/"),
+    help="Root of an image, to install there.",
+)
+@click.option("--now", is_flag=True, help="Also enable and start the service.")
 def install(root: Path, now: bool) -> None:
     """Put unit files, group and configuration in place."""
     from agent.host.install import install as put
@@ -103,12 +110,15 @@ def install(root: Path, now: bool) -> None:
 
 
 @click.command()
-@click.option("--purge", is_flag=True, help="Also images, volumes, identity and configuration.")
+@click.option(
+    "--purge", is_flag=True, help="Also remove images, volumes, identity and configuration."
+)
 @click.pass_obj
 def uninstall(config_path: Path | None, purge: bool) -> None:
-    """Remove what install put here; refused while tasks are on this host.
+    """Remove the files of `install`; refused while tasks are on this host.
 
-    Restores the settings of a host profile. Remove the program itself as it came (apt, pip, rm).
+    Restores the settings of a host profile. The program itself stays: remove it with the tool
+    that installed it (apt, pip, rm).
     """
     from agent.host.uninstall import uninstall as take_away
     from agent.machine.real import real_machine
@@ -128,7 +138,7 @@ def config_group(context: click.Context) -> None:
 
 
 @config_group.command("show")
-@click.option("--origin", is_flag=True, help="Also say which file each field is from.")
+@click.option("--origin", is_flag=True, help="Also show the file that sets each field.")
 @show.output_option
 @click.pass_obj
 def show_config(config_path: Path | None, origin: bool, output: str) -> None:

@@ -41,30 +41,39 @@ if TYPE_CHECKING:
 @click.option(
     "--memory", type=options.size(), default="256MiB", show_default=True, help="48MiB, 1.5GiB, …"
 )
-@click.option("--cores", type=options.cores(), help="Most CPUs: 0.5, 2, 500m.")
-@click.option("--port", type=int, help="Probe this port over HTTP; healthy once it answers.")
+@click.option("--cores", type=options.cores(), help="CPU limit: 0.5, 2, 500m.")
 @click.option(
-    "--listen", multiple=True, metavar="NAME=PORT", help="A port it may bind; TWINE_PORT_NAME."
+    "--port", type=int, help="Probe this port over HTTP; the task is healthy once it answers."
+)
+@click.option(
+    "--listen",
+    multiple=True,
+    metavar="NAME=PORT",
+    help="A port that it may bind; its number is in TWINE_PORT_NAME.",
 )
 @click.option(
     "--network",
     type=click.Choice([m.value for m in api.NetworkMode]),
     default="host",
     show_default=True,
-    help="The host's network, or one of its own (docs/network.md).",
+    help="The host's network, or a private one (docs/network.md).",
 )
-@click.option("--egress-mbps", type=float, help="Most it may send; needs --network private.")
-@click.option("--allow-from", multiple=True, metavar="NAME", help="Task or job that may reach it.")
+@click.option(
+    "--egress-mbps", type=float, help="Limit of its sending rate; needs --network private."
+)
+@click.option(
+    "--allow-from", multiple=True, metavar="NAME", help="Task or job that may connect to it."
+)
 @click.option(
     "--unix-sockets",
     is_flag=True,
-    help="Let it use AF_UNIX in the host's network (docs/network.md).",
+    help="Allow AF_UNIX in the host's network (docs/network.md).",
 )
 @click.option(
     "--relax",
     multiple=True,
     type=click.Choice([r.value for r in api.Relaxation]),
-    help="What it may do beyond its sandbox (docs/security.md); `raw` is for root alone.",
+    help="Exceptions from its sandbox (docs/security.md); `raw` is for root alone.",
 )
 @click.option(
     "--credential",
@@ -78,7 +87,7 @@ if TYPE_CHECKING:
     type=options.seconds(),
     default="30s",
     show_default=True,
-    help="How long it may take until the probe answers.",
+    help="Time limit until the probe succeeds.",
 )
 @click.option(
     "--restart",
@@ -89,17 +98,17 @@ if TYPE_CHECKING:
 @click.option(
     "--health-gate",
     type=options.seconds(),
-    help="A new version must be healthy within this time, or the host brings the old one back.",
+    help="A new version must be healthy within this time, or the host restores the old one.",
 )
-@click.option("--max-run", type=options.seconds(), help="End it after so long.")
+@click.option("--max-run", type=options.seconds(), help="End it after this time.")
 @click.option(
     "--file",
     "file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="More of the task as TOML: life, disconnect, … (docs/job-file.md).",
+    help="Further keys of the task as TOML: life, disconnect, … (docs/job-file.md).",
 )
-@click.option("--entitlement", default="local", show_default=True, help="Slice it runs in.")
-@click.option("--wait/--no-wait", default=True, help="Wait until it runs (and is healthy).")
+@click.option("--entitlement", default="local", show_default=True, help="Slice in which it runs.")
+@click.option("--wait/--no-wait", default=True, help="Return when it runs (and is healthy).")
 @click.argument("command", nargs=-1)
 @click.pass_obj
 def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **given: Any) -> None:
@@ -126,7 +135,7 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
     click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
     if not well:
         if status.generation == asked["generation"] and is_as_asked(status):
-            click.echo(f"{name}: it did not run for all the time of its health gate", err=True)
+            click.echo(f"{name}: it did not run for the whole time of its health gate", err=True)
         sys.exit(1)
 
 
@@ -155,12 +164,12 @@ def ps(config_path: Path | None, output: str) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--wait/--no-wait", default=True, help="Wait until nothing of it is left.")
+@click.option("--wait/--no-wait", default=True, help="Return when nothing of it is left.")
 @click.pass_obj
 def stop(config_path: Path | None, name: str, wait: bool) -> None:
-    """Stop task NAME and remove what it left on the machine.
+    """Stop task NAME and remove it from the machine.
 
-    A control plane starts its task again as soon as it notices: stop the job instead.
+    The control plane starts a task of a job again: stop the job instead.
     """
 
     async def end(client: AgentClient) -> str:
@@ -174,12 +183,12 @@ def stop(config_path: Path | None, name: str, wait: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what it writes from now on.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new output.")
 @click.option("--tail", type=int, help="Only the last lines.")
 @click.option(
-    "--since", type=options.seconds(), metavar="DURATION", help="Only the last 90s, 10m, …"
+    "--since", type=options.seconds(), metavar="DURATION", help="Only of the last 90s, 10m, …"
 )
-@click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last.")
+@click.option("-p", "--previous", is_flag=True, help="Only of the previous run.")
 @click.pass_obj
 def logs(
     config_path: Path | None,
@@ -189,14 +198,13 @@ def logs(
     since: float | None,
     previous: bool,
 ) -> None:
-    """Print what task NAME wrote, also after it is gone, as long as the journal has it.
+    """Print the output of task NAME, also after its removal, while the journal has it.
 
-    With --previous: what it wrote before it was started for the last time, or, where it does not
-    run, in its last run. Into a file or a pipe it goes byte for byte; a terminal gets no control
-    characters.
+    With --previous: the output of the run before the present one, or, if it does not run, of its
+    last run. A file or a pipe gets it byte for byte; a terminal gets no control characters.
     """
     if follow and previous:
-        raise InvalidInput("--follow and --previous exclude each other: that run has ended")
+        raise InvalidInput("--follow and --previous exclude each other: the previous run has ended")
 
     start = None if since is None else f"{time.time() - since:.3f}"
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # chunks end anywhere
@@ -217,13 +225,13 @@ def logs(
 
 @click.command()
 @click.argument("name")
-@click.option("--wait/--no-wait", default=True, help="Wait until it runs again (and is healthy).")
+@click.option("--wait/--no-wait", default=True, help="Return when it runs again (and is healthy).")
 @click.pass_obj
 def restart(config_path: Path | None, name: str, wait: bool) -> None:
     """Stop task NAME and start it again.
 
-    Of a task of a control plane this is one more start on this host; for an orderly restart of
-    a job's tasks ask the control plane.
+    For a task of a job this is one more start on this host; `twinectl job restart` restarts the
+    tasks of a job within its budget.
     """
 
     async def again(client: AgentClient) -> api.TaskStatus:
@@ -240,13 +248,15 @@ def restart(config_path: Path | None, name: str, wait: bool) -> None:
 
 @click.command("show")
 @click.argument("name")
-@click.option("--unit", "unit_wanted", is_flag=True, help="Instead: every property of its unit.")
+@click.option(
+    "--unit", "unit_wanted", is_flag=True, help="Show every property of its unit instead."
+)
 @output_option
 @click.pass_obj
 def show_task(config_path: Path | None, name: str, unit_wanted: bool, output: str) -> None:
-    """Show one task whole: how it is, what it uses, how it ended last.
+    """Show one task: its state, its usage, and how it ended last.
 
-    With --unit: every property of its systemd unit, as it is asked for and as it is in force.
+    With --unit: every property of its systemd unit, as requested and as in force.
     """
     if unit_wanted:
         return _show_unit(call(config_path, lambda client: client.get_unit(name)), output)
@@ -313,8 +323,8 @@ def _ending(end: api.Exit | None) -> str:
 
 def _pressures(usage: TaskUsage) -> str:
     return (
-        f"cpu {usage.cpu_pressure:.0%}, memory {usage.memory_pressure:.0%}, "
-        f"disk {usage.io_pressure:.0%} of the last 10 s"
+        f"cpu {usage.cpu_pressure:.0%}, memory {usage.memory_pressure:.0%}, disk "
+        f"{usage.io_pressure:.0%} over the last 10 s"
     )
 
 
@@ -325,9 +335,9 @@ def _pressures(usage: TaskUsage) -> str:
 @output_option
 @click.pass_obj
 def top(config_path: Path | None, interval: float, output: str) -> None:
-    """Show what each task uses, the busiest first.
+    """Show the usage of each task, the busiest first.
 
-    Rates are what lies between two readings, `--interval` apart.
+    Rates come from two readings, `--interval` apart.
     """
 
     async def read(client: AgentClient) -> tuple[Usages, Usages]:

@@ -14,7 +14,7 @@ from wire.options import also
 from wire.units import about_size
 
 _entitlement = click.option(
-    "--entitlement", default="local", show_default=True, help="Whose volume it is."
+    "--entitlement", default="local", show_default=True, help="Entitlement of the volume."
 )
 
 
@@ -27,7 +27,7 @@ def volume() -> None:
 @output_option
 @click.pass_obj
 def volume_list(config_path: Path | None, output: str) -> None:
-    """Show volumes and snapshots: how full, how large, used by which tasks."""
+    """Show volumes and snapshots: usage, size, and the tasks that use them."""
     found = call(config_path, lambda c: c.list_volumes())
     if output == "json":
         return show.json(found)
@@ -47,13 +47,13 @@ def volume_list(config_path: Path | None, output: str) -> None:
 
 @volume.command("snapshot")
 @click.argument("name")
-@click.option("--label", help="Name of the snapshot; else the time, as 20260101-120000.")
+@click.option("--label", help="Name of the snapshot; default: the time, as 20260101-120000.")
 @_entitlement
 @click.pass_obj
 def volume_snapshot(
     config_path: Path | None, name: str, label: str | None, entitlement: str
 ) -> None:
-    """Keep what the persistent volume NAME (TASK.VOLUME) holds now, and print the snapshot."""
+    """Make a snapshot of the persistent volume NAME (TASK.VOLUME), and print its name."""
     chosen = label or time.strftime("%Y%m%d-%H%M%S")
     made = call(config_path, lambda c: c.snapshot_volume(entitlement, name, chosen))
     click.echo(made.name)
@@ -65,6 +65,6 @@ def volume_snapshot(
 @_entitlement
 @click.pass_obj
 def volume_remove(config_path: Path | None, name: str, entitlement: str) -> None:
-    """Remove the volume or snapshot NAME; one that a task has is refused."""
+    """Remove the volume or snapshot NAME; refused while a task uses it."""
     call(config_path, lambda c: c.remove_volume(entitlement, name))
     click.echo(f"{name}: removed")

@@ -93,7 +93,9 @@ class StatusWatch:
             except NotFound:
                 return "gone"
             if now.generation != generation:
-                return f"stopped, and wanted again by its owner (generation {now.generation})"
+                return (
+                    f"stopped, and then requested again by its owner (generation {now.generation})"
+                )
             await self.news()
 
 

@@ -53,6 +53,6 @@ def missing(spec: TaskSpec, held: Iterable[tuple[str, str]]) -> list[str]:
 def why_missing(task_id: str, spec: TaskSpec, names: list[str]) -> str:
     """Return in words why a task cannot be started without these."""
     return (
-        f"{unit_of(task_id)} is not started: this host holds no credential {', '.join(names)} "
-        f"of entitlement {spec.entitlement}"
+        f"{unit_of(task_id)} is not started: this host holds no credential "
+        f"{', '.join(names)} of entitlement {spec.entitlement}"
     )

@@ -39,9 +39,9 @@ def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
         return
     if peer.role == "local" and peer.name != "local:0":
         raise Forbidden(
-            f"task {task_id} {_FOR_ROOT[found[0]]} (`{found[0]}`): on this socket that is for"
-            " root alone",
-            hint="ask for other relaxations (docs/security.md), or call as root",
+            f"task {task_id} {_FOR_ROOT[found[0]]} (`{found[0]}`): only root may request "
+            "that on this socket",
+            hint="request other relaxations (docs/security.md), or call as root",
         )
     if Relaxation.RAW in found:
         log.warning("a task without a sandbox", extra={"task": task_id, "by": peer.name})
@@ -60,14 +60,14 @@ def check_given(
         return
     if epoch is not None and epoch > term:
         raise InvalidInput(
-            f"{what} cannot have epoch {epoch}: no control plane has spoken in a later one than"
-            f" {term} here",
-            hint="leave it out: the one in force counts",
+            f"{what} cannot have epoch {epoch}: the latest control plane known here has "
+            f"epoch {term}",
+            hint="leave it out: the current epoch applies",
         )
     if generation is not None and generation > GIVEN_MAX:
         raise InvalidInput(
-            f"{what} cannot have generation {generation}: at most {GIVEN_MAX} can be given here",
-            hint="one more than the generation that is in force suffices",
+            (f"{what} cannot have generation {generation}: at most {GIVEN_MAX} can be given here"),
+            hint="the current generation plus one suffices",
         )
 
 
@@ -97,7 +97,7 @@ def authorize_with(
             )
         peer = tls_peer(request.transport, domain())
         if peer is None:
-            raise Unauthenticated("the connection proves no identity")
+            raise Unauthenticated("the connection does not prove an identity")
         if peer.role != "component" or peer.name.endswith(FRONT_END):
             raise Forbidden(f"{peer.name} may not call {route.name} of an agent")
         commands = route.method != "GET"

@@ -238,7 +238,7 @@ class Ledger:
             try:
                 await self.collect()
             except (TwineError, OSError) as e:
-                log.warning("cannot take away what may go", extra={"why": str(e)})
+                log.warning("cannot remove unused objects", extra={"why": str(e)})
 
 
 def _closed(btrfs: Btrfs, path: Path) -> bool:

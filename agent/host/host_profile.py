@@ -83,7 +83,7 @@ class HostProfile:
             generation=asked.generation,
             epoch=asked.epoch,
             state=state,
-            detail=self._failure or "sidekick is at it",
+            detail=self._failure or "sidekick is running",
         )
 
     def _reported(self) -> ProfileStatus:
@@ -198,7 +198,7 @@ class HostProfile:
         if (reported.name, reported.generation) == (asked.name, asked.generation):
             self._asked = None
         else:
-            self._failure = failure or f"it ended without a report; see journalctl -u {UNIT}"
+            self._failure = failure or f"sidekick ended without a report; see journalctl -u {UNIT}"
 
     async def _run(self, spec: ProfileSpec) -> None:
         if spec.text:
@@ -234,7 +234,7 @@ def _check_text(spec: ProfileSpec) -> None:
     if spec.text and not spec.name.endswith(f"-{digest[:12]}"):
         raise Unprocessable(
             f"profile {spec.name} is not taken: the digest of its text is {digest[:12]}…",
-            hint="what was delivered is not what was named",
+            hint="the received text does not match the requested digest",
         )
 
 
@@ -265,9 +265,9 @@ def _believable(
     """
     age_s = uptime_s - report.uptime_s
     if report.state is ProfileState.VERIFIED and report.boot_id not in ("", boot_id):
-        detail = "verified in an earlier boot only: did sidekick-resume.service run?"
+        detail = "last verified before this boot: did sidekick-resume.service run?"
     elif report.state is ProfileState.VERIFIED and report.uptime_s and age_s > BELIEVED_S:
-        detail = f"not looked at for {age_s:.0f} s: does sidekick-verify.timer run?"
+        detail = f"not verified for {age_s:.0f} s: does sidekick-verify.timer run?"
     elif report.state is ProfileState.APPLYING and not running:
         detail = f"sidekick was interrupted: {report.detail}"
     else:

@@ -60,7 +60,7 @@ def install(root: Path) -> list[str]:
     """
     if (root / PACKAGED).exists():
         raise Conflict(
-            f"the agent of this host is from a package: /{PACKAGED} is there",
+            f"the agent of this host was installed from a package: /{PACKAGED} exists",
             hint="upgrade with `apt install ./twine-agent_VERSION_amd64.deb`",
         )
     written = []

@@ -28,7 +28,7 @@ _NO_USAGE = Usages(at_boot_s=0.0, tasks=[])
 _TASK_COUNTERS: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
     "twine_task_cpu_seconds": ("CPU time since the start of its unit.", lambda u: u.cpu_s),
     "twine_task_throttled_seconds": (
-        "Time in which its CPU limit kept it from running.",
+        "Time for which its CPU limit throttled it.",
         lambda u: u.throttled_s,
     ),
     "twine_task_oom_kills": (
@@ -41,7 +41,7 @@ _TASK_COUNTERS: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
 _TASK_GAUGES: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
     "twine_task_memory_bytes": ("Memory in use, page cache included.", lambda u: u.memory_bytes),
     "twine_task_memory_peak_bytes": (
-        "Most memory since the start of its unit.",
+        "Peak memory since the start of its unit.",
         lambda u: u.memory_peak_bytes,
     ),
     "twine_task_processes": ("Processes and threads.", lambda u: u.processes),
@@ -72,7 +72,6 @@ class AgentMetrics:
         lanes: Lanes,
         usage: Callable[[], Awaitable[Usages]],
     ) -> None:
-        """Count nothing by itself."""
         self._tasks, self._images, self._prober = tasks, images, prober
         self._cgroups, self._lanes, self._usage = cgroups, lanes, usage
         self._process = of_process(CollectorRegistry())
@@ -117,7 +116,7 @@ def families(seen: SeenUsage) -> Iterator[Metric]:
     for state in TaskState:
         states.add_metric([state.value], sum(t.state is state for t in seen.tasks))
     yield states
-    images = GaugeMetricFamily("twine_images", "Images that are complete")
+    images = GaugeMetricFamily("twine_images", "Complete images.")
     images.add_metric([], seen.images)
     yield images
     answers = CounterMetricFamily(
@@ -140,7 +139,7 @@ def _of_groups(groups: Mapping[str, Usage]) -> Iterator[Metric]:
     )
     pressure = GaugeMetricFamily(
         "twine_host_pressure_ratio",
-        "Share of the last 10 s in which something waited (PSI some).",
+        "Share of the last 10 s in which some process stalled (PSI some).",
         labels=["of", "resource"],
     )
     for name, used in groups.items():
@@ -154,17 +153,17 @@ def _of_groups(groups: Mapping[str, Usage]) -> Iterator[Metric]:
 
 def _of_tasks(seen: SeenUsage) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
-        "twine_task_restarts", "Starts after an end of its own.", labels=["task", "job"]
+        "twine_task_restarts", "Starts after its main process ended.", labels=["task", "job"]
     )
     healthy = GaugeMetricFamily(
-        "twine_task_healthy", "1: healthy, 0: not, or not known.", labels=["task", "job"]
+        "twine_task_healthy", "1: healthy, 0: unhealthy or unknown.", labels=["task", "job"]
     )
     limit = GaugeMetricFamily(
-        "twine_task_memory_max_bytes", "Memory it may use at most.", labels=["task", "job"]
+        "twine_task_memory_max_bytes", "Memory limit.", labels=["task", "job"]
     )
     last = GaugeMetricFamily(
         "twine_task_last_exit_timestamp_seconds",
-        "When its main process ended last, and how.",
+        "When and how its main process ended last.",
         labels=["task", "job", "result"],
     )
     for task in seen.tasks:
@@ -193,7 +192,7 @@ def _of_usages(seen: SeenUsage) -> Iterator[Metric]:
         yield gauge
     pressure = GaugeMetricFamily(
         "twine_task_pressure_ratio",
-        "Share of the last 10 s in which some of it waited (PSI some).",
+        "Share of the last 10 s in which some process of it stalled (PSI some).",
         labels=["task", "job", "resource"],
     )
     for names, used in named:

@@ -66,7 +66,9 @@ class OutputPipes(TaskStage):
         if path.exists():
             return
         if not (self._folder / WAKE).exists():
-            log.warning("no pipe for the output of task %s: no twine-output.service", task.task_id)
+            log.warning(
+                "no pipe for the output of task %s: twine-output.service is missing", task.task_id
+            )
             return
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -75,7 +77,7 @@ class OutputPipes(TaskStage):
         except OSError as e:
             raise HostError(
                 f"cannot make the pipe for the output of task {task.task_id}: {e.strerror}",
-                hint=f"is {self._folder} there? systemctl status twine-output.service",
+                hint=f"does {self._folder} exist? systemctl status twine-output.service",
             ) from e
         self._wake()
 

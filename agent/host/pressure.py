@@ -73,7 +73,7 @@ class Pressure:
             try:
                 await self.look()
             except (TwineError, OSError) as e:
-                log.warning("cannot look at the host's pressure", extra={"why": str(e)})
+                log.warning("cannot read the host's pressure", extra={"why": str(e)})
 
     async def _pause(self) -> None:
         """Wait until the next look; a task that is to start ends the rest of a calm host."""
@@ -93,7 +93,7 @@ class Pressure:
         self._full = seen_full(self._full, loads, now_s)
         own = at_own_limits(loads, self._full) if waits.tasks >= SHORT else []
         if own and own != self._own:
-            why = f"only tasks at their own limits wait for it: {', '.join(own)}"
+            why = f"only tasks at their own limits are stalled by it: {', '.join(own)}"
             log.info("memory is short for tasks", extra={"why": why})
         self._own = own
         if own:
@@ -103,12 +103,12 @@ class Pressure:
         if not goes:
             return
         if ended := await self._oomd.killed_lately(PAUSE_S):
-            why = "systemd-oomd has just made room; no other task has to go yet"
+            why = "systemd-oomd has just freed memory; no other task is evicted yet"
             log.info("memory is short", extra={"killed": ", ".join(ended), "why": why})
             return
         chosen = victim(loads)
         if chosen is None:
-            log.warning("memory is short, and no task has more than it was promised")
+            log.warning("memory is short, and no task exceeds its memory promise")
             return
         await self._tasks.evict(chosen.task_id, why_evicted(chosen, waits))
 

@@ -31,8 +31,8 @@ FIRST_S = 10.0
 ROUNDS = 3
 """Most requests with the same mark: two are proof."""
 
-WAITS = "the control plane is asked first whether another host has this one's identity"
-HINT = "join under a name of its own; to keep this host: twinectl machine forget-duplicate NAME"
+WAITS = "the agent first asks the control plane whether another host has this one's identity"
+HINT = "join under another name; to keep this host: twinectl machine forget-duplicate NAME"
 
 
 class Asker(Protocol):
@@ -108,10 +108,13 @@ class CloneCheck:
         except TimeoutError:
             return 0.0
         except TwineError as e:
-            log.info("not told whether this host is the only one", extra={"reason": str(e)})
+            log.info(
+                "the control plane did not answer whether another host has this identity",
+                extra={"reason": str(e)},
+            )
             return RETRY_S
         except Exception:
-            log.exception("asking whether this host is the only one failed; this is a bug")
+            log.exception("the check for a clone failed; this is a bug")
             return RETRY_S
         return SECOND_EVERY_S if self.second else EVERY_S
 
@@ -136,11 +139,11 @@ class CloneCheck:
         if second:
             log.error("another host has this one's identity: no task is started", extra=fields)
         else:
-            log.warning("this host is the only one with its identity again", extra=fields)
+            log.warning("this host is again the only one with its identity", extra=fields)
         self.second = second
-        self._events.add("identity", "host", second or "the only one with its identity again")
+        self._events.add("identity", "host", second or "again the only host with its identity")
         try:
             self._identity.note_second(second)
         except OSError as e:
-            log.warning("cannot note that this host is the second one", extra={"why": str(e)})
+            log.warning("cannot record that this host is a clone", extra={"why": str(e)})
         self.wake()

@@ -184,7 +184,7 @@ class HostIdentity:
         try:
             await self.renew()
         except TwineError as e:
-            log.warning("cannot renew the certificate as asked", extra={"reason": str(e)})
+            log.warning("cannot renew the certificate as requested", extra={"reason": str(e)})
 
     async def _renew_once(self) -> Identity:
         held = self._held()
@@ -284,10 +284,10 @@ class HostIdentity:
         found = pins.ca_hash(answer.ca_pem)
         if not hmac.compare_digest(found, invitation.ca_hash):
             raise Forbidden(
-                f"the authority of {invitation.url} is {found}, not {invitation.ca_hash}: "
-                "nothing was sent",
-                hint="compare the pin with `twinectl token create`; if it is right, "
-                "another server answers between this host and the control plane",
+                f"the authority of {invitation.url} is {found}, not "
+                f"{invitation.ca_hash}: the token was not sent",
+                hint="compare the pin with `twinectl token create`; if it is right, another "
+                "server answers between this host and the control plane",
             )
         return pins.first_certificate(answer.ca_pem)
 

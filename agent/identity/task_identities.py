@@ -112,9 +112,12 @@ class TaskIdentities(TaskStage):
                 if not is_usable(held, spec, self._clock()):
                     raise HostError(
                         f"{unit_of(task_id)} is not started: it has no identity: {e}",
-                        hint="the control plane gives one to the host to which it gave the task",
+                        hint=(
+                            "the control plane issues one only to the host on which it "
+                            "placed the task"
+                        ),
                     ) from e
-                log.warning("task %s keeps the identity that it has: %s", task_id, e)
+                log.warning("task %s keeps its present identity: %s", task_id, e)
                 await self._lanes.run(_LANE, self._refresh, task_id)
 
     async def release(self, task_id: str) -> None:
@@ -129,7 +132,7 @@ class TaskIdentities(TaskStage):
             try:
                 await self.look(wanted)
             except (TwineError, OSError) as e:
-                log.warning("cannot look after the identities of tasks", extra={"why": str(e)})
+                log.warning("cannot maintain the identities of tasks", extra={"why": str(e)})
 
     async def look(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
         """Do once what is to be done now. `wanted` returns the tasks that are to run."""
@@ -215,7 +218,8 @@ class TaskIdentities(TaskStage):
             swap(self._folder / f"{task_id}.json", msgspec.json.encode(held), 0o600)
         except OSError as e:
             raise HostError(
-                f"the identity of task {task_id} cannot be kept: {e.strerror}", hint="is /run full?"
+                f"the identity of task {task_id} cannot be stored: {e.strerror}",
+                hint="is /run full?",
             ) from e
 
     def _refresh(self, task_id: str) -> None:
@@ -227,7 +231,7 @@ class TaskIdentities(TaskStage):
                     return
             swap(path, text.encode(), 0o444)
         except OSError as e:
-            reason = f"task {task_id} cannot be told whom to trust: {e.strerror}"
+            reason = f"the trusted authorities of task {task_id} cannot be stored: {e.strerror}"
             raise HostError(reason, hint="is /run full?") from e
 
     def _remove(self, task_id: str) -> None:

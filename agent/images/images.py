@@ -100,7 +100,7 @@ class HostImages:
         try:
             await self._lanes.run("btrfs", self._tidy)
         except (OSError, HostError) as e:
-            log.error("what is left of images cannot be looked for", extra={"why": str(e)})
+            log.error("cannot search for leftovers of images", extra={"why": str(e)})
             return False
         return True
 
@@ -131,7 +131,7 @@ class HostImages:
             path for path in described if path.stem not in there or not _says(path, readable)
         }
         for path in damaged:
-            log.error("an image is damaged and removed", extra={"image": path.stem})
+            log.error("a damaged image was removed", extra={"image": path.stem})
             self._remove(path)
         for name in there - {path.stem for path in described - damaged}:
             self._remove(folder / name)
@@ -228,7 +228,7 @@ class HostImages:
         if found != digest:
             raise Unprocessable(
                 f"the stream of image {digest} has digest {found} ({size} bytes)",
-                hint="it was cut short or is another image; nothing of it was kept",
+                hint="it was truncated or is another image; nothing was stored",
             )
         return size
 
@@ -242,8 +242,8 @@ class HostImages:
                 return
             except TimeoutError as e:
                 raise Unreachable(
-                    f"the stream of image {digest} stalled: nothing came for {self.idle_s:g} s",
-                    hint="send or pull it again; nothing of it was kept",
+                    f"the stream of image {digest} stalled: no data for {self.idle_s:g} s",
+                    hint="send or pull it again; nothing was stored",
                 ) from e
             yield chunk
 
@@ -251,8 +251,8 @@ class HostImages:
         _, free = self._btrfs.free_bytes(self._staging)
         if free < FREE_RESERVE_BYTES + len(data):
             raise Unprocessable(
-                f"the image does not fit: {free >> 20} MiB are free and "
-                f"{FREE_RESERVE_BYTES >> 20} MiB must stay so",
+                f"the image does not fit: {free >> 20} MiB are free, and "
+                f"{FREE_RESERVE_BYTES >> 20} MiB of them are reserved",
                 hint="delete images that no task uses",
             )
         file.write(data)
@@ -291,7 +291,7 @@ class HostImages:
         staged = self._staging / _hex(digest)
         received = self._btrfs.children(staged)
         if len(received) != 1:
-            raise Unprocessable(f"image {digest} holds {len(received)} subvolumes, it must be one")
+            raise Unprocessable(f"image {digest} holds {len(received)} subvolumes instead of one")
         self._btrfs.set_read_only(staged / received[0], False)
         return str(staged / received[0])
 

@@ -51,7 +51,7 @@ class Intakes:
         except asyncio.CancelledError:
             if not intake.cancelled or task.uncancel() > 0:
                 raise
-            raise Conflict(f"the intake of image {name} was cancelled by an operator") from None
+            raise Conflict(f"the fetch of image {name} was cancelled by an operator") from None
         finally:
             self._intakes.remove(intake)
 
@@ -67,7 +67,7 @@ class Intakes:
         found = [i for i in self._intakes if i.name == name]
         if not found:
             raise NotFound(
-                f"no image {name} is being taken in", hint="twine-agent image pull --list"
+                f"image {name} is not being fetched", hint="twine-agent image pull --list"
             )
         for intake in found:
             intake.cancelled = True

@@ -126,7 +126,7 @@ class Oci:
             await self._lanes.run("files", _gone, stage)
             await self._lanes.run("files", output.unlink, missing_ok=True)
         if digest and digest_of(data) != digest:
-            raise Unprocessable(f"{name} has a manifest with digest {digest_of(data)}")
+            raise Unprocessable(f"the manifest of {name} has digest {digest_of(data)}")
         return data
 
     async def fetch(self, place: ImageLocation, data: bytes, tree: Path, hold: Hold) -> Assembled:
@@ -138,7 +138,9 @@ class Oci:
 
         def waits(number: int) -> None:
             of = f"layer {number} of {len(manifest.layers)}"
-            self._events.add("image", manifest.digest, f"waiting for {of}: another image brings it")
+            self._events.add(
+                "image", manifest.digest, f"waiting for {of}: another image fetches it"
+            )
 
         blobs = [blob.digest for blob in manifest.layers]
         async with self._layers.turn(blobs, waits) as here:
@@ -175,7 +177,7 @@ class Oci:
             if digest_of(data) != digest:
                 raise Unprocessable(f"the manifest {digest} has digest {digest_of(data)}")
             if (seen := seen + 1) > 3:
-                raise Unprocessable("the archive has an index in an index in an index")
+                raise Unprocessable("the archive nests more than one index in its index")
         return await self._assemble(read_manifest(data), layout, tree, hold)
 
     async def _assemble(
@@ -185,7 +187,7 @@ class Oci:
         layers, config = read_config(data, manifest, self._processor)
 
         def here(number: int) -> None:
-            said = f"layer {number} of {len(layers)} is here"
+            said = f"layer {number} of {len(layers)} is present"
             self._events.add("image", manifest.digest, said)
 
         hold(layer.chain for layer in layers)
@@ -201,8 +203,9 @@ class Oci:
         needed = sum(blob.size for blob in missing)
         if needed + FREE_RESERVE_BYTES > free:
             raise Unprocessable(
-                f"image {manifest.digest} does not fit: {about_size(needed)} are to be fetched, "
-                f"{about_size(free)} are free and {about_size(FREE_RESERVE_BYTES)} must stay so",
+                f"image {manifest.digest} does not fit: {about_size(needed)} have to be "
+                f"fetched, {about_size(free)} are free, and "
+                f"{about_size(FREE_RESERVE_BYTES)} of that are reserved",
                 hint="delete images that no task uses",
             )
 
@@ -278,7 +281,7 @@ def _with_working_dir(config: OciConfig, tree: Path) -> None:
     except OSError as e:
         raise Unprocessable(
             f"cannot open the image's working directory {config.working_dir!r}: {e.strerror}",
-            hint="it is a folder in any image that works",
+            hint="it must be a folder",
         ) from e
 
 
@@ -286,14 +289,14 @@ def _list(tree: Path, place: str) -> ListedUsers:
     try:
         really = find_place(str(tree), place)
         if not is_plain(really):
-            raise OSError(errno.EINVAL, "a link leads to a name that is no plain text")
+            raise OSError(errno.EINVAL, "a link has a target that is not plain text")
         return ListedUsers(really, read_file(str(tree), really, LIST_MAX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return ListedUsers()
     except OSError as e:
         raise Unprocessable(
             f"the image names a user, and its /{place} cannot be read: {e.strerror}",
-            hint=f"it is a file of at most {LIST_MAX_BYTES >> 20} MiB in any image that works",
+            hint=f"it must be a file of at most {LIST_MAX_BYTES >> 20} MiB",
         ) from e
 
 
@@ -303,5 +306,5 @@ def _document(layout: Path, path: str) -> bytes:
     except OSError as e:
         hint = "make one with skopeo copy … oci-archive:FILE"
         if (layout / "manifest.json").exists():
-            hint = "this is an archive of Docker's: skopeo copy docker-archive:… oci-archive:FILE"
-        raise Unprocessable(f"this is no OCI image: {path}: {e.strerror}", hint=hint) from e
+            hint = "this is a Docker archive: skopeo copy docker-archive:… oci-archive:FILE"
+        raise Unprocessable(f"this is not an OCI image: {path}: {e.strerror}", hint=hint) from e

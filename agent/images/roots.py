@@ -125,9 +125,9 @@ class TaskRoots:
         path = self.path(task_id)
         if not self.can_bound():
             raise HostError(
-                f"the root of task {task_id} cannot be writable: the file system at {self.state}"
-                " has no quotas, so nothing bounds what is written",
-                hint='say root = "read-only", or put the state folder on btrfs with quotas',
+                f"the root of task {task_id} cannot be writable: the file system at "
+                f"{self.state} has no quotas, so the written data would have no limit",
+                hint='set root = "read-only", or put the state folder on btrfs with quotas',
             )
         room = self._btrfs.room(path)  # regular quotas count what is shared with the image, too
         shared = (

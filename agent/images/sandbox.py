@@ -77,13 +77,13 @@ class Sandbox:
         if short:
             raise Unprocessable(
                 f"{what}: it does not fit: unpacking it left {short[0] >> 20} MiB, and "
-                f"{FREE_RESERVE_BYTES >> 20} MiB must stay free",
+                f"{FREE_RESERVE_BYTES >> 20} MiB are reserved",
                 hint="delete images that no task uses",
             )
         if idle:
             raise Unreachable(
-                f"{what}: it stalled, nothing came for {idle[0]:g} s",
-                hint="is the registry well? nothing of it was kept; ask again",
+                f"{what}: it stalled, no data for {idle[0]:g} s",
+                hint="is the registry healthy? nothing was stored; try again",
             )
         if end.active == "failed" or end.exit_code:
             why = await asyncio.to_thread(self._said, end)

@@ -127,22 +127,22 @@ class Contact:
         if name is None:
             if self._heard_s is None or now - self._heard_s >= after_s:
                 raise Unprocessable(
-                    f"task {task_id} would be ended at once: this host has not been heard by a "
-                    f"control plane for {after_s:g} s",
-                    hint='join one, or ask with disconnect = { policy = "keep" }',
+                    f"task {task_id} would be ended at once: no control plane has heard "
+                    f"this host for {after_s:g} s",
+                    hint='join a control plane, or set disconnect = { policy = "keep" }',
                 )
             return
         if epoch < self._epoch:
             raise Conflict(
-                f"task {task_id} is not changed: epoch {epoch} is older than {self._epoch}, the "
-                "term of the control plane now in charge"
+                f"task {task_id} is not changed: epoch {epoch} is older than "
+                f"{self._epoch}, the term of the control plane now in charge"
             )
         at = answered_at(name, self._boot_id, now)
         if at is None or now - at >= after_s:
             raise Busy(
-                f"task {task_id} is not changed: the request does not show that this host was "
-                f"heard in the last {after_s:g} s",
-                hint="ask for its events, then again",
+                f"task {task_id} is not changed: the request does not prove that the "
+                f"control plane heard this host in the last {after_s:g} s",
+                hint="read the host's events, then try again",
             )
 
     @property
@@ -197,7 +197,10 @@ class Contact:
         alive = read_numbers(self._read(ALIVE))
         if not alive or self.now_s() - alive[0] > FENCE_SILENT_S:
             raise HostError(
-                "nothing would end the task if the agent died: twine-fence.service does not run",
+                (
+                    "no program would end the task if the agent died: twine-fence.service "
+                    "does not run"
+                ),
                 hint="systemctl status twine-fence",
             )
         bond = self._bonds[task_id]

@@ -1,4 +1,4 @@
-"""Remembers the control plane that spoke last; refuses an older store and an earlier owner."""
+"""Remembers the latest control plane; refuses an older store and an earlier owner."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class FencingNote:
                 await write(self._path, text.encode())
             except (OSError, TwineError) as e:  # the disk fails, which is reported elsewhere
                 extra = {"note": self._path.name, "why": str(e)}
-                log.warning("who spoke last was not noted", extra=extra)
+                log.warning("the latest sender was not stored", extra=extra)
             else:
                 self._stored = text
 
 
 class FencingTerm:
-    """What the control plane said last of its store."""
+    """The latest term of the control plane's store on this host."""
 
     def __init__(self, path: Path) -> None:
         """Go on from what an earlier agent noted."""
@@ -87,14 +87,14 @@ class FencingTerm:
             return
         told = read_term(text)
         if told is None:
-            raise InvalidInput(f"{text[:80]!r} is no term of a control plane")
+            raise InvalidInput(f"{text[:80]!r} is not the term of a control plane")
         if is_older(told, self._known):
             assert self._known is not None
             if not self._note.is_forgotten():
                 raise OlderStore(
-                    f"this host was told at revision {self._known.now} of the control plane's"
-                    f" store, and this control plane began with revision {told.began}: an old copy"
-                    " of the store was restored",
+                    f"a control plane called this host at revision {self._known.now} of "
+                    "its store, and this control plane began with revision "
+                    f"{told.began}: an old copy of the store was restored",
                     hint="on the control plane's host: twine-control-plane restore-store"
                     " (docs/operating.md)",
                 )
@@ -104,7 +104,7 @@ class FencingTerm:
 
 
 class FencingOwners:
-    """Which owner of each entitlement spoke last on this host (docs/adr/0150)."""
+    """The latest owner of each entitlement on this host (docs/adr/0150)."""
 
     def __init__(self, path: Path) -> None:
         """Go on from what an earlier agent noted."""
@@ -114,7 +114,7 @@ class FencingOwners:
         self._known: Mapping[str, int] = {o.entitlement: o.number for o in read if o is not None}
 
     def hear(self, text: str | None, *, commands: bool) -> None:
-        """Remember the caller, or raise `Conflict`: the entitlement has another owner since.
+        """Remember the caller, or raise `Conflict` where the entitlement has a later owner.
 
         A request that changes nothing is answered for any caller. A control plane of an earlier
         release sends no owner, and is accepted.
@@ -123,15 +123,15 @@ class FencingOwners:
             return
         told = read_owner(text)
         if told is None:
-            raise InvalidInput(f"{text[:80]!r} is no owner of an entitlement")
+            raise InvalidInput(f"{text[:80]!r} is not an owner of an entitlement")
         if is_passed_on(told, self._known):
             if not self._note.is_forgotten():
                 if not commands:
                     return
                 raise Conflict(
-                    f"nothing is changed: term {told.number} of the owner of entitlement"
-                    f" {told.entitlement} is older than {self._known[told.entitlement]}, in which"
-                    " another one owns it",
+                    f"nothing is changed: term {told.number} of the owner of entitlement "
+                    f"{told.entitlement} is older than {self._known[told.entitlement]}, "
+                    "the term of its present owner",
                     hint="twinectl shard show",
                 )
             self._known = {}

@@ -159,5 +159,5 @@ def open_file(folder: str, path: str) -> int:
         fd = below
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a plain file", path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
     return fd

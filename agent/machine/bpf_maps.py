@@ -59,7 +59,11 @@ def set_value(fs: KernelFs, name: str, key: int, value: int) -> None:
         finally:
             os.close(fd)
     except (OSError, OverflowError) as e:
-        why = "it does not fit into a value of it" if isinstance(e, OverflowError) else e.strerror
+        why = (
+            "it does not fit into a value of the map"
+            if isinstance(e, OverflowError)
+            else e.strerror
+        )
         raise KernelFileError(f"cannot set key {key} of map {name} to {value}: {why}") from e
 
 

@@ -114,7 +114,7 @@ def _become(
         os.execvpe(command[0], list(command), environment)
     except FileNotFoundError:
         code = NOT_FOUND
-        sys.stderr.write(f"{command[0]}: there is no such program in the task\n")
+        sys.stderr.write(f"{command[0]}: no such program in the task\n")
     except OSError as e:
         sys.stderr.write(f"{command[0]}: {e.strerror}\n")
     finally:

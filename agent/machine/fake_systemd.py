@@ -185,7 +185,7 @@ class FakeSystemd:
             return dict(self._units[unit].properties)
 
     def exit(self, unit: str, code: int = 0) -> None:
-        """Let a running program end by itself."""
+        """End a running program, as if it did so itself."""
         self._end(unit, Ended(code=code))
 
     def oom(self, unit: str) -> None:

@@ -119,7 +119,7 @@ def apply(
                 os.close(root)
             hashing.finish()
     if hashing.digest != diff_id:
-        raise Unprocessable(f"what is in it has digest {hashing.digest}, not {diff_id}")
+        raise Unprocessable(f"the uncompressed content has digest {hashing.digest}, not {diff_id}")
     return AppliedLayer(applier.entries, applier.file_bytes, hashing.digest)
 
 
@@ -133,7 +133,7 @@ def _uncompressed(file: BinaryIO, compression: str) -> Iterator[BinaryIO]:
         with filtered(["zstd", "-q", "-d", "-c"], file) as plain:
             yield plain
     else:
-        raise Unprocessable(f"compression {compression!r} is not known")
+        raise Unprocessable(f"compression {compression!r} is not supported")
 
 
 class _Gunzip:
@@ -151,7 +151,7 @@ class _Gunzip:
                 self._input = self._source.read(_CHUNK)
                 if not self._input:
                     if not self._member.eof:
-                        raise EOFError("the layer ends in the middle of its compressed data")
+                        raise EOFError("the layer ends within its compressed data")
                     self._over = True
                     break
             if self._member.eof:
@@ -229,7 +229,7 @@ class _Applier:
             except OSError as e:  # which names a part of the path, or a descriptor
                 to = f", a link to {member.linkname[:200]!r}," if member.islnk() else ""
                 why = e.strerror or str(e)
-                raise Unprocessable(f"{member.name[:200]!r}{to} cannot be made: {why}") from e
+                raise Unprocessable(f"{member.name[:200]!r}{to} cannot be created: {why}") from e
 
     def _entry(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         parts = _parts(member.name)
@@ -256,7 +256,7 @@ class _Applier:
         elif name.startswith(_WHITEOUT):
             gone = name.removeprefix(_WHITEOUT)
             if gone in ("", ".", ".."):
-                raise Unprocessable(f"{member.name!r} takes away what has no name")
+                raise Unprocessable(f"{member.name!r} removes an entry without a name")
             self._take_away(parent, gone)
         elif not ((member.ischr() or member.isblk()) and parts[0] == "dev"):
             self._make(tar, member, parent, name)
@@ -317,7 +317,7 @@ class _Applier:
             member.isdir() or member.isreg() or member.issym() or member.islnk() or member.isfifo()
         ):
             kind = "device node" if member.ischr() or member.isblk() else f"{member.type!r}"
-            raise Unprocessable(f"{member.name!r} is a {kind}: images hold none")
+            raise Unprocessable(f"{member.name!r} is a {kind}, which images cannot contain")
         if member.islnk():
             return self._link(member, parent, name)
         kept = self._clear(parent, name, keep_folder=member.isdir())
@@ -363,7 +363,7 @@ class _Applier:
     def _link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         target = _parts(member.linkname)
         if not target:
-            raise Unprocessable(f"{member.name!r} is a hard link to no file")
+            raise Unprocessable(f"{member.name!r} is a hard link to something that is not a file")
         folder = open_folder(self.root, "/".join(target[:-1]))
         try:
             there = os.stat(target[-1], dir_fd=folder, follow_symlinks=False)
@@ -409,14 +409,16 @@ def _pieces(member: tarfile.TarInfo) -> list[tuple[int, int]]:
     if held is None:
         return [(0, member.size)]
     if not 0 <= member.size < 1 << 63:
-        raise Unprocessable(f"{member.name[:200]!r} has {member.size} bytes: no file can")
+        raise Unprocessable(
+            f"{member.name[:200]!r} has {member.size} bytes, which is impossible for a file"
+        )
     pieces = [(at, length) for at, length in held if length]  # an empty one tells the end
     end = 0
     for at, length in pieces:
         if length < 0 or not end <= at <= member.size - length:
             raise Unprocessable(
-                f"{member.name[:200]!r} has a map of holes that cannot be: {length} bytes at {at}, "
-                f"after {end} and of {member.size}"
+                f"{member.name[:200]!r} has an impossible map of holes: {length} bytes "
+                f"at {at}, after {end} and of {member.size}"
             )
         end = at + length
     return pieces
@@ -452,9 +454,9 @@ def _parts(name: str) -> list[str]:
     """Return the parts of a path inside the tree; refuse one that climbs or is too deep."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise Unprocessable(f"{name[:200]!r} leaves the image")
+        raise Unprocessable(f"{name[:200]!r} points outside the image")
     if len(parts) > DEPTH_MAX:
-        raise Unprocessable(f"{name[:200]!r}… lies {len(parts)} folders deep")
+        raise Unprocessable(f"{name[:200]!r}… is nested {len(parts)} folders deep")
     return parts
 
 

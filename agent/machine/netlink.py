@@ -35,7 +35,7 @@ async def ensure_host(host4: str, host6: str, prefix6: str) -> str:
     """
     for path in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
         _write_sysctl(path, "1", accept_ra=path.startswith("ipv6"))
-    async with _netlink(f"cannot give the host its address {host6}") as ipr:
+    async with _netlink(f"cannot add the address {host6} to the host") as ipr:
         (index,) = await ipr.link_lookup(ifname="lo")
         await ipr.addr("replace", index=index, address=host6, prefixlen=128, flags=_NODAD)
     try:
@@ -47,7 +47,7 @@ async def ensure_host(host4: str, host6: str, prefix6: str) -> str:
 
 async def _tunnel(host4: str, prefix6: str) -> None:
     region = IPv6Network(prefix6)
-    async with _netlink(f"cannot make the tunnel {TUNNEL} to tasks of other hosts") as ipr:
+    async with _netlink(f"cannot create the tunnel {TUNNEL} to tasks of other hosts") as ipr:
         if not await ipr.link_lookup(ifname=TUNNEL):
             await ipr.link(
                 "add",
@@ -83,7 +83,7 @@ async def ensure(net: TaskNet, gateway4: str, alias: str) -> None:
         path.unlink(missing_ok=True)
         netns.create(net.namespace)
     _open_low_ports(net)
-    async with _netlink(f"cannot make the network of task {net.task_id}") as ipr:
+    async with _netlink(f"cannot create the network of task {net.task_id}") as ipr:
         if not await ipr.link_lookup(ifname=net.veth):
             peer = {"ifname": INSIDE, "net_ns_fd": net.namespace}
             await ipr.link("add", ifname=net.veth, kind="veth", peer=peer)

@@ -133,7 +133,7 @@ def _expressions(match: Match) -> list[Any]:
         load = _expression("socket", socket_key=_SOCKET_CGROUP, socket_dreg=1, socket_level=1)
         number = os.stat(f"{CGROUPS}/{value!s}").st_ino
         return [load, _compare(operator, struct.pack("=Q", number))]
-    raise ValueError(f"no such match: {match.what}")
+    raise ValueError(f"unknown match: {match.what}")
 
 
 def _address(what: str, operator: int, value: str | int | bytes, at: int) -> list[Any]:

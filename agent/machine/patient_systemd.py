@@ -32,7 +32,7 @@ class PatientSystemd(HostSystemd):
                 try:
                     ends.append(super(PatientSystemd, self).listen(listener))
                 except SystemdError as e:
-                    log.warning("cannot listen to systemd yet", extra={"why": str(e)})
+                    log.warning("cannot subscribe to systemd yet", extra={"why": str(e)})
                     over.wait(RETRY_S)
                 else:
                     break

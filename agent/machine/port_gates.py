@@ -80,7 +80,7 @@ def keep(wanted: Iterable[Collection[int]], *, alone: bool, folder: Path = Path(
                 shutil.rmtree(path)
     except OSError as e:
         raise HostError(
-            f"cannot keep programs for ports in {folder}: {e.strerror}",
+            f"cannot store the port programs in {folder}: {e.strerror}",
             hint="is bpffs mounted at /sys/fs/bpf? may twine-network.service call bpf(2)?",
         ) from e
 
@@ -126,7 +126,7 @@ def hold(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bo
         for kind in BOUND:
             _attach(fd, kind, folder / gate_of(ports) / f"{kind}{_BY_US}")
     except OSError as e:
-        raise HostError(f"cannot hold {cgroup} to its ports: {e.strerror}") from e
+        raise HostError(f"cannot restrict {cgroup} to its ports: {e.strerror}") from e
     finally:
         os.close(fd)
     return True

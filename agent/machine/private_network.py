@@ -44,7 +44,7 @@ class HostNetwork:
         except (OSError, msgspec.MsgspecError) as e:
             why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
             raise HostError(
-                f"cannot ask twine-network.service for a change of the network: {why}",
+                f"cannot send a network request to twine-network.service: {why}",
                 hint="systemctl status twine-network.socket",
             ) from e
         if answer.error:

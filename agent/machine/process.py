@@ -47,7 +47,7 @@ class HostProcesses:
         )
         if check and result.code:
             last = (result.stderr or result.stdout).strip().splitlines()[-1:]
-            reason = last[0] if last else "it wrote nothing"
+            reason = last[0] if last else "it printed nothing"
             raise ProgramError(f"{' '.join(argv)} failed with {result.code}: {reason}")
         return result
 
@@ -86,7 +86,7 @@ class ProgramLines:
             if code and not self._closed:
                 self._errors.seek(0)
                 said = self._errors.read().decode(errors="replace").strip().splitlines()
-                why = said[-1] if said else "it wrote nothing about why"
+                why = said[-1] if said else "it did not print a reason"
                 raise ProgramError(f"{' '.join(self._argv)} failed with {code}: {why}")
 
     def close(self) -> None:

@@ -168,7 +168,7 @@ class HostSystemd:
                 try:
                     self._watch = _UnitWatch(self._opener)
                 except DBusBaseError as e:
-                    raise SystemdError(f"cannot listen to systemd: {_reason(e)}") from e
+                    raise SystemdError(f"cannot subscribe to systemd: {_reason(e)}") from e
             return self._watch.add(listener)
 
     def version(self) -> int:
@@ -179,7 +179,7 @@ class HostSystemd:
             raise SystemdError(f"cannot ask systemd for its version: {_reason(e)}") from e
         found = re.match(r"v?(\d+)", text)
         if not found:
-            raise SystemdError(f"cannot read systemd's version: it says {text!r}")
+            raise SystemdError(f"cannot parse systemd's version: {text!r}")
         return int(found[1])
 
     def close(self) -> None:
@@ -337,7 +337,7 @@ class _UnitWatch:
     def _run(self, bus: Bus) -> None:
         try:
             while self._read(bus):
-                log.warning("connection to systemd lost, its signals with it")
+                log.warning("connection to systemd lost, and its signals with it")
                 bus.close()
                 again = self._reconnected()
                 if again is None:
@@ -424,7 +424,7 @@ class _UnitWatch:
                     listener(unit)
                 except Exception:
                     # The thread serves all listeners: one that fails must not silence the rest.
-                    log.exception("listener of systemd's signals failed", extra={"unit": unit})
+                    log.exception("listener for systemd's signals failed", extra={"unit": unit})
 
 
 def _drained(bus: Bus) -> Iterator[tuple[bytes, Message]]:

@@ -149,8 +149,8 @@ def _encoded(name: str, value: object) -> list[Token]:
     kind = SIGNATURES.get(name)
     if kind is None:
         raise InvalidInput(
-            f"cannot set {name} to {value!r}: no such unit property in our table",
-            hint="names are those of D-Bus, such as TimeoutStopUSec",
+            (f"cannot set {name} to {value!r}: the table of unit properties does not have it"),
+            hint="use the names of D-Bus, such as TimeoutStopUSec",
         )
     tokens: list[Token] = []
     try:
@@ -189,10 +189,10 @@ def _wire_values(name: str, kind: str, value: object) -> Iterator[object]:
 def _strings(value: object) -> list[str]:
     """Return a list of strings as it is; a single string would be taken apart by letters."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError("a list of strings is needed")
+        raise TypeError("a list of strings is required")
     words = list(value)
     if not all(isinstance(word, str) for word in words):
-        raise TypeError("a list of strings is needed")
+        raise TypeError("a list of strings is required")
     return words
 
 
@@ -213,7 +213,7 @@ def _text(value: object) -> object:
 def _commands(value: object) -> object:
     """Return commands whose arguments arrive as they are: systemd replaces no `$WORD`."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError("a list of argument lists is needed")
+        raise TypeError("a list of argument lists is required")
     commands = [_strings(argv) for argv in value]
     if not all(commands):
         raise ValueError("a command needs at least a program")
@@ -265,12 +265,12 @@ def _ports(value: object) -> object:
 def _mask(value: object) -> object:
     """Return a bit mask of CPUs or nodes, lowest byte first."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError("a list of numbers is needed")
+        raise TypeError("a list of numbers is required")
     numbers = list(value)
     bits = 0
     for number in numbers:
         if not _is_number(number) or not 0 <= number < 8192:
-            raise ValueError(f"{number!r} is no number of a CPU or node")
+            raise ValueError(f"{number!r} is not the number of a CPU or node")
         bits |= 1 << number
     return bits.to_bytes(bits.bit_length() // 8 + 1, "little") if numbers else b""
 
@@ -281,7 +281,7 @@ def _fields(value: object) -> object:
 
 def _credentials(value: object) -> object:
     if not isinstance(value, Mapping):
-        raise TypeError("a mapping of names to bytes is needed")
+        raise TypeError("a mapping of names to bytes is required")
     return list(value.items())
 
 
@@ -295,7 +295,7 @@ def _pairs(value: object) -> object:
 
 def _rates(value: object) -> object:
     if not isinstance(value, Mapping):
-        raise TypeError("a mapping of devices to numbers is needed")
+        raise TypeError("a mapping of devices to numbers is required")
     return list(value.items())
 
 
@@ -350,12 +350,12 @@ def _tokens(kind: str, value: object) -> list[Token]:
     """Return one complete value of a D-Bus type as tokens."""
     if kind[0] == "a":
         if isinstance(value, str) or not isinstance(value, Iterable):
-            raise TypeError("a list is needed")
+            raise TypeError("a list is required")
         inner = [token for item in value for token in _tokens(kind[1:], item)]
         return [(ord("a"), kind[1:].encode()), *inner, CLOSE]
     if kind[0] == "(":
         if not isinstance(value, tuple):
-            raise TypeError("a tuple is needed")
+            raise TypeError("a tuple is required")
         parts = list(split_signature(kind[1:-1]))
         pairs = zip(parts, value, strict=True)
         inner = [token for part, item in pairs for token in _tokens(part, item)]
@@ -366,18 +366,18 @@ def _tokens(kind: str, value: object) -> list[Token]:
 def _basic(kind: str, value: object) -> object:
     if kind == "b":
         if not isinstance(value, bool):
-            raise TypeError("True or False is needed")
+            raise TypeError("True or False is required")
         return value
     if kind == "s":
         if not isinstance(value, str):
-            raise TypeError("a string is needed")
+            raise TypeError("a string is required")
         # It is handed over as a C string: what follows a NUL would be lost without a word.
         if "\0" in value:
-            raise ValueError("a NUL character cannot be passed on")
+            raise ValueError("a NUL character is not allowed")
         return value.encode()
     low, high = _RANGES[kind]
     if not _is_number(value) or not low <= value < high:
-        raise TypeError(f"a whole number from {low} to {high - 1} is needed")
+        raise TypeError(f"a whole number from {low} to {high - 1} is required")
     return value
 
 

@@ -50,7 +50,7 @@ class NameFiles(TaskStage):
         """
         host = self._host()
         if not resolver_of(spec, host, self._region).servers and host.resolv_conf:
-            why = "the host's name servers cannot be reached from a task; see dns_servers"
+            why = "tasks cannot reach the host's name servers; see dns_servers"
             log.warning("a task has no name server", extra={"task": task_id, "why": why})
         root = str(self._root_of(task_id))
         for path, data in files_of(task_id, spec, addresses, host, self._region).items():
@@ -59,7 +59,7 @@ class NameFiles(TaskStage):
             except OSError as e:
                 raise HostError(
                     f"cannot write /{path} into the root of task {task_id}: {e.strerror}",
-                    hint="the image may have a folder there, or a file in place of /etc",
+                    hint="the image may have a folder there, or a file instead of /etc",
                 ) from e
 
     def _host(self) -> HostNames:

@@ -85,7 +85,7 @@ class Networks(TaskStage):
             if net.task_id not in self._wanted and net.task_id not in self._unreadable
         ]
         for task_id in strays:
-            log.warning("removing a network that no task has", extra={"task": task_id})
+            log.warning("removing a network without a task", extra={"task": task_id})
         await self._ask(Ask(site=site, remove=strays, allowed=list(self._wanted.values())))
         self.in_force.set()
 
@@ -110,7 +110,7 @@ class Networks(TaskStage):
             # The rules come first: no packet passes before they are in force.
             await self._ask(Ask(site=site, ensure=net, allowed=allowed))
             if task_id not in self._known:
-                raise HostError(f"the network of task {task_id} was made and is not there")
+                raise HostError(f"the network of task {task_id} was created but does not exist")
             self._wanted[task_id] = net
             return [net.address6, net.address4]
 

@@ -58,9 +58,7 @@ class PortGates:
             return
         await self._ask({})
         if not self._network.has_gate(name):
-            raise HostError(
-                f"the program for the ports of task {task_id} was made and is not there"
-            )
+            raise HostError(f"the port program of task {task_id} was created but does not exist")
 
     def changed(self, task: TaskRecord) -> None:
         """Record a changed task state: a task that has started is to get its gate."""
@@ -91,7 +89,7 @@ class PortGates:
             try:
                 await self._ask({cgroup_of(t, spec): ports_of(spec) for t, spec in tasks.items()})
             except HostError as e:
-                log.warning("cannot hold tasks to their ports", extra={"why": str(e)})
+                log.warning("cannot restrict tasks to their ports", extra={"why": str(e)})
                 self._open |= tasks.keys() & self._specs.keys()
                 await asyncio.sleep(RETRY_S)
                 self._wake.set()

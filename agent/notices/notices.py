@@ -84,7 +84,9 @@ class TaskNotices(TaskStage):
     async def put(self, told: HostNotices) -> HostNotices:
         """Replace all notices; raises `Conflict` where a later term has sent some."""
         if told.epoch < self._held.epoch:
-            raise Conflict(f"notices of term {told.epoch} are old: term {self._held.epoch} spoke")
+            raise Conflict(
+                f"notices of term {told.epoch} are old: term {self._held.epoch} is known"
+            )
         if told != self._held:
             await self._lanes.run(_LANE, self._keep, msgspec.json.encode(told))
             self._held = told
@@ -144,10 +146,10 @@ class TaskNotices(TaskStage):
         while problem := await self._post(wish, at, text):
             failures += 1
             if failures in (1, 10):
-                log.warning("task %s: its notice was not taken: %s", task_id, problem)
+                log.warning("task %s: its notice was not accepted: %s", task_id, problem)
             await asyncio.sleep(pause_s(failures))
         await self._lanes.run(_LANE, swap, self._told(task_id), text, 0o600)
-        log.info("task %s took its notice", task_id)
+        log.info("task %s accepted its notice", task_id)
 
     async def _post(self, wish: NoticeWish, at: str, text: bytes) -> str:
         """Return what is wrong with the answer, empty when it is good."""
@@ -188,7 +190,7 @@ class TaskNotices(TaskStage):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             swap(self._folder / _HOST, data, 0o600)
         except OSError as e:
-            raise HostError(f"notices cannot be kept: {e.strerror}", hint="is /run full?") from e
+            raise HostError(f"notices cannot be stored: {e.strerror}", hint="is /run full?") from e
 
     def _write(self, task_id: str, text: bytes) -> None:
         path = self._folder / task_id / FILE
@@ -200,5 +202,5 @@ class TaskNotices(TaskStage):
             path.parent.chmod(0o755)
             swap(path, text, 0o444)
         except OSError as e:
-            reason = f"task {task_id} cannot be told what is planned: {e.strerror}"
+            reason = f"the notices of task {task_id} cannot be stored: {e.strerror}"
             raise HostError(reason, hint="is /run full?") from e

@@ -151,7 +151,7 @@ class ExclusiveCpus(TaskStage):
                 self._held.pop(task_id, None)
                 await self._settle()
                 if not shared(self._cores, self._all_held()):
-                    raise HostError("it waits for a CPU: all are still other tasks' own")
+                    raise HostError("it waits for a CPU: all are still exclusive to other tasks")
                 return []
             others = {t: other for t, other in self._wanted().items() if t != task_id}
             own = tuple(self.choose(task_id, spec, others))
@@ -159,7 +159,7 @@ class ExclusiveCpus(TaskStage):
                 raise HostError(self.refusal(task_id, spec, others, cpuset=True))
             for other, cpus in self._held.items():
                 if other != task_id and set(own) & set(cpus):
-                    raise HostError(f"CPUs {listed(own)} are not yet given back by task {other}")
+                    raise HostError(f"task {other} has not released CPUs {listed(own)} yet")
             self._held[task_id] = tuple(sorted({*own, *self._held.get(task_id, ())}))
             await self._settle()
             return list(own)
@@ -215,13 +215,13 @@ class ExclusiveCpus(TaskStage):
         for name, (effective, _) in (await self._lanes.run("usage", self._slices)).items():
             if both := held.intersection(effective):
                 self._set.pop(name, None)
-                raise HostError(f"{name} is still allowed on CPUs {listed(both)}")
+                raise HostError(f"{name} may still use CPUs {listed(both)}")
         return None
 
     def _require_empty(self, slices: Mapping[str, tuple[tuple[int, ...], bool]]) -> None:
         for name, (_, populated) in slices.items():
             if populated:
-                raise HostError(f"the last tasks of {name} have to end before it has all CPUs")
+                raise HostError(f"the last tasks of {name} must end before it gets all CPUs")
 
     def _slices(self) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Return the slices of tasks that share: their CPUs, and whether anything runs there."""

@@ -119,7 +119,7 @@ class HugePages(TaskStage):
             if read != values:
                 await self._write(command(f"{TASKS_SLICE}/{name}", values))
                 if await self._read(name, values) != values:
-                    raise HostError(f"{name} is not kept off huge pages")
+                    raise HostError(f"{name} can still use huge pages")
 
     async def limit(self, task_id: str, spec: TaskSpec) -> None:
         """Bring a running task to its limits; what it uses cannot be taken from it."""
@@ -159,8 +159,8 @@ class HugePages(TaskStage):
         if end.result != "success" or end.exit_code:
             where = argv[4] or of_slice
             raise HostError(
-                f"the limits of huge pages of {PurePosixPath(where).name} cannot be written:"
-                " more are in use there, or the controller is off",
+                f"the limits of huge pages of {PurePosixPath(where).name} cannot be "
+                "written: more are in use there, or the controller is off",
                 hint=f"journalctl -u {_UNIT}",
             )
 

@@ -68,7 +68,7 @@ class MemoryProtection(TaskStage):
             for name, kept in wanted.items():
                 # A slice that does not run yet has no files, and starts with these values.
                 if wrong := not_in_force(files(kept), read.get(name, {})):
-                    raise HostError(f"what {name} keeps for its tasks is not in force: {wrong}")
+                    raise HostError(f"the memory protection of {name} is not in force: {wrong}")
             self._in_force = wanted
 
     async def ended(self, task_id: str) -> None:  # noqa: ARG002
@@ -77,7 +77,8 @@ class MemoryProtection(TaskStage):
             await self._hold()
         except TwineError as e:
             log.warning(
-                "memory is still kept for a task that is gone or over", extra={"why": str(e)}
+                ("memory is still protected for a task that is gone or exceeds its promise"),
+                extra={"why": str(e)},
             )
 
     def _read(self) -> dict[str, dict[str, str]]:

@@ -45,8 +45,8 @@ class StateDisk:
         if self.problem:
             log.error("the agent's disk has a problem", extra={"why": self.problem})
         else:
-            log.info("the agent's disk is well again")
-        self._events.add("agent", "disk", self.problem or "the disk is well again")
+            log.info("the agent's disk is healthy again")
+        self._events.add("agent", "disk", self.problem or "the disk is healthy again")
 
     async def watch(self) -> None:
         """Check the disk periodically, and keep the reserve filled."""
@@ -57,7 +57,7 @@ class StateDisk:
                 try:
                     await self._lanes.run("journal", self._reserve.fill)
                 except OSError as e:
-                    log.warning("no room can be kept for records", extra={"why": str(e)})
+                    log.warning("cannot reserve space for records", extra={"why": str(e)})
             await pause(LOOK_S)
 
 
@@ -67,11 +67,11 @@ def _problem(state: Path) -> str:
     except OSError as e:
         return f"the file system of {state} cannot be read: {e.strerror}"
     if found.f_flag & os.ST_RDONLY:
-        return f"the file system of {state} is read-only: tasks run on, nothing can be changed"
+        return f"the file system of {state} is read-only: tasks continue to run, but changes fail"
     free = found.f_bavail * found.f_frsize
     if free < FREE_RESERVE_BYTES:
         return (
-            f"the file system of {state} has {about_size(free)} left: no image is taken in, "
-            "and soon no task"
+            f"the file system of {state} has {about_size(free)} left: images are "
+            "refused, and soon tasks will be"
         )
     return ""

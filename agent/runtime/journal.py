@@ -150,7 +150,7 @@ class Journal:
             return
         except OSError as e:
             extra = {"task": task_id, "why": str(e)}
-            log.warning("an unreadable record could not be kept aside", extra=extra)
+            log.warning("cannot set aside an unreadable record", extra=extra)
 
     def replay(self) -> Replay:
         """Return all records. Raises `ConfigError` for those of a newer release (F-07).
@@ -214,8 +214,8 @@ class Journal:
         except OSError as e:
             if self._copies is None or not any(self._copies.glob("*.json")):
                 raise HostError(
-                    f"cannot read which records there are: {e.strerror}",
-                    hint=f"is the disk of {self._folder} all right? tasks run on meanwhile",
+                    f"cannot list the records: {e.strerror}",
+                    hint=f"is the disk of {self._folder} healthy? tasks continue to run",
                 ) from e
             extra = {"path": str(self._folder), "why": e.strerror}
             log.error("the records cannot be read; their copies are used", extra=extra)
@@ -264,7 +264,7 @@ def _decode(data: bytes) -> TaskRecord | Tombstone:
     if header["schema"] > SCHEMA:
         raise ConfigError(
             f"a task record has schema {header['schema']}, this agent knows up to {SCHEMA}",
-            hint="it was written by a newer agent: install that one again; tasks run on",
+            hint="a newer agent wrote it: install that one again; tasks continue to run",
         )
     body = body.removesuffix(b"\n")
     if zlib.crc32(body) != header.get("crc"):

@@ -174,7 +174,7 @@ class OutputPipe:
         if self._suppressed:
             said.append(f"Suppressed {self._suppressed} lines: more than 10,000 in 10 s")
         if self.lost:
-            said.append(f"Lost {self.lost} lines: the journal took none for 10 s")
+            said.append(f"Lost {self.lost} lines: the journal did not accept any for 10 s")
         number = self._suppressed + self.lost
         fields = self._of_run() + f"MESSAGE_ID={DROPPED}\nN_DROPPED={number}\n".encode()
         if self.journal.takes(entry(fields, "; ".join(said).encode())):

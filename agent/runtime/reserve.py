@@ -49,6 +49,6 @@ class Reserve:
             self._file.unlink()
         except FileNotFoundError:
             return False
-        log.warning("the disk is full: room that was kept for records is given back")
+        log.warning("the disk is full: the space reserved for records is released")
         self._sync(self._file.parent)
         return True

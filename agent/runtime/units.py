@@ -77,7 +77,7 @@ class Units:
             try:
                 seen = await self._lanes.run(_LANE, self._systemd.glance, pattern)
             except SystemdError as e:
-                log.warning("cannot look at the units of all tasks", extra={"why": str(e)})
+                log.warning("cannot read the states of all units", extra={"why": str(e)})
                 continue
             for unit, known in list(self._known.items()):
                 if fnmatchcase(unit, pattern) and seen.get(unit, _GONE) != known:
@@ -168,7 +168,7 @@ class Units:
                 raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
             await self.stop(unit)
         if end is None:
-            raise SystemdError(f"{unit} vanished while it ran", hint=f"see journalctl -u {unit}")
+            raise SystemdError(f"{unit} disappeared while it ran", hint=f"see journalctl -u {unit}")
         return end
 
     async def finish(self, unit: str, *, timeout_s: float) -> None:
@@ -190,7 +190,7 @@ class Units:
                 async with asyncio.timeout(timeout_s):
                     await self._cleared(unit, waker)
             except TimeoutError as e:
-                raise SystemdError(f"{unit} is still there after {timeout_s:g} s") from e
+                raise SystemdError(f"{unit} still exists after {timeout_s:g} s") from e
 
     async def _start_after_earlier(
         self, unit: str, properties: Mapping[str, object], waker: asyncio.Event

@@ -21,7 +21,7 @@ from agent.tasks.core.admission import too_big
 from agent.volumes.core.volumes import too_large
 from wire.errors import Unprocessable
 
-_LESS = "stop a task, or ask for less"
+_LESS = "stop a task, or request less"
 
 
 class TaskAdmission:
@@ -99,15 +99,18 @@ class TaskAdmission:
         against = odd_configuration(spec.configuration, spec.credentials)
         yield "; ".join(f"{field}: {reason}" for field, reason in against), ""
         if has_own_init(spec):
-            yield has.no_containers(), "docs/agent.md says what own-init needs"
+            yield has.no_containers(), "docs/agent.md lists the requirements of own-init"
             if not has.roots.has_init(spec.image):
                 why = f"no /{' and no /'.join(INITS)}"
                 yield (
                     f"image {spec.image} has no init that own-init could start: {why}",
-                    "install systemd in the image, or leave own-init out",
+                    "install systemd in the image, or leave out own-init",
                 )
         elif not as_run(spec, has.roots.config(spec.image)).command:
-            yield f"neither it nor image {spec.image} has a command", "say which program to run"
+            yield (
+                f"neither the task nor image {spec.image} has a command",
+                "give the program to run",
+            )
         yield odd_network(spec.network), ""
         yield ": ".join(odd_volumes(spec.volumes, spec.limits.memory_max_bytes) or ()), ""
         yield ": ".join(odd_resources(spec.resources, spec.limits.cpu_max_cores) or ()), ""

@@ -65,7 +65,7 @@ def wish_of(call: Call) -> SessionWish:
     window = decode_json(msgspec.json.encode(size), Window, "the window")
     term = call.query.get("term", "xterm")
     if not re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term):
-        raise InvalidInput(f"parameter term is no name of a terminal: {term[:80]!r}")
+        raise InvalidInput(f"parameter term is not the name of a terminal: {term[:80]!r}")
     assert isinstance(window, Window)
     return SessionWish(argv, call.flag("tty"), window, term)
 
@@ -90,9 +90,12 @@ class Sessions:
     def _counted(self, task_id: str) -> Iterator[None]:
         if self._of[task_id] >= PER_TASK or self._of.total() >= PER_HOST:
             raise Busy(
-                f"{self._of[task_id]} sessions run in task {task_id}, of {self._of.total()} on"
-                " this host",
-                hint=f"end some of them: at most {PER_TASK} of a task, {PER_HOST} of a host",
+                f"task {task_id} has {self._of[task_id]} sessions, and this host "
+                f"{self._of.total()}",
+                hint=(
+                    f"end some of them: the maximum is {PER_TASK} for a task and {PER_HOST} "
+                    "for a host"
+                ),
             )
         self._of[task_id] += 1
         try:
@@ -152,11 +155,7 @@ class _Session:
             await asyncio.wait({hearing, ending, idling}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
                 hearing.result() if hearing.done() else None
-                why = (
-                    "the client does not listen any more"
-                    if hearing.done()
-                    else "nothing was said for long"
-                )
+                why = "the client no longer reads" if hearing.done() else "it was idle for too long"
                 return ExecEnd(problem=Busy(f"the session was ended: {why}").problem())
             end = ending.result()
             self._streams.opened()
@@ -229,7 +228,8 @@ class _Session:
         if end is None:
             raise Busy(
                 "the command has ended with its task, which was stopped, restarted or replaced",
-                hint="look how the task is (show), then try again; see journalctl -u " + self._unit,
+                hint="read the task's state (show), then try again; see journalctl -u "
+                + self._unit,
             )
         return end
 
@@ -250,6 +250,6 @@ def _end_of(end: UnitState) -> ExecEnd:
         return ExecEnd(problem=SystemdError(f"it could not be run: {end.result}").problem())
     detail = OOM if end.result == OOM else ""
     if end.exit_code in STEPS:
-        detail = f"exit code {end.exit_code} is systemd's where a command never started: "
+        detail = f"exit code {end.exit_code} is systemd's for a command that never started: "
         detail += STEPS[end.exit_code]
     return ExecEnd(code=end.exit_code, signal=end.exit_signal, detail=detail)

@@ -42,7 +42,7 @@ class Oomd:
         try:
             return await asyncio.to_thread(self._ask, command)
         except TwineError as e:
-            log.warning("cannot read what systemd-oomd did", extra={"why": str(e)})
+            log.warning("cannot read the actions of systemd-oomd", extra={"why": str(e)})
             return ""
 
     def _ask(self, command: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ class TaskStorage:
         seen = {task_of(u.unit): key_in(u.description) for u in await units.all(TASK_UNITS)}
         found = rebuilt(replay.copies, seen, replay.unreadable)
         for task_id, record in found.items():
-            why = replay.unreadable.get(task_id, "it is not there")
+            why = replay.unreadable.get(task_id, "it does not exist")
             log.error("a task record was rebuilt", extra={"task": task_id, "why": why})
             said = f"its record could not be read ({why}); it was rebuilt from its copy in memory"
             events.add("agent", task_id, said)
@@ -62,7 +62,7 @@ class TaskStorage:
             self._journal.save(record)
         except HostError as e:
             extra = {"task": record.task_id, "why": str(e)}
-            log.warning("a rebuilt record is in memory alone", extra=extra)
+            log.warning("a rebuilt record exists only in memory", extra=extra)
 
     async def look_at_root(self, task: TaskRecord) -> tuple[bool, bool]:
         """Return whether the task has a root of its image, and whether it has any root."""

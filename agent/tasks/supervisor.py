@@ -137,7 +137,7 @@ class TaskLoop:
         try:
             return await self._step()
         except TwineError as e:
-            log.warning("cannot look after a task", extra={"task": task_id, "why": str(e)})
+            log.warning("cannot manage a task", extra={"task": task_id, "why": str(e)})
         except Exception:
             log.exception("the loop of a task failed; this is a bug", extra={"task": task_id})
         self.settled.set()
@@ -406,7 +406,7 @@ class TaskLoop:
             try:
                 await self._save(task, durable=verdict.probe != "ready")
             except HostError as e:
-                log.warning("cannot save a verdict", extra={"task": task.task_id, "why": str(e)})
+                log.warning("cannot store a verdict", extra={"task": task.task_id, "why": str(e)})
             finally:  # a full disk is no reason to hide how a task is
                 self.record = task
                 self._tell(task)

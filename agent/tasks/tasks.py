@@ -45,7 +45,7 @@ from wire.errors import Conflict, HostError, NotFound, Unprocessable
 
 log = logging.getLogger(__name__)
 
-STOP_ASKED = "stop was asked for"
+STOP_ASKED = "a stop was requested"
 _UNKNOWN_IMAGE = Digest("sha256:" + "0" * 64)
 
 
@@ -91,17 +91,19 @@ class HostTasks:
         try:
             roots = await host.storage.tasks_with_root()
         except HostError as e:  # what is left over stays until the disk answers
-            log.error("what is left of tasks cannot be looked for", extra={"why": str(e)})
+            log.error("cannot search for leftovers of tasks", extra={"why": str(e)})
             roots = []
         host.contact.adopt(replay)
         self._capacity.cpus.adopt(replay.tasks.values())
         for record in replay.tasks.values():
             self._start(record)
         for task_id in leftovers(replay.tasks, replay.unreadable, units, roots):
-            log.warning("removing a task that has no record", extra={"task": task_id})
+            log.warning(
+                "removing the leftovers of a task without a record", extra={"task": task_id}
+            )
             self._start(_to_remove(task_id))
         for task_id, why in replay.unreadable.items():
-            message = f"the record cannot be read ({why}); what runs is left running"
+            message = f"the record cannot be read ({why}); its running processes are not stopped"
             log.error("a task record is unreadable", extra={"task": task_id, "why": why})
             host.events.add("agent", task_id, message)
         for loop in list(self._loops.values()):
@@ -120,15 +122,15 @@ class HostTasks:
         del self._loops[record.task_id]
         self._host.contact.recount(loop.record.spec.epoch for loop in self._loops.values())
         await self._capacity.memory.ended(record.task_id)
-        self._host.events.add("task-removed", record.task_id, "stopped and torn down")
+        self._host.events.add("task-removed", record.task_id, "stopped and removed")
         extra = {"task": record.task_id}
-        log.info("task %s: stopped and torn down", record.task_id, extra=extra)
+        log.info("task %s: stopped and removed", record.task_id, extra=extra)
 
     def _check(self, task_id: str, spec: TaskSpec, known: TaskRecord | Tombstone | None) -> None:
         if refused := stale(spec.generation, spec.epoch, known):
             raise Conflict(
                 f"task {task_id} is not changed: {refused.reason}",
-                hint="read the task, then ask with a higher generation",
+                hint="read the task, then send a higher generation",
             )
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
@@ -155,7 +157,7 @@ class HostTasks:
             if refused := contradiction(spec, record):
                 raise Conflict(
                     f"task {task_id} is not changed: {refused.reason}",
-                    hint="ask for a change with a higher generation",
+                    hint="send the change with a higher generation",
                 )
             new = accept(task_id, spec, record)
             if new is None:
@@ -296,7 +298,7 @@ class HostTasks:
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not restarted: it is being removed")
             if is_over(record) and (why := self._admission.no_room(task_id, record.spec)):
-                hint = "stop a task, or ask for less"
+                hint = "stop a task, or request less"
                 raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
             asked = replace(record, restart_asked=True, cut_off=False, streak=0)
             asked = replace(asked, boot_id=self._boot_id)
@@ -321,7 +323,7 @@ class HostTasks:
             spec = resized(record.spec, resize)
             if spec.generation > COUNT_MAX:
                 raise Conflict(
-                    f"task {task_id} is not resized: no generation is above its own",
+                    (f"task {task_id} is not resized: its generation is the highest possible"),
                     hint="remove it and put it again",
                 )
             self._check(task_id, spec, record)
@@ -333,9 +335,9 @@ class HostTasks:
                 raise Unprocessable(f"task {task_id} is not resized: {why}")
             if key_of(spec) != key_of(record.spec):
                 raise Unprocessable(
-                    f"task {task_id} is not resized: its first CPUs or huge pages of its own, or"
-                    " none any more, need a restart",
-                    hint="put it with other resources",
+                    f"task {task_id} is not resized: adding its first exclusive CPUs or "
+                    "huge pages, or removing the last, requires a restart",
+                    hint="put it with the new resources",
                 )
             self._admission.check(task_id, spec, "is not resized")
             return self._with_cpus(replace(record, spec=spec))
@@ -365,9 +367,9 @@ class HostTasks:
         """Return the invocation of a task that ended last, or raise `NotFound`."""
         if not self.knows(task_id):
             raise NotFound(
-                f"there is no task {task_id} on this machine, and which run of it was the last"
-                " went with it",
-                hint="logs without --previous has what the journal keeps of it",
+                f"there is no task {task_id} on this machine; the record of its last run "
+                "was removed with it",
+                hint="logs without --previous shows the output that the journal still has",
             )
         ended = self.record(task_id).ended_invocation
         if not ended:
@@ -384,7 +386,9 @@ class HostTasks:
         """Return the record of a task that runs; raise `NotFound` or `Conflict`."""
         record = self.record(task_id)
         if record.state is not TaskState.RUNNING:
-            raise Conflict(f"task {task_id} is {record.state}: nothing can be run inside it")
+            raise Conflict(
+                f"task {task_id} is {record.state}: a command can run only inside a running task"
+            )
         return record
 
     def record(self, task_id: str) -> TaskRecord:

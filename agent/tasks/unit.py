@@ -46,7 +46,7 @@ class SystemContainer(TaskStage):
         """Return the unit that starts the container, or `unit` itself for all other tasks."""
         if not has_own_init(task.spec):
             return unit
-        assert task.ids is not None, "given to it when it was admitted"
+        assert task.ids is not None, "assigned when the task was admitted"
         return enclosed(task.task_id, task.spec, unit, task.ids, *self._folders)
 
 

@@ -50,9 +50,9 @@ class Volumes:
         except BtrfsError as e:
             why = str(e)
         raise Unprocessable(
-            f"task {task_id} cannot run: volumes.{limited[0]}.max_bytes needs quotas of the file"
-            f" system at {self.state}, and it has none: {why}",
-            hint="leave the limit out, or put the state folder on btrfs with quotas",
+            f"task {task_id} cannot run: volumes.{limited[0]}.max_bytes needs quotas of "
+            f"the file system at {self.state}, which has none: {why}",
+            hint="remove the limit, or put the state folder on btrfs with quotas",
         )
 
     def disk_bytes(self) -> int:
@@ -70,7 +70,7 @@ class Volumes:
                 raise HostError(
                     f"task {task_id} cannot start: there is no volume {place.partition('/')[2]}"
                     " on this machine",
-                    hint="start the task that has it; `twine-agent volume list` shows all",
+                    hint="start the task that owns it; `twine-agent volume list` shows all",
                 )
         kept = places(task_id, spec, *KEPT)
         for place, volume in kept.items():
@@ -139,7 +139,7 @@ class Volumes:
         """Keep what a persistent volume holds at this moment, to be read only."""
         named = self._named(entitlement, name)
         if named.label:
-            raise Conflict(f"{name} is a snapshot already")
+            raise Conflict(f"there is already a snapshot {name}")
         folder, target = f"volumes/{entitlement}", name_of(named.task_id, named.volume, label)
         source = self.state / folder / name
         self._btrfs.snapshot(source, self.state / folder / target, read_only=True)
@@ -153,7 +153,7 @@ class Volumes:
         place = f"volumes/{entitlement}/{name}"
         if tasks := users().get(place):
             raise Conflict(
-                f"volume {name} is not removed: task {', '.join(tasks)} has it",
+                f"volume {name} is not removed: task {', '.join(tasks)} uses it",
                 hint="stop the task first",
             )
         self._btrfs.delete(self.state / place)

@@ -78,7 +78,7 @@ def test_a_task_gets_the_pages_that_it_asked_for_and_others_none(guest: OneGuest
     run(guest, "db", pages=3)
     assert said(guest, "db") == "pages: 3, then Cannot allocate memory"
     assert limit(guest, db).split() == [str(3 * PAGE)] * 2
-    assert "has 8 pages of 2MiB, and 3 are other tasks'" in run(guest, "more", pages=6)
+    assert "has 8 pages of 2MiB, and other tasks hold 3" in run(guest, "more", pages=6)
 
     run(guest, "web")
     assert said(guest, "web") == "pages: 0, then Cannot allocate memory"

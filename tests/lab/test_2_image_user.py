@@ -195,7 +195,7 @@ def test_a_number_whose_group_is_roots_has_the_files_of_that_group(guest: OneGue
 def test_a_user_whom_the_image_does_not_know_is_told(guest: OneGuest) -> None:
     run = "twine-agent run web --image oci-archive:/root/nobody.tar --memory 64MiB 2>&1; true"
     told = guest.ssh(run, timeout_s=900)
-    assert "user 'nobody', and its /etc/passwd names no such user" in told
+    assert "user 'nobody', and its /etc/passwd has no such user" in told
     assert "USER 1000" in told
     assert "Traceback" not in told
     assert "all is accounted for" in guest.ssh("twine-agent fsck")

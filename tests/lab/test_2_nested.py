@@ -169,5 +169,5 @@ def test_nothing_is_left_of_a_container_whose_task_is_deleted(guest: OneGuest) -
 def test_nested_by_itself_is_refused_with_the_reason(guest: OneGuest) -> None:
     """AG4"""
     run = "twine-agent run alone --relax nested --image /root/plain.tar -- /bin/sh 2>&1 || true"
-    assert "nested needs own-init beside it" in guest.ssh(run, timeout_s=900)
+    assert "nested requires own-init" in guest.ssh(run, timeout_s=900)
     assert "nested" in guest.ssh("twine-agent facts | grep ^capabilities")

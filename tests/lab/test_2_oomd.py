@@ -129,7 +129,7 @@ def test_what_systemd_oomd_kills_says_so_and_the_agent_takes_no_other(guest: One
     before, evicted = tasks(guest), evictions(guest)
     guest.ssh(f"{SET} {HASTY}; {SET} MemoryHigh={NEVER_ENOUGH}M")
     stepped_back = "journalctl -u twine-agent -o cat | grep 'memory is short' || true"
-    guest.until("the agent steps back", lambda: "made room" in guest.ssh(stepped_back))
+    guest.until("the agent steps back", lambda: "freed memory" in guest.ssh(stepped_back))
     guest.ssh(f"{SET} ManagedOOMMemoryPressureLimit=80%")
     filled(guest)
 

@@ -66,7 +66,9 @@ def test_cores_of_its_own_hold_and_are_given_back(guest: OneGuest) -> None:
     assert kernel(guest, OWN_DB) == "2-3"
     assert kernel(guest, "workload-local.slice") == "0-1"
     assert "would leave no CPU of 4 for another task" in run(guest, "more", own=2)
-    assert "tasks may use 4 CPUs (0-3), 2 CPUs (2-3) other tasks' own" in run(guest, "more", own=3)
+    assert "tasks may use 4 CPUs (0-3), 2 CPUs (2-3) exclusive CPUs of other tasks" in run(
+        guest, "more", own=3
+    )
 
     ran = guest.ssh("systemctl show -P InvocationID twine-task-db.service")
     guest.ssh("systemctl kill -s KILL twine-agent.service; systemctl start twine-agent.service")

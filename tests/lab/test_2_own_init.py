@@ -118,7 +118,7 @@ def test_systemd_is_up_inside_with_its_services_and_says_so_in_the_tasks_log(
     assert inside(guest, "hostname") == "web"
     limit = int(guest.ssh(f"cat {GROUP}/memory.max"))
     assert int(inside(guest, "df -B1 --output=size /dev/shm").split()[-1]) == limit // 2  # BUG-AG30
-    assert inside(guest, "nosuch").endswith("there is no such program in the task")
+    assert inside(guest, "nosuch").endswith("no such program in the task")
     assert guest.ssh("twine-agent exec web -- sh -c 'exit 3'; echo $?").strip() == "3"
     guest.ssh("twine-agent exec web -- sh -c 'sleep 98765 & echo left'")
     guest.until("nothing is left", lambda: guest.find("pgrep -f 'sleep [9]8765' || echo") == "")

@@ -38,7 +38,7 @@ btrfs subvolume list -o /var/lib/twine; ls -A /var/lib/twine; true"""
 INSTALL = "DEBIAN_FRONTEND=noninteractive dpkg -i /root/{}.deb"
 REFUSED = """twine-agent: the agent does not start; tasks run on. Why:
 twine-agent: a task record has schema 2, this agent knows up to 1
-  try: it was written by a newer agent: install that one again; tasks run on
+  try: a newer agent wrote it: install that one again; tasks continue to run
 twine-agent: mend that, then: dpkg --configure twine-agent
 """
 AGENT = "systemctl show -p ActiveState,ExecMainStatus,NRestarts twine-agent.service"
@@ -164,7 +164,9 @@ def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
     agent = set(guest.ssh(AGENT).split())
     assert agent == FAILED
     for words in ("systemctl status twine-agent.service", "journalctl -u twine-agent.service"):
-        assert "install that one again; tasks run on" in guest.ssh(f"{words} --no-pager || true")
+        assert "install that one again; tasks continue to run" in guest.ssh(
+            f"{words} --no-pager || true"
+        )
     assert guest.seen(2) == before
     later = guest.ssh("systemctl show -p MainPID -p InvocationID twine-task-later")
     again = guest.ssh("dpkg --configure twine-agent 2>&1; echo $?", timeout_s=1800)

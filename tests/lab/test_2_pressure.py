@@ -79,8 +79,8 @@ def test_the_task_goes_that_has_most_beyond_its_promise_and_its_neighbours_run_o
 
     (why,) = evictions(guest)
     assert "task big: " in why
-    assert "% of the last 10 s no task of the host got on for want of memory" in why
-    assert "of the entitlement that has the most (shop)" in why
+    assert "% of the last 10 s all tasks of the host were stalled by lack of memory" in why
+    assert "in the entitlement that used the most (shop)" in why
     assert {name: task["restarts"] for name, task in tasks(guest).items()} == {
         "big": 1,
         "small": 0,

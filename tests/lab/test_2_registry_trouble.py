@@ -267,9 +267,9 @@ def test_a_task_whose_image_nobody_trusted_signed_is_refused_in_words(
     for said, why in (
         (put(None), "it has no signature"),
         (put(other), "only other keys signed it"),
-        (put(key, "sha256:" + "9" * 64), "what came as its signature is none of this image"),
+        (put(key, "sha256:" + "9" * 64), "the stored signature does not match this image"),
     ):
-        assert f"image {digest} is not signed with the key that its entitlement asks for" in said
+        assert f"image {digest} is not signed with the key which its entitlement requires" in said
         assert why in said
     assert "signed" not in guest.ssh("twine-agent ps")
     assert '"generation":1' in put(key)

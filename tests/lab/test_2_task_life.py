@@ -146,7 +146,7 @@ def test_a_start_that_takes_too_long_is_told_as_such(guest: OneGuest) -> None:
     guest.ssh(f"systemctl daemon-reload; {run}", timeout_s=900)
     guest.until(
         "its start was given up",
-        lambda: "did not have it started" in guest.ssh("twine-agent show slow"),
+        lambda: "did not start it" in guest.ssh("twine-agent show slow"),
     )
     guest.ssh(f"rm -r {folder}; systemctl daemon-reload")
     guest.until("it runs", lambda: "running" in guest.ssh("twine-agent show slow"))

@@ -22,16 +22,16 @@ _OF_A_TASK = re.compile(
 )
 _INTAKE = re.compile(r"twine-(unpack|fetch)-[0-9a-f]+\.service")
 _OWN = {
-    "agent.lock": "the lock that keeps a second agent away",
-    "identity": "who this host is, and its keys",
+    "agent.lock": "the lock that allows one agent only",
+    "identity": "the identity of this host, with its keys",
     "images": "images",
     "journal": "records of tasks",
     "layers": "layers of images",
-    "reserve": "room that is kept for records on a full disk",
-    "reserve.new": "the same, while it is being taken",
+    "reserve": "space that is reserved for records on a full disk",
+    "reserve.new": "the same, while it is being reserved",
     "scratch": "volumes that go with their tasks",
     "sidekick": "the host profile's state",
-    "staging": "what is being taken in",
+    "staging": "images that are being received",
     "tasks": "root file systems of tasks",
     "volumes": "volumes of tasks",
 }
@@ -111,7 +111,7 @@ def lasting(first: Iterable[Account], again: Iterable[Account]) -> list[Account]
     return [
         a
         if not a.wrong or (a.kind, a.name, a.why) in before
-        else Account(kind=a.kind, name=a.name, owner=a.owner, why="it is changing right now")
+        else Account(kind=a.kind, name=a.name, owner=a.owner, why="it is being changed")
         for a in again
     ]
 
@@ -135,7 +135,7 @@ def _of_tasks(kind: str, things: Mapping[str, str], found: FoundOnHost) -> Itera
             )
             yield Account(kind=kind, name=name, owner=f"task {task_id}", why=why, bytes=size)
         elif task_id in found.unreadable:
-            why = "the task's record cannot be read; nothing of it is touched"
+            why = "the task's record cannot be read; its objects stay"
             yield Account(kind=kind, name=name, owner=f"task {task_id}", why=why, bytes=size)
         else:
             why = f"there is no task {task_id or '(none named)'}"
@@ -149,7 +149,11 @@ def _units(found: FoundOnHost) -> Iterator[Account]:
         if unit in of_tasks:
             continue
         if _INTAKE.fullmatch(unit):
-            why = "it takes an image in" if found.taking_in else "no image is being taken in"
+            why = (
+                "it belongs to a running image fetch"
+                if found.taking_in
+                else "no image is being fetched"
+            )
             yield Account(
                 kind="unit",
                 name=unit,
@@ -202,9 +206,9 @@ def _store(kind: str, store: SubvolumeStore, found: FoundOnHost) -> Iterator[Acc
                 kind=kind, name=name, owner=owner, stays=fate.stays, why=fate.why, bytes=size
             )
         elif found.taking_in and not (there and described):
-            yield Account(kind=kind, name=name, owner=owner, why="it is being taken in", bytes=size)
+            yield Account(kind=kind, name=name, owner=owner, why="it is being received", bytes=size)
         else:
-            why = "it can be written" if there and described else "its description is missing"
+            why = "it is still writable" if there and described else "its description is missing"
             why = why if there else "only its description is there"
             yield Account(
                 kind=kind, name=name, owner=owner, stays=False, why=why, bytes=size, wrong=True
@@ -218,20 +222,20 @@ def _volumes(found: FoundOnHost) -> Iterator[Account]:
         named = read_name(name.partition("/")[2])
         size = found.bytes.get(("volume", name))
         if named is None:
-            why = "the agent never gives such a name; look at it, then remove it by hand"
+            why = "the agent never creates such a name; examine it, then remove it by hand"
             yield Account(kind="volume", name=name, why=why, bytes=size, wrong=True)
             continue
         owner, why = f"task {named.task_id}", "the task is here"
         if named.label:
             why = f"a snapshot of {named.task_id}.{named.volume}; `twine-agent volume delete`"
         elif f"volumes/{name}" not in used:
-            why = "no task here has it; it is kept for when the task comes back, until removed"
+            why = "no task here uses it; it is kept for a return of the task until it is removed"
         yield Account(kind="volume", name=name, owner=owner, why=why, bytes=size)
 
 
 def _staging(found: FoundOnHost) -> Iterator[Account]:
     for name in found.staging:
-        why = "an image is being taken in" if found.taking_in else "nothing is being taken in"
+        why = "an image is being received" if found.taking_in else "no image is being received"
         yield Account(
             kind="staging",
             name=name,
@@ -248,7 +252,7 @@ def _records(found: FoundOnHost) -> Iterator[Account]:
         task_id = name.removesuffix(".json")
         if name.startswith("."):
             account = Account(
-                kind="record", name=name, stays=False, why="a write was cut off", wrong=True
+                kind="record", name=name, stays=False, why="a write was interrupted", wrong=True
             )
         elif not name.endswith(".json"):
             owner = f"task {(of := name.partition('.')[0])}"
@@ -256,7 +260,7 @@ def _records(found: FoundOnHost) -> Iterator[Account]:
             why = f"it could not be read and is kept for diagnosis{now}"
             account = Account(kind="record", name=name, owner=owner, why=why)
         elif task_id in found.unreadable:
-            why = "it cannot be read; put or delete the task, and it is kept aside"
+            why = "it cannot be read; put or delete the task to set it aside"
             account = Account(
                 kind="record", name=name, owner=f"task {task_id}", why=why, wrong=True
             )
@@ -275,7 +279,7 @@ def _ports(found: FoundOnHost) -> Iterator[Account]:
         elif name == "none":
             why = "for tasks without ports"
         else:
-            why = "of no task: it goes as soon as ports of another are asked for"
+            why = "it belongs to no task; it is removed when another task requests ports"
         owner = f"task {of[0]}" if len(of) == 1 else "agent"
         stays = bool(of) or name == "none"
         yield Account(kind="ports", name=name, owner=owner, stays=stays, why=why)
@@ -298,7 +302,7 @@ def _mount(path: str, found: FoundOnHost) -> Account:
     of, machines, below = path.rpartition("/machines/")
     task, _, inner = below.partition("/")
     if of and machines and inner and task in found.tasks:
-        why = "of the machine that the task is: its root or a volume"
+        why = "it belongs to a system container: its root or a volume"
         return Account(kind="mount", name=path, owner=f"task {task}", why=why)
     why = "no program of this host mounts anything there"
     return Account(kind="mount", name=path, stays=False, why=why, wrong=True)
@@ -310,5 +314,5 @@ def _files(found: FoundOnHost) -> Iterator[Account]:
         if not inner and top in _OWN:
             yield Account(kind="file", name=name, owner="agent", why=_OWN[top])
         else:
-            why = "the agent never makes such a thing; look at it, then remove it by hand"
+            why = "the agent never creates such an object; examine it, then remove it by hand"
             yield Account(kind="file", name=name, why=why, wrong=True)

@@ -151,7 +151,8 @@ def why_evicted(load: Load, waits: Waits) -> str:
     """Return the reason of an eviction, for the task's owner."""
     kept = f" ({about_size(load.kept_bytes)} of it promised)" if load.kept_bytes else ""
     return (
-        f"it was evicted: for {waits.tasks:.0%} of the last 10 s no task of the host got on for"
-        f" want of memory, and it had the most, {about_size(load.memory_bytes)}{kept}, of the"
-        f" entitlement that has the most ({load.entitlement})"
+        f"it was evicted: for {waits.tasks:.0%} of the last 10 s all tasks of the host "
+        "were stalled by lack of memory, and it used the most, "
+        f"{about_size(load.memory_bytes)}{kept}, in the entitlement that used the most "
+        f"({load.entitlement})"
     )

@@ -109,8 +109,8 @@ def _in_range(word: str, what: str, listed: ListedUsers) -> int:
             hint="build it with a lower number",
         )
     raise Unprocessable(
-        f"the image runs as {what} {word[:80]!r}, and {of} names no such {what}",
-        hint=f"build it with the {what} added ({what}add), or name a number (USER 1000)",
+        f"the image runs as {what} {word[:80]!r}, and {of} has no such {what}",
+        hint=f"build it with the {what} added ({what}add), or use a number (USER 1000)",
     )
 
 

@@ -203,7 +203,7 @@ def choose(data: bytes, processor: Processor) -> str:
     if len({m.digest for m in plain}) > 1:
         named = [name for m in plain if (name := m.annotations.get(TAG))]
         raise Unprocessable(
-            f"there are {len(plain)} images in one archive or index, and none says for what it is",
+            f"one archive or index has {len(plain)} images without a platform",
             hint="name one of them, oci-layout:FOLDER:TAG or oci-archive:FILE:TAG"
             + (f": {', '.join(sorted(named)[:10])}" if named else ""),
         )
@@ -246,11 +246,11 @@ def read_manifest(data: bytes, expected: str = "") -> Manifest:
         raise Unprocessable(f"manifest {digest} has no configuration or no layers: not an image")
     if len(found.layers) > LAYERS_MAX:
         raise Unprocessable(
-            f"manifest {digest} has {len(found.layers)} layers, {LAYERS_MAX} at most are taken"
+            f"manifest {digest} has {len(found.layers)} layers; the maximum is {LAYERS_MAX}"
         )
     config = _checked(found.config, "the configuration")
     if config.size > DOCUMENT_MAX_BYTES:
-        raise Unprocessable(f"the configuration of {digest} says it has {config.size} bytes")
+        raise Unprocessable(f"the configuration of {digest} declares a size of {config.size} bytes")
     layers = tuple(_layer_blob(d) for d in found.layers)
     return Manifest(digest, Blob(config.digest, config.size), layers)
 
@@ -259,14 +259,17 @@ def _layer_blob(found: _Descriptor) -> Blob:
     digest = _checked(found, "a layer").digest
     if ".nondistributable." in found.media_type or ".foreign." in found.media_type or found.urls:
         raise Unprocessable(
-            f"layer {digest} is a foreign one ({found.media_type}): it is kept elsewhere",
+            (
+                f"layer {digest} is a foreign layer ({found.media_type}): the registry does "
+                "not have it"
+            ),
             hint="build the image without layers that may not be distributed",
         )
     kind = _LAYERS.get(found.media_type)
     if kind is None:
         raise Unprocessable(
-            f"layer {digest} is of type {found.media_type}, which is not known here",
-            hint="plain, gzip and zstd layers are taken; encrypted ones are not",
+            f"layer {digest} is of the unsupported type {found.media_type}",
+            hint="plain, gzip and zstd layers are supported; encrypted ones are not",
         )
     return Blob(digest, found.size, kind)
 
@@ -285,8 +288,8 @@ def read_config(
     ids = found.rootfs.diff_ids
     if len(ids) != len(manifest.layers) or not all(_DIGEST.fullmatch(i) for i in ids):
         raise Unprocessable(
-            f"image {manifest.digest} has {len(manifest.layers)} layers, and its configuration "
-            f"names {len(ids)}"
+            f"image {manifest.digest} has {len(manifest.layers)} layers, and its "
+            f"configuration lists {len(ids)}"
         )
     layers, below = [], ""
     for diff_id, blob in zip(ids, manifest.layers, strict=True):
@@ -331,15 +334,15 @@ def _signal(name: str, digest: str) -> str:
     found = by_number.get(name, name.upper())
     found = found if found.startswith("SIG") else f"SIG{found}"
     if found not in SIGNALS:
-        raise Unprocessable(f"image {digest} is stopped by {name!r}, which is no signal")
+        raise Unprocessable(f"image {digest} has the stop signal {name!r}, which does not exist")
     return found
 
 
 def _checked(found: _Descriptor, what: str) -> _Descriptor:
     if not _DIGEST.fullmatch(found.digest):
-        raise Unprocessable(f"{what} is named {found.digest[:80]!r}: only sha256 is known here")
+        raise Unprocessable(f"{what} is named {found.digest[:80]!r}: only sha256 is supported")
     if found.size > LAYER_MAX_BYTES:
-        raise Unprocessable(f"{what} ({found.digest}) says it has {found.size} bytes")
+        raise Unprocessable(f"{what} ({found.digest}) declares a size of {found.size} bytes")
     return found
 
 

@@ -61,7 +61,9 @@ def decide_images(images: Sequence[ImageUse], room: Room, now: float) -> dict[st
             others = f" and {len(image.tasks) - 1} more" if len(image.tasks) > 1 else ""
             fates[image.digest] = RetentionFate(True, f"task {image.tasks[0]}{others} runs from it")
         elif idle >= room.keep_s:
-            why = f"it was not used for {_age(idle)}; {_age(room.keep_s)} are kept"
+            why = (
+                f"it was not used for {_age(idle)}; unused images are kept for {_age(room.keep_s)}"
+            )
             fates[image.digest] = RetentionFate(False, why)
             free += image.bytes
         elif free < room.wanted and idle >= GRACE_S:
@@ -89,12 +91,12 @@ def decide_layers(
     for layer in layers:
         count = users.get(layer.chain, 0)
         if count:
-            words = "1 image stands" if count == 1 else f"{count} images stand"
-            found[layer.chain] = RetentionFate(True, f"{words} on it")
+            words = "1 image uses" if count == 1 else f"{count} images use"
+            found[layer.chain] = RetentionFate(True, f"{words} it")
         elif layer.held:
-            found[layer.chain] = RetentionFate(True, "an image that is being taken in needs it")
+            found[layer.chain] = RetentionFate(True, "a running image fetch needs it")
         else:
-            found[layer.chain] = RetentionFate(False, "no image stands on it")
+            found[layer.chain] = RetentionFate(False, "no image uses it")
     return found
 
 

@@ -53,7 +53,7 @@ def is_cut_off(spec: TaskSpec, now: LeaseMoment) -> bool:
 def why_cut_off(spec: TaskSpec) -> str:
     """Return the reason that an ended task shows."""
     after_s = spec.disconnect.after_s
-    return f"not heard from its control plane for {after_s:g} s, as its job asks"
+    return f"its host had no contact with the control plane for {after_s:g} s, the limit of its job"
 
 
 def name_answer(boot_id: str, boot_s: float) -> str:

@@ -93,7 +93,8 @@ def address4(site: Site, task_id: str, taken: Collection[str]) -> IPv4Address:
         if str(found) not in taken:
             return found
     raise HostError(
-        f"no address of {site.prefix4} is free for task {task_id}", hint="set network_prefix4 wider"
+        f"no address of {site.prefix4} is free for task {task_id}",
+        hint="set a larger network_prefix4",
     )
 
 

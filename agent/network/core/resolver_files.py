@@ -95,7 +95,7 @@ def resolver_file(resolver: Resolver) -> str:
     """Return the text of a task's /etc/resolv.conf."""
     lines = ["# Written by twine-agent at each start of the task (docs/network.md)."]
     if not resolver.servers:
-        lines.append("# No name server is known that this task can reach.")
+        lines.append("# This task can reach no known name server.")
     lines += [f"nameserver {server}" for server in resolver.servers]
     lines += [f"search {' '.join(resolver.search)}"] if resolver.search else []
     lines += [f"options {' '.join(resolver.options)}"] if resolver.options else []

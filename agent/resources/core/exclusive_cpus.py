@@ -107,18 +107,18 @@ def refusal(cores: Sequence[Core], taken: Taken, count: int, had: Collection[int
     sizes = {len(core.cpus) for core in cores if core.cpus and core.whole}
     if len(sizes) == 1 and count % (size := min(sizes)):
         less = count - count % size
-        ask = f"ask for {less + size}" + (f" or {less}" if less else "")
-        return f"{attempt} is no number of whole cores: each has {size} CPUs here; {ask}"
+        ask = f"request {less + size}" + (f" or {less}" if less else "")
+        return f"{attempt} is not a number of whole cores: each has {size} CPUs here; {ask}"
     if chosen(cores, taken.own | taken.pinned, count, had):
         if taken.sharing and len(everything - taken.own) <= count:
             others = f"{taken.sharing} other tasks" if taken.sharing > 1 else "another task"
             return f"{attempt} would leave no CPU of {len(everything)} for {others}"
         return ""
     words = [f"tasks may use {_cpus(everything)}"]
-    words += [f"{_cpus(taken.own)} other tasks' own"] if taken.own else []
-    words += [f"{_cpus(taken.pinned)} asked for by number"] if taken.pinned else []
+    words += [f"{_cpus(taken.own)} exclusive CPUs of other tasks"] if taken.own else []
+    words += [f"{_cpus(taken.pinned)} requested by number"] if taken.pinned else []
     halves = frozenset(cpu for core in cores if not core.whole for cpu in core.cpus)
-    words += [f"{_cpus(halves)} of cores that do other work, too"] if halves else []
+    words += [f"{_cpus(halves)} of cores that also have other work"] if halves else []
     return f"{attempt} does not fit: {', '.join(words)}"
 
 
@@ -129,9 +129,9 @@ def _cpus(cpus: Set[int]) -> str:
 def sharing_refusal(cores: Iterable[Core], own: frozenset[int], pinned: Collection[int]) -> str:
     """Return why a task without CPUs of its own cannot run; `pinned` are those that it names."""
     if shared_out := sorted(own.intersection(pinned)):
-        return f"resources.cpus: CPU {shared_out[0]} is another task's own"
+        return f"resources.cpus: CPU {shared_out[0]} is exclusive to another task"
     if own and not shared(cores, own):
-        return f"all {len(own)} CPUs for tasks ({listed(own)}) are other tasks' own"
+        return f"all {len(own)} CPUs for tasks ({listed(own)}) are exclusive to other tasks"
     return ""
 
 

@@ -50,10 +50,10 @@ def refusal(
         there, attempt = pools.get(size, 0), f"resources.{told[size]} {count} does not fit"
         taken = sum(pages_of(other.resources).get(size, 0) for other in others)
         if count + taken > there:
-            hint = "" if there else "; its host profile makes them ([hugepages])"
+            hint = "" if there else "; its host profile sets them up ([hugepages])"
             return (
-                f"{attempt}: the machine has {there} pages of {about_size(size)}, and {taken} are"
-                f" other tasks'{hint}"
+                f"{attempt}: the machine has {there} pages of {about_size(size)}, and "
+                f"other tasks hold {taken}{hint}"
             )
     return ""
 

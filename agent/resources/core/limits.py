@@ -145,7 +145,7 @@ def lacking(values: Mapping[str, str], read: Mapping[str, str]) -> str:
     """Return which files must be there and are not, since a controller is off; empty if none."""
     missing = sorted(set(values) - set(read))
     off = ", ".join(missing)
-    return f"there is no {off}: the controller is off below workload.slice" if missing else ""
+    return f"{off} does not exist: the controller is off below workload.slice" if missing else ""
 
 
 def lifts_nothing(spec: TaskSpec, resize: Resize) -> str:
@@ -154,7 +154,7 @@ def lifts_nothing(spec: TaskSpec, resize: Resize) -> str:
     for io in resize.io or []:
         if io == IoLimit(device=io.device) and io.device not in had:
             there = ", ".join(had) or "none"
-            return f"io: {io.device} has no limit that could be lifted, those that have: {there}"
+            return f"io: {io.device} has no limit to remove; devices with limits: {there}"
     return ""
 
 
@@ -184,16 +184,16 @@ def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
             beside = [disk for disk in disks if folder and disk.rpartition("/")[0] == folder]
             names = beside or [disk for disk, kernels in disks.items() if disk == kernels]
             there = ", ".join(_DEV + disk for disk in names) or "none"
-            return f"resources.io: there is no block device {io.device}, the machine has {there}"
+            return f"resources.io: there is no block device {io.device}; the machine has {there}"
         if (first := seen.setdefault(disks[name], io.device)) != io.device:
             return (
-                f"resources.io: {first} and {io.device} are both {_DEV}{disks[name]}:"
-                " put all its limits into one table"
+                f"resources.io: {first} and {io.device} are both {_DEV}{disks[name]}: "
+                "put all its limits into one table"
             )
     if strays := [node for node in more.numa_nodes if node >= numa_nodes]:
         return (
-            f"resources.numa_nodes: there is no node {strays[0]}, the machine has {numa_nodes}"
-            " (from 0 on)"
+            f"resources.numa_nodes: there is no node {strays[0]}; the machine has "
+            f"{numa_nodes} (from 0 on)"
         )
     return ""
 
@@ -211,12 +211,12 @@ def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
     )
     for name, value, bound, most in ordered:
         if value is not None and value > most:
-            return f"resources.{name} {value} is more than limits.{bound} {most}"
+            return f"resources.{name} {value} exceeds limits.{bound} {most}"
     if strays := [cpu for cpu in more.cpus if cpu >= cpus]:
-        return f"resources.cpus: there is no CPU {strays[0]}, the machine has {cpus} (from 0 on)"
+        return f"resources.cpus: there is no CPU {strays[0]}; the machine has {cpus} (from 0 on)"
     taken = {cpu for other in others for cpu in other.resources.cpus}
     if shared := sorted(taken.intersection(more.cpus)):
-        return f"resources.cpus: CPU {shared[0]} is another task's own"
+        return f"resources.cpus: CPU {shared[0]} is exclusive to another task"
     return ""
 
 
@@ -226,7 +226,7 @@ def cannot_be_kept(spec: TaskSpec, others: Iterable[TaskSpec], memory_bytes: int
     kept = sum(other.resources.memory_min_bytes for other in others)
     if kept + more.memory_min_bytes > memory_bytes:
         return (
-            f"resources.memory_min_bytes {more.memory_min_bytes} does not fit: the machine has "
-            f"{memory_bytes} and {kept} are kept for other tasks"
+            f"resources.memory_min_bytes {more.memory_min_bytes} does not fit: the "
+            f"machine has {memory_bytes}, and {kept} of them are reserved for other tasks"
         )
     return ""

@@ -242,7 +242,7 @@ def tell_change(before: TaskStatus, after: TaskStatus) -> str:
     elif after.cpus != before.cpus:
         words = f"task {after.task_id}: {words_on_cpus(after.cpus)}"
     elif after.generation != before.generation:
-        words = f"task {after.task_id}: generation {after.generation} is wanted"
+        words = f"task {after.task_id}: generation {after.generation} is requested"
     else:
         words = f"task {after.task_id}: {after.state}"
     return words + (f" ({after.reason})" if after.reason else "")

@@ -38,7 +38,7 @@ def stale(
         return None
     if generation < current.generation:
         return RefusedRequest(
-            f"generation {generation} is older than {current.generation}, in force"
+            f"generation {generation} is older than {current.generation}, which is in force"
         )
     if isinstance(known, Tombstone) and generation == known.generation:
         return RefusedRequest(f"generation {generation} was already removed")
@@ -131,11 +131,11 @@ def too_big(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) 
     need = spec.limits.memory_max_bytes
     if committed_bytes + need > memory_bytes:
         return (
-            f"memory_max_bytes {about_size(need)} does not fit: the machine has"
-            f" {about_size(memory_bytes)} for tasks, and others on it may already use"
-            f" {about_size(committed_bytes)}"
+            f"memory_max_bytes {about_size(need)} does not fit: the machine has "
+            f"{about_size(memory_bytes)} for tasks, and its other tasks may already use "
+            f"{about_size(committed_bytes)}"
         )
     cores = spec.limits.cpu_max_cores
     if cores is not None and cores > cpus:
-        return f"cpu_max_cores {cores:g} is more than the machine has ({cpus})"
+        return f"cpu_max_cores {cores:g} exceeds the {cpus} CPUs of the machine"
     return ""

@@ -11,13 +11,13 @@ executed. systemd's own 90 s were too few on an emulated host with a quarter of 
 unit has as much."""
 
 STEPS: dict[int, str] = {
-    200: "its working directory could not be entered: is it in the image, and may everybody read "
-    "it and the image's root?",
+    200: "its working directory could not be entered: does the image have it, and may every "
+    "user read it and the image's root?",
     201: "its scheduling priority could not be set",
     202: "its file descriptors could not be set up",
-    203: "its command could not be executed: no such file in the image, not executable, "
-    "not to be read from the disk, or built for another processor",
-    204: "there was no memory to set it up",
+    203: "its command could not be executed: it is missing from the image, not executable, "
+    "unreadable on the disk, or built for another processor",
+    204: "memory was too short to set it up",
     205: "a resource limit could not be set",
     206: "its OOM score could not be set",
     207: "its signal mask could not be set",
@@ -33,20 +33,20 @@ STEPS: dict[int, str] = {
     217: "its user could not be set",
     218: "its capabilities could not be dropped",
     219: "it could not be put into its cgroup",
-    220: "it could not be made a session of its own",
+    220: "it could not get a session of its own",
     221: "its start was not confirmed",
     222: "its standard error could not be opened",
     224: "no PAM session could be opened",
     225: "its network could not be set up",
-    226: "its mount namespace could not be set up: is the image a whole root file system?",
-    227: "it could not be kept from new privileges",
+    226: "its mount namespace could not be set up: is the image a complete root file system?",
+    227: "new privileges could not be blocked",
     228: "its system call filter could not be set",
     229: "its SELinux context could not be set",
     230: "its execution domain could not be set",
     231: "its AppArmor profile could not be set",
     232: "its address families could not be restricted",
     233: "its runtime directory could not be made",
-    235: "a file could not be given to its user",
+    235: "the owner of a file could not be changed to its user",
     236: "its SMACK label could not be set",
     237: "its keyring could not be set up",
     238: "its state directory could not be made",
@@ -63,18 +63,18 @@ Source: systemd.exec(5), "Process Exit Codes".
 
 RESULTS = {
     "oom-kill": "it used more memory than its limit and was killed (oom-kill)",
-    "timeout": "it did not end in time after it was stopped, and was killed",
-    "start-timeout": f"its host did not have it started after {START_TIMEOUT_S // 60} minutes and "
-    "gave that start up",
-    "startup": "its startup probe failed for good",
-    "liveness": "its liveness probe failed for good",
-    "evicted": "its host was short of memory, and it had to go",
+    "timeout": "it did not end in time after its stop, and was killed",
+    "start-timeout": f"its host did not start it within {START_TIMEOUT_S // 60} minutes and "
+    "cancelled the start",
+    "startup": "its startup probe exceeded its failure limit",
+    "liveness": "its liveness probe exceeded its failure limit",
+    "evicted": "its host was short of memory and evicted it",
     "oomd-kill": "systemd-oomd killed it, since its host was short of memory",
     "external-stop": "its unit was stopped by another program on the host",
     "lost": "the host was rebooted",
-    "cut-off": "its host did not hear its control plane for as long as its job asks",
-    "resources": "systemd could not get what it needs to start it",
-    "watchdog": "its watchdog ran out",
+    "cut-off": "its host had no contact with its control plane for the limit of its job",
+    "resources": "systemd lacked a resource to start it",
+    "watchdog": "its watchdog expired",
     "start-limit-hit": "it was started too often in a row",
 }
 

@@ -89,8 +89,8 @@ def gone_back(task: TaskRecord, why: str) -> TaskRecord:
         spec=replace(old, epoch=task.spec.epoch),
         previous=None,
         gate_boot_s=None,
-        gone_back=f"generation {task.spec.generation} did not pass its health gate"
-        f" ({task.reason or why}); generation {old.generation} was brought back",
+        gone_back=f"generation {task.spec.generation} did not pass its health gate "
+        f"({task.reason or why}); generation {old.generation} was restored",
         streak=0,
         health=Health.UNKNOWN,
         next_start_at=None,

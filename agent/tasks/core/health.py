@@ -63,7 +63,9 @@ def after_verdict(task: TaskRecord, verdict: ProbeVerdict, now: LeaseMoment) -> 
         return change(task, health=verdict.health, reason=verdict.reason)
     if verdict.health is Health.UNHEALTHY:
         ended = ended_by_host(task, Exit(result=verdict.probe, at=now.wall), now)
-        return change(ended, reason=f"its {verdict.probe} probe failed for good: {verdict.reason}")
+        return change(
+            ended, reason=f"its {verdict.probe} probe exceeded its failure limit: {verdict.reason}"
+        )
     if verdict.probe == "startup" and verdict.health is Health.HEALTHY:
         return change(task, started_up=task.invocation_id)
     return task

@@ -53,7 +53,8 @@ def took_too_much(task_bytes: int) -> str:
     """Return in words why the kernel ended a command inside a task of so much memory."""
     most = size_text(memory_of_commands(task_bytes))
     return (
-        f"it used more than the {most} of memory that a command in this task may; the task runs on"
+        f"it exceeded {most} of memory, the limit of a command inside this task; the "
+        "task continues to run"
     )
 
 

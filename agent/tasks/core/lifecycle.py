@@ -26,12 +26,12 @@ from agent.runtime.core.records import TaskRecord, Wanted, is_up, key_of
 from agent.tasks.core.exits import describe
 from agent.tasks.core.gate import after_gate, begun_gate, gone_back, is_late, passed_gate
 
-LINGERS = "processes of it are left that even SIGKILL does not end; waiting for the kernel"
+LINGERS = "some of its processes survive SIGKILL; waiting for the kernel"
 
-ASKED_AGAIN, CHANGED = "restart was asked for", "its specification changed"
+ASKED_AGAIN, CHANGED = "a restart was requested", "its specification changed"
 """Why what runs of a task is to end."""
 
-WANTED_AGAIN = "it was about to end when it was wanted again; it is restarted"
+WANTED_AGAIN = "its owner requested it again while it was stopping; it is restarted"
 """Its hook may have run and its stop be under way, so what runs is not taken back."""
 
 LEAVING = "its host is going down; it starts again after the boot, or elsewhere"
@@ -86,7 +86,7 @@ class SeenUnit:
 
     @property
     def ended(self) -> bool:
-        """Whether its main process ended by itself; the unit is kept until we looked."""
+        """Whether its main process ended by itself; the unit is kept until it is read."""
         return self.active == "failed" or (self.active == "active" and self.sub == "exited")
 
 
@@ -136,7 +136,7 @@ def decide(
     decision = _decide(task, seen, now, leaving)
     decision = with_(decision, task=passed_gate(decision.task, now))
     if task.wanted is Wanted.RUN and is_late(decision.task, now):
-        back = gone_back(task, "it did not get healthy in time")
+        back = gone_back(task, "it did not become healthy in time")
         decision = _decide(back, seen, now, leaving)
     if barred and decision.action in (Action.PREPARE, Action.START):
         waiting = replace(decision.task, state=TaskState.ACCEPTED, reason=barred)
@@ -305,7 +305,7 @@ def _has_resources(task: TaskRecord) -> bool:
 
 
 def _after_end(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMoment) -> Decision:
-    """The main process ended by itself: count it once, let the unit go, apply the policy."""
+    """The main process ended by itself: count it once, remove the unit, apply the policy."""
     if task.ended_invocation == unit.invocation_id:
         return Decision(task, Action.STOP)
     end = _exit_of(unit, unit.exited_at or now.wall)

@@ -143,7 +143,7 @@ def missing(is_on: bool, has_program: Callable[[str], bool]) -> str:
     if not is_on:
         return "own-init is off on this host: its agent's configuration has own_init = false"
     if not has_program(NSPAWN):
-        return "own-init needs systemd-nspawn (Debian: systemd-container), and this host has none"
+        return "own-init needs systemd-nspawn (Debian: systemd-container), which this host lacks"
     return ""
 
 

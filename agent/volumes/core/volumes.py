@@ -81,8 +81,8 @@ def too_large(task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk
     if not mine or need + taken <= disk_bytes:
         return ""
     return (
-        f"volumes: {about_size(need)} do not fit: the disk has {about_size(disk_bytes)} and volumes"
-        f" of other tasks may take {about_size(taken)}"
+        f"volumes: {about_size(need)} do not fit: the disk has {about_size(disk_bytes)}, "
+        f"and volumes of other tasks may use {about_size(taken)} of that"
     )
 
 

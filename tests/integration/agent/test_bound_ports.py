@@ -139,12 +139,12 @@ def test_a_cgroup_that_is_gone_is_told_and_a_gate_that_is_not_there_is_an_error(
     keep([[]], alone=True, folder=folder)
 
     assert not hold(cgroup / "gone", [], folder)
-    with pytest.raises(HostError, match=r"cannot hold .* to its ports: No such file"):
+    with pytest.raises(HostError, match=r"cannot restrict .* to its ports: No such file"):
         hold(cgroup, [1], folder)
 
 
 def test_without_a_file_system_for_programs_the_error_says_so(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="cannot keep programs for ports") as e:
+    with pytest.raises(HostError, match="cannot store the port programs") as e:
         keep([[]], alone=True, folder=tmp_path / "ports")
 
     assert "bpffs" in e.value.hint

@@ -60,7 +60,7 @@ async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHo
         again = await client.get_task("stays")
         assert (again.state, again.invocation_id) == (TaskState.RUNNING, before.invocation_id)
         said = (await client.get_machine()).problems
-        assert ["left: no image is taken in" in problem for problem in said] == [True]
+        assert ["left: images are refused" in problem for problem in said] == [True]
         await client.delete_task("stays")
         await gone(client, "stays")
         for file in ballast.iterdir():

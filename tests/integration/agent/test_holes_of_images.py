@@ -134,7 +134,7 @@ def test_zeros_beyond_the_disk_take_no_room_and_other_data_does(
 
     dense = layer(entry("dense", data=os.urandom(DISK)))
     (tmp_path / "blob").write_bytes(dense)
-    with pytest.raises(Unprocessable, match="'dense' cannot be made: No space left on device"):
+    with pytest.raises(Unprocessable, match="'dense' cannot be created: No space left on device"):
         apply(str(tmp_path), "blob", "tar", sha(dense), sha(dense), str(tree))
 
 

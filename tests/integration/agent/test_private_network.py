@@ -77,7 +77,7 @@ def test_what_belongs_to_no_task_is_removed_by_name_and_nothing_else(
 ) -> None:  # P9, F-27
     strays = found["strays"]
     assert (strays["links"], strays["files"]) == (["e0"], [])
-    assert "e0 is no link to a task" in strays["refused"]
+    assert "e0 is not a link of a task" in strays["refused"]
 
 
 def test_a_host_without_a_default_route_knows_its_own_address(found: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ async def test_an_agent_on_a_read_only_disk_starts_says_so_and_loses_nothing(
 
     assert (again.state, again.invocation_id) == (TaskState.RUNNING, before.invocation_id)
     assert [t.task_id for t in tasks] == ["web"]
-    assert ["is read-only: tasks run on" in problem for problem in said] == [True], said
+    assert ["is read-only: tasks continue to run" in problem for problem in said] == [True], said
 
     _run("mount", "-o", "remount,rw", str(host.state))
     async with host.agent(_machine(host)) as client:

@@ -171,7 +171,10 @@ def test_an_old_copy_that_is_simply_put_back_is_noticed_by_the_hosts(
         restored(face, face.folder / "copy")
         refused = starts(face)
         assert refused.returncode == 78, refused.stderr
-        assert "1 of 1 hosts were told (vm1: this host was told at revision" in refused.stderr
+        assert (
+            "1 of 1 hosts were told (vm1: a control plane called this host at revision"
+            in refused.stderr
+        )
         assert "twine-control-plane restore-store" in refused.stderr
         assert lives(*hosts.folders) == before
 

@@ -190,7 +190,7 @@ def test_nothing_secret_is_sent_to_an_authority_with_another_pin(
     good = invitation(region)
     with Listener(other, other.ca_pem) as listener:
         invited = Invitation(listener.url, good.token, good.ca_hash)
-        with pytest.raises(Forbidden, match="nothing was sent"):
+        with pytest.raises(Forbidden, match="the token was not sent"):
             asyncio.run(HostIdentity(tmp_path / "id").join(invited, candidate()))
     assert listener.received.startswith(b"GET /v1/authority ")
     assert listener.received.count(b"HTTP/1.1") == 1

@@ -76,6 +76,6 @@ def test_an_installation_by_hand_is_refused_where_the_package_is(root: Path) -> 
     """F-05: units in /etc would hide those of every later version."""
     arrange(root)
     before = files(root)
-    with pytest.raises(Conflict, match="is from a package"):
+    with pytest.raises(Conflict, match="was installed from a package"):
         install(root)
     assert files(root) == before

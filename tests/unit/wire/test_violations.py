@@ -74,8 +74,8 @@ def test_the_bounds_of_a_number_are_written_with_all_their_digits() -> None:
 def test_what_fields_mean_to_each_other_is_said_in_the_words_of_their_type() -> None:
     found = fields({**GOOD, "probe": {"path": "/"}, "life": {"liveness": {"kind": "exec"}}})
     assert found == {
-        "probe": "a probe of kind http needs a port, and no command",
-        "life.liveness": "a probe of kind exec needs a command, and no port",
+        "probe": "a probe of kind http needs a port and cannot have a command",
+        "life.liveness": "a probe of kind exec needs a command and cannot have a port",
     }
 
 

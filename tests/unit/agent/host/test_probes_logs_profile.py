@@ -438,7 +438,7 @@ async def test_what_was_verified_in_an_earlier_boot_is_not_verified_now(host: Fa
         status = await client.get_profile()
 
     assert (status.state, status.generation) == (ProfileState.DRIFTED, 3)
-    assert "earlier boot" in status.detail
+    assert "before this boot" in status.detail
 
 
 async def test_a_report_that_nobody_renewed_is_not_believed(host: FakeHost) -> None:
@@ -457,7 +457,7 @@ async def test_a_report_that_nobody_renewed_is_not_believed(host: FakeHost) -> N
         again = await client.get_profile()
 
     assert status.state is ProfileState.DRIFTED
-    assert "not looked at for 700 s" in status.detail
+    assert "not verified for 700 s" in status.detail
     assert again.state is ProfileState.VERIFIED
 
 

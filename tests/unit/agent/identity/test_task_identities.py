@@ -282,7 +282,7 @@ async def test_a_file_that_cannot_be_written_is_told_in_one_line(
     (service.folder / "web-0" / "bundle.pem").unlink()
     (service.folder / "web-0" / "bundle.pem").mkdir()
     for work in (service.service.ensure(record("web-0", WEB)), service.look()):
-        with pytest.raises(HostError, match="cannot be told whom to trust: Is a directory"):
+        with pytest.raises(HostError, match="cannot be stored: Is a directory"):
             await work
 
 

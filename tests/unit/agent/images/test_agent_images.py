@@ -178,7 +178,7 @@ async def test_a_stream_that_stalls_keeps_nobody_from_the_image(host: FakeHost) 
 
     async with host.serving() as (services, client):
         services.images.idle_s = 0.05
-        with pytest.raises(Unreachable, match=r"stalled: nothing came for 0\.05 s"):
+        with pytest.raises(Unreachable, match=r"stalled: no data for 0\.05 s"):
             await services.images.receive(DIGEST, TAR, stalls())
         _nothing_stays(host)
         services.images.idle_s = 60.0

@@ -48,11 +48,14 @@ def test_the_signature_of_one_of_the_keys_is_enough() -> None:
     [
         ((), "it has no signature"),
         ((a_signature(OTHER),), "only other keys signed it"),
-        ((a_signature(digest=ELSE),), "none of this image"),
-        ((ImageSignature(name="web/2", key=PUBLIC, signature=a_signature().signature),), "none of"),
+        ((a_signature(digest=ELSE),), "does not match this image"),
+        (
+            (ImageSignature(name="web/2", key=PUBLIC, signature=a_signature().signature),),
+            "does not match",
+        ),
         (
             (ImageSignature(name=NAME, key=PUBLIC, signature=a_signature(OTHER).signature),),
-            "none of this image",
+            "does not match this image",
         ),
     ],
 )

@@ -66,8 +66,8 @@ def test_root_is_nobody_special(user: str) -> None:
 @pytest.mark.parametrize(
     ("user", "why"),
     [
-        ("nobody", "user 'nobody', and its /etc/passwd names no such user"),
-        ("app:nobody", "group 'nobody', and its /etc/group names no such group"),
+        ("nobody", "user 'nobody', and its /etc/passwd has no such user"),
+        ("app:nobody", "group 'nobody', and its /etc/group has no such group"),
         ("half", "user 'half'"),
         ("big", "user 'big'"),
         ("-1", "user '-1'"),
@@ -84,7 +84,7 @@ def test_a_user_that_nobody_knows_is_told_with_what_to_try(user: str, why: str) 
 
 def test_an_image_without_lists_takes_numbers_alone() -> None:
     assert resolve("5:6", ListedUsers(), ListedUsers()) == ImageUser(uid=5, gid=6)
-    with pytest.raises(Unprocessable, match="which it does not have, names no such user"):
+    with pytest.raises(Unprocessable, match="which it does not have, has no such user"):
         resolve("app", ListedUsers(), ListedUsers())
 
 

@@ -242,7 +242,7 @@ async def test_what_is_staged_is_fetched_behind_the_callers_back(
     assert said.detail.endswith("is being fetched")
     assert told[0] == asked_for_as(PLACE)
     assert told[1].startswith("fetching 2 of 2 layers")
-    assert told[2:4] == ["layer 1 of 2 is here", "layer 2 of 2 is here"]
+    assert told[2:4] == ["layer 1 of 2 is present", "layer 2 of 2 is present"]
     assert "not fetched: cannot read docker://registry.example/no:where" in failed[0].message
 
 
@@ -395,9 +395,9 @@ async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
 @pytest.mark.parametrize(
     ("lists", "why"),
     [
-        (APP, "user 'www', and its /etc/passwd, which it does not have, names no such user"),
+        (APP, "user 'www', and its /etc/passwd, which it does not have, has no such user"),
         (files(etc="a file"), "which it does not have"),
-        (layer(entry("etc/passwd", data=b"root:x:0:0\n")), "names no such user"),
+        (layer(entry("etc/passwd", data=b"root:x:0:0\n")), "has no such user"),
         (
             layer(entry("etc/passwd", tarfile.SYMTYPE, linkname="/etc/passwd")),
             "its /etc/passwd cannot be read: Too many levels of symbolic links",
@@ -408,7 +408,7 @@ async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
                 entry("etc/passwd", tarfile.SYMTYPE, linkname="us\ners"),
                 entry("etc/us\ners", data=b"www:x:1:1\n"),
             ),
-            "a link leads to a name that is no plain text",
+            "a link has a target that is not plain text",
         ),
         (layer(entry("etc/passwd", data=b"\n" * ((1 << 20) + 1))), "cannot be read"),
     ],
@@ -506,7 +506,7 @@ async def test_a_manifest_that_is_not_the_one_asked_for_is_refused(
     digest = an_image(host, registry)
     _shifted(host, registry)
     async with host.agent() as client:
-        with pytest.raises(Unprocessable, match="has a manifest with digest"):
+        with pytest.raises(Unprocessable, match="has digest"):
             await client.fetch_oci_image(f"{PLACE.rpartition(':')[0]}@{digest}")
     assert nothing_staged(host)
 

@@ -129,7 +129,7 @@ async def test_of_images_on_one_base_at_once_the_first_brings_it(
         while len(waiting) < len(others):
             events = await client.get_events(after, wait_s=5)
             after = events.latest
-            waiting |= {e.object for e in events.events if "another image brings it" in e.message}
+            waiting |= {e.object for e in events.events if "another image fetches it" in e.message}
         assert registry.fetched == []
         registry.let_go(host)
         infos = await asyncio.gather(first, *others)
@@ -166,7 +166,7 @@ async def test_a_fetch_that_stalls_is_given_up_and_keeps_nobody_from_the_base(
         first = asyncio.create_task(client.fetch_oci_image(FIRST))
         await begun(registry)
         info = await client.fetch_oci_image(SECOND)
-        with pytest.raises(Unreachable, match=r"cannot fetch .*: it stalled, nothing came for"):
+        with pytest.raises(Unreachable, match=r"cannot fetch .*: it stalled, no data for"):
             await first
     assert (host.state / "images" / info.digest[7:] / "base").read_text() == "base"
     assert list((host.state / "staging").iterdir()) == []
@@ -208,13 +208,13 @@ async def test_what_is_taken_in_is_listed_and_can_be_cancelled(
             while len((await client.list_arrivals()).images) < 2:
                 await asyncio.sleep(0.01)
         assert (await client.cancel_arrival(FIRST)).detail == "2 cancelled"
-        with pytest.raises(Conflict, match=f"the intake of image {FIRST} was cancelled"):
+        with pytest.raises(Conflict, match=f"the fetch of image {FIRST} was cancelled"):
             await waiting
         async with asyncio.timeout(10):
             while (await client.list_arrivals()).images:
                 await asyncio.sleep(0.01)
         assert not host.fake.systemd.units("twine-fetch-*.service")
         assert not list((host.state / "staging").iterdir())
-        with pytest.raises(NotFound, match="is being taken in"):
+        with pytest.raises(NotFound, match="is not being fetched"):
             await client.cancel_arrival(FIRST)
         await client.fetch_oci_image(SECOND)

@@ -77,7 +77,7 @@ def test_several_images_that_say_nothing_of_themselves_are_told_by_their_tags() 
     listed = [
         {"mediaType": MANIFEST, "digest": of(t), "size": 1, "annotations": {TAG: t}} for t in "ba"
     ]
-    with pytest.raises(Unprocessable, match="there are 2 images") as raised:
+    with pytest.raises(Unprocessable, match="has 2 images") as raised:
         choose(json.dumps({"schemaVersion": 2, "manifests": listed}).encode(), SMALL)
     assert raised.value.hint.endswith("oci-archive:FILE:TAG: a, b")
 

@@ -30,7 +30,7 @@ def test_an_image_stays_while_a_task_runs_from_it_however_old() -> None:
 
 def test_an_image_that_nobody_used_for_long_goes() -> None:
     fates = decide_images([an_image("old", 8 * DAY_S), an_image("new", 6 * DAY_S)], ROOMY, NOW)
-    assert fates["old"].why == "it was not used for 8 days; 7 days are kept"
+    assert fates["old"].why == "it was not used for 8 days; unused images are kept for 7 days"
     assert [d for d, f in fates.items() if f.stays] == ["new"]
 
 
@@ -61,7 +61,7 @@ def test_a_layer_goes_with_the_last_image_on_it() -> None:
         "two": True,
         "three": True,
     }
-    assert found["base"].why == "1 image stands on it"
+    assert found["base"].why == "1 image uses it"
 
 
 IMAGES = st.builds(

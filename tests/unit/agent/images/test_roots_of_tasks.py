@@ -61,7 +61,7 @@ def test_where_nobody_counts_a_writable_root_is_refused_in_words(host: FakeHost)
     host.fake.btrfs.can_count = QuotaMode.OFF
     roots = roots_of(host)
     roots.prepare("web", IMAGE)
-    with pytest.raises(HostError, match="no quotas, so nothing bounds"):
+    with pytest.raises(HostError, match="no quotas, so the written data would have no limit"):
         roots.renew("web", a_spec(root=RootMode.WRITABLE))
     roots.renew("web", a_spec())
 

@@ -36,11 +36,11 @@ async def test_nothing_is_fetched_of_an_image_that_no_key_of_the_policy_signed(
     path = f"/v1/images/{digest}/stream"
     async with host.agent() as client:
         for bad in (ImageTrust(keys=[PUBLIC]), trust(OTHER, digest), GOOD):
-            with pytest.raises(Unprocessable, match="nothing is fetched"):
+            with pytest.raises(Unprocessable, match="image pulls are off"):
                 await client.pull_image(ImagePull(digest=digest, path=path, trust=bad))
         with pytest.raises(Unprocessable, match="joined no control plane"):
             await client.pull_image(ImagePull(digest=digest, path=path, trust=trust(KEY, digest)))
-        with pytest.raises(Unprocessable, match="nothing is fetched"):  # though it is here
+        with pytest.raises(Unprocessable, match="image pulls are off"):  # though it is here
             await client.pull_image(ImagePull(digest=IMAGE, path="/x", trust=trust(OTHER)))
 
 
@@ -49,7 +49,7 @@ async def test_a_task_is_taken_only_with_the_signature_of_its_image(host: FakeHo
         for bad, why in (
             (ImageTrust(keys=[PUBLIC]), "it has no signature"),
             (trust(OTHER), "only other keys"),
-            (trust(KEY, "sha256:" + "9" * 64), "none of this image"),
+            (trust(KEY, "sha256:" + "9" * 64), "does not match this image"),
         ):
             with pytest.raises(Unprocessable, match=why):
                 await client.put_task("web-0", a_spec(image_trust=bad))

@@ -31,7 +31,7 @@ from agent.tasks.core.lifecycle import Action, Decision, decide
 S, A = TaskState, Action
 STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
 HEARD = 1000.0
-REASON = "not heard from its control plane for 30 s, as its job asks"
+REASON = "its host had no contact with the control plane for 30 s, the limit of its job"
 
 
 def _task(state: S = S.RUNNING, **fields: object) -> TaskRecord:

@@ -157,13 +157,13 @@ def test_a_layer_of_nothing_at_all_changes_nothing(tree: Path) -> None:
     [
         (
             entry("etc/x", tarfile.LNKTYPE, linkname="no/where"),
-            "'etc/x', a link to 'no/where', cannot be made: No such file or directory",
+            "'etc/x', a link to 'no/where', cannot be created: No such file or directory",
         ),
         (
             entry("etc/pipe", tarfile.FIFOTYPE, pax_headers={"SCHILY.xattr.user.note": "x"}),
-            "'etc/pipe' cannot be made: Operation not permitted",
+            "'etc/pipe' cannot be created: Operation not permitted",
         ),
-        (entry("etc/hostname/x"), "'etc/hostname/x' cannot be made: Not a directory"),
+        (entry("etc/hostname/x"), "'etc/hostname/x' cannot be created: Not a directory"),
     ],
 )
 def test_who_is_refused_is_told_which_entry_it_is(
@@ -254,8 +254,8 @@ def test_a_file_that_was_packed_with_holes_has_them_again(tree: Path) -> None:
         (5000, "1\n4096\n1000\n", "1000 bytes at 4096, after 0 and of 5000"),
         (5000, "1\n0\n-1\n", "-1 bytes at 0, after 0 and of 5000"),
         (5000, "1\n-1\n9\n", "9 bytes at -1, after 0 and of 5000"),
-        (-5, "0\n", "'disk' has -5 bytes: no file can"),
-        (1 << 63, "0\n", "'disk' has 9223372036854775808 bytes: no file can"),
+        (-5, "0\n", "'disk' has -5 bytes, which is impossible for a file"),
+        (1 << 63, "0\n", "'disk' has 9223372036854775808 bytes, which is impossible for a file"),
     ],
 )
 def test_a_map_of_holes_that_cannot_be_is_refused_and_nothing_is_written(
@@ -310,7 +310,7 @@ def test_a_changed_byte_is_noticed_before_anything_is_unpacked(tree: Path) -> No
         put(tree, data, digest="sha256:" + "0" * 64)
     assert not (tree / "new").exists()
 
-    with pytest.raises(Unprocessable, match="what is in it has digest"):
+    with pytest.raises(Unprocessable, match="the uncompressed content has digest"):
         put(tree, data, "gzip", diff_id="sha256:" + "0" * 64)
 
 
@@ -330,7 +330,7 @@ def test_a_blob_that_is_a_link_or_a_pipe_is_not_opened(tree: Path) -> None:  # F
     for name, why in (
         ("blob", "symbolic links"),
         ("../blob", "not a path below"),
-        ("pipe", "not a plain file"),
+        ("pipe", "not a regular file"),
     ):
         with pytest.raises(OSError, match=why):
             apply(str(tree.parent), name, "tar", sha(data), sha(data), str(tree), owners=False)

@@ -390,5 +390,5 @@ def test_a_listener_that_fails_does_not_silence_the_others(connect: Connect) -> 
 def test_no_bus_to_listen_to_is_an_error_at_once(connect: Connect) -> None:
     systemd = connect(DBusBaseError(-errno.ECONNREFUSED, None, ""))
 
-    with pytest.raises(SystemdError, match="cannot listen to systemd: Connection refused"):
+    with pytest.raises(SystemdError, match="cannot subscribe to systemd: Connection refused"):
         systemd.listen(lambda unit: None)

@@ -81,11 +81,11 @@ async def test_a_task_whose_program_cannot_be_made_does_not_start(tmp_path: Path
     """It would bind whatever it wants, and nothing would say so."""
     host = FakeHost(tmp_path)
     host.give_image()
-    host.fake.network.broken = "cannot keep programs for ports"
+    host.fake.network.broken = "cannot store the port programs"
     async with host.agent() as client:
         await client.put_task("web", WEB)
         waiting = await until(client, "web", lambda s: s.state is TaskState.BACKOFF)
-        assert "cannot keep programs for ports" in waiting.reason
+        assert "cannot store the port programs" in waiting.reason
         assert host.units() == []
         host.fake.network.broken = ""
         await running(client, "web")
@@ -111,7 +111,7 @@ class Lying(FakeNetwork):
 
 async def test_what_was_made_is_looked_for() -> None:
     lanes = Lanes()
-    with pytest.raises(HostError, match="was made and is not there"):
+    with pytest.raises(HostError, match="was created but does not exist"):
         await PortGates(Lying(), lanes).ensure("web", WEB)
     lanes.close()
 
@@ -142,7 +142,7 @@ async def test_while_a_record_cannot_be_read_no_program_goes() -> None:
 @pytest.mark.parametrize("cgroup", ["/system.slice/ssh.service", "/workload.slice/../x", "x"])
 def test_only_cgroups_of_tasks_are_touched(cgroup: str) -> None:
     """Whoever may ask is still not believed."""
-    with pytest.raises(HostError, match="is no cgroup of a task"):
+    with pytest.raises(HostError, match="is not the cgroup of a task"):
         gated(Gates(wanted=[], alone=False, hold={cgroup: [80]}))
 
 

@@ -156,7 +156,7 @@ async def test_a_task_that_starts_while_something_is_planned_is_told(
 async def test_what_an_older_term_says_is_not_taken(host: FakeHost) -> None:
     service = module.TaskNotices(folder(host), Lanes())
     await service.put(HostNotices(epoch=7, notices=[REVOKED]))
-    with pytest.raises(Conflict, match="term 7 spoke"):
+    with pytest.raises(Conflict, match="term 7 is known"):
         await service.put(HostNotices(epoch=6))
     again = module.TaskNotices(folder(host), Lanes())
     with pytest.raises(Conflict):

@@ -36,8 +36,17 @@ def with_pages(small: int = 0, large: int = 0, **fields: int) -> TaskSpec:
     ("spec", "why"),
     [
         (with_pages(5), ""),
-        (with_pages(6), "hugepages_2mib 6 does not fit: the machine has 8 pages of 2MiB, and 3"),
-        (with_pages(0, 1), "has 0 pages of 1GiB, and 0 are other tasks'; its host profile makes"),
+        (
+            with_pages(6),
+            (
+                "hugepages_2mib 6 does not fit: the machine has 8 pages of 2MiB, and other "
+                "tasks hold 3"
+            ),
+        ),
+        (
+            with_pages(0, 1),
+            "has 0 pages of 1GiB, and other tasks hold 0; its host profile sets them up",
+        ),
         (a_spec(), ""),
     ],
 )

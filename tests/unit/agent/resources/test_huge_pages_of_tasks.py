@@ -68,7 +68,13 @@ async def test_a_task_is_limited_before_it_starts_and_others_have_none(host: Fak
 async def test_pages_are_counted_and_refused_with_the_numbers(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("db", pages(5))
-        with pytest.raises(Unprocessable, match=r"the machine has 8 pages of 2MiB, and 5 are"):
+        with pytest.raises(
+            Unprocessable,
+            match=(
+                r"the machine has 8 pages of 2MiB, and other "
+                r"tasks hold 5"
+            ),
+        ):
             await client.put_task("db2", pages(4))
         await client.put_task("db2", pages(3))
         with pytest.raises(Unprocessable, match="has 0 pages of 1GiB"):
@@ -76,7 +82,7 @@ async def test_pages_are_counted_and_refused_with_the_numbers(host: FakeHost) ->
         await running(client, "db")
         with pytest.raises(Unprocessable, match="6 does not fit"):
             await client.resize_task("db", Resize(hugepages_2mib=6))
-        with pytest.raises(Unprocessable, match="need a restart"):
+        with pytest.raises(Unprocessable, match="requires a restart"):
             await client.resize_task("db", Resize(hugepages_2mib=0))
 
 
@@ -96,7 +102,7 @@ async def test_pages_of_a_task_that_is_over_are_there_for_others(host: FakeHost)
         await running(client, "db2")
         assert limit(host, PLAIN) == "0"
         with pytest.raises(
-            Unprocessable, match=r"db is not restarted: .* 5 does not fit: .* 8 are"
+            Unprocessable, match=r"db is not restarted: .* 5 does not fit: .* other tasks hold 8"
         ):
             await client.restart_task("db")
         await client.delete_task("db2")
@@ -118,7 +124,7 @@ async def test_pages_of_a_restart_that_was_asked_for_are_taken_at_once(host: Fak
         await running(client, "web")
         await client.restart_task("db")
         await reason(client, "db", "more are in use there")
-        with pytest.raises(Unprocessable, match=r"4 does not fit: .* 5 are other tasks'"):
+        with pytest.raises(Unprocessable, match=r"4 does not fit: .* other tasks hold 5"):
             await client.put_task("db2", pages(4))
 
 
@@ -172,7 +178,11 @@ async def test_it_waits_where_the_pages_are_gone_after_a_boot(host: FakeHost) ->
     host.fake.reboot()
     host.fake.hardware = replace(host.fake.hardware, hugepages_bytes=2 * PAGE)
     async with host.agent() as client:
-        await reason(client, "db", "3 does not fit: the machine has 2 pages of 2MiB, and 0 are")
+        await reason(
+            client,
+            "db",
+            ("3 does not fit: the machine has 2 pages of 2MiB, and other tasks hold 0"),
+        )
         host.fake.hardware = replace(host.fake.hardware, hugepages_bytes=3 * PAGE)
         await running(client, "db")
 

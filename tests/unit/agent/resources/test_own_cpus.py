@@ -113,11 +113,11 @@ def test_no_two_tasks_ever_have_a_cpu_together(asked: list[tuple[int, int]]) -> 
 @pytest.mark.parametrize(
     ("count", "taken", "why"),
     [
-        (3, Taken(), "3 is no number of whole cores: each has 2 CPUs here; ask for 4 or 2"),
-        (1, Taken(), "each has 2 CPUs here; ask for 2"),
+        (3, Taken(), "3 is not a number of whole cores: each has 2 CPUs here; request 4 or 2"),
+        (1, Taken(), "each has 2 CPUs here; request 2"),
         (18, Taken(), "18 does not fit: tasks may use 16 CPUs (0-15)"),
-        (14, Taken(frozenset({0, 8, 1, 9})), "4 CPUs (0-1,8-9) other tasks' own"),
-        (16, Taken(pinned=frozenset({5})), "CPU 5 asked for by number"),
+        (14, Taken(frozenset({0, 8, 1, 9})), "4 CPUs (0-1,8-9) exclusive CPUs of other tasks"),
+        (16, Taken(pinned=frozenset({5})), "CPU 5 requested by number"),
         (16, Taken(sharing=3), "would leave no CPU of 16 for 3 other tasks"),
         (14, Taken(frozenset({0, 8}), sharing=1), "would leave no CPU of 16 for another task"),
     ],
@@ -135,7 +135,7 @@ def test_a_task_that_shares_needs_a_cpu_that_is_left() -> None:
     everything = usable(TWO_NODES)
     assert sharing_refusal(TWO_NODES, frozenset(), [3]) == ""
     assert sharing_refusal(TWO_NODES, frozenset({3, 11}), [4]) == ""
-    assert "CPU 3 is another task's own" in sharing_refusal(TWO_NODES, frozenset({3}), [3])
+    assert "CPU 3 is exclusive to another task" in sharing_refusal(TWO_NODES, frozenset({3}), [3])
     assert "all 16 CPUs" in sharing_refusal(TWO_NODES, everything, [])
 
 
@@ -152,7 +152,7 @@ def test_what_does_not_go_together_is_told() -> None:
     assert contradiction(odd, None) is not None
     assert contradiction(own(2), 3.0) == (
         "limits.cpu_max_cores",
-        "3 is more than its own 2 CPUs",
+        "3 exceeds its 2 exclusive CPUs",
     )
     assert contradiction(own(2), 2.0) is None
     assert contradiction(Resources(cpus=[1]), 8.0) is None

@@ -85,11 +85,13 @@ async def test_what_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> 
         await client.put_task("db", own(2))
         with pytest.raises(Unprocessable, match=r"tasks may use 4 CPUs \(0-3\), 2 CPUs \(2-3\)"):
             await client.put_task("db2", own(3))
-        with pytest.raises(Unprocessable, match=r"resources.cpus: CPU 2 is another task's own"):
+        with pytest.raises(
+            Unprocessable, match=r"resources.cpus: CPU 2 is exclusive to another task"
+        ):
             await client.put_task("pin", a_spec(resources=Resources(cpus=[2])))
-        with pytest.raises(Unprocessable, match="not with exclusive_cpus"):
+        with pytest.raises(Unprocessable, match="cannot be combined with exclusive_cpus"):
             await client.put_task("odd", a_spec(resources=Resources(cpus=[1], exclusive_cpus=1)))
-        with pytest.raises(Unprocessable, match="need a restart"):
+        with pytest.raises(Unprocessable, match="requires a restart"):
             await client.resize_task("web", Resize(exclusive_cpus=1))
         await running(client, "db")
 
@@ -98,7 +100,9 @@ async def test_a_task_has_all_cpus_only_where_nobody_shares(host: FakeHost) -> N
     async with host.agent() as client:
         await client.put_task("db", own(4))
         assert await cpus_of(client, "db", 4) == [0, 1, 2, 3]
-        with pytest.raises(Unprocessable, match=r"all 4 CPUs for tasks \(0-3\) are other tasks'"):
+        with pytest.raises(
+            Unprocessable, match=r"all 4 CPUs for tasks \(0-3\) are exclusive to other tasks"
+        ):
             await client.put_task("web", a_spec())
 
 
@@ -157,7 +161,7 @@ async def test_it_does_not_start_before_the_kernel_has_others_off_its_cpus(host:
         host.fake.cgroups.files[group] = {EFFECTIVE: "0-3", "cgroup.events": "populated 1"}
         await client.put_task("db", own(1))
         async with asyncio.timeout(60):
-            while "is still allowed on CPUs 3" not in (await client.get_task("db")).reason:
+            while "may still use CPUs 3" not in (await client.get_task("db")).reason:
                 await asyncio.sleep(0.01)
         assert unit("db") not in host.fake.systemd.started
         host.fake.cgroups.files[group] = {EFFECTIVE: "0-2", "cgroup.events": "populated 1"}

@@ -179,7 +179,9 @@ async def test_a_term_that_no_control_plane_has_spoken_in_cannot_be_given(tmp_pa
                 client.put_profile(ProfileSpec(name="base", generation=1, epoch=epoch)),
             )
             for refused in refusals:
-                with pytest.raises(InvalidInput, match=f"cannot have epoch {epoch}: no control"):
+                with pytest.raises(
+                    InvalidInput, match=(f"cannot have epoch {epoch}: the latest control")
+                ):
                     await refused
         assert services.contact.term == 5
         assert [(t.task_id, t.epoch) for t in (await client.list_tasks()).tasks] == [("web", 5)]

@@ -83,7 +83,9 @@ def test_limits_count_once_the_kernel_says_so() -> None:
     assert not_in_force(right, right) == ""
     assert not_in_force(right, {}) == ""
     wrong = not_in_force(right, right | {"pids.max": "max"})
-    assert lacking({"cpuset.cpus.effective": "1"}, right).startswith("there is no cpuset.cpus")
+    assert lacking({"cpuset.cpus.effective": "1"}, right).startswith(
+        "cpuset.cpus.effective does not exist"
+    )
     assert lacking(right, right) == ""
     assert wrong == "pids.max is 'max' instead of '512'"
 
@@ -120,11 +122,14 @@ def test_a_resize_changes_what_it_names_and_has_a_generation() -> None:
 @pytest.mark.parametrize(
     ("resources", "why"),
     [
-        (Resources(memory_min_bytes=1 << 40), "resources.memory_min_bytes 1099511627776 is more"),
-        (Resources(memory_high_bytes=1 << 40), "resources.memory_high_bytes 1099511627776 is more"),
-        (Resources(cpus=[0, 4]), "there is no CPU 4, the machine has 4"),
-        (Resources(cpus=[2, 3]), "CPU 2 is another task's own"),
-        (Resources(memory_min_bytes=200 * MIB), "104857600 are kept for other tasks"),
+        (Resources(memory_min_bytes=1 << 40), "resources.memory_min_bytes 1099511627776 exceeds"),
+        (Resources(memory_high_bytes=1 << 40), "resources.memory_high_bytes 1099511627776 exceeds"),
+        (Resources(cpus=[0, 4]), "there is no CPU 4; the machine has 4"),
+        (Resources(cpus=[2, 3]), "CPU 2 is exclusive to another task"),
+        (
+            Resources(memory_min_bytes=200 * MIB),
+            ("and 104857600 of them are reserved for other tasks"),
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, why: str) -> None:
@@ -144,7 +149,7 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, wh
             Resources(io=[IoLimit(device="/dev/null", read_bytes_per_s=1)]),
             "the machine has /dev/vda",
         ),
-        (Resources(numa_nodes=[0, 1]), "there is no node 1, the machine has 1 (from 0 on)"),
+        (Resources(numa_nodes=[0, 1]), "there is no node 1; the machine has 1 (from 0 on)"),
         (Resources(numa_nodes=[0], io=[IoLimit(device="/dev/vda", read_bytes_per_s=1)]), ""),
         (Resources(io=[IoLimit(device="/dev/disk/by-id/a", read_bytes_per_s=1)]), ""),
         (
@@ -153,7 +158,7 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, wh
         ),
         (
             Resources(io=[IoLimit(device="/dev/disk/by-id/c", read_bytes_per_s=1)]),
-            "device /dev/disk/by-id/c, the machine has /dev/disk/by-id/a, /dev/disk/by-id/b",
+            "device /dev/disk/by-id/c; the machine has /dev/disk/by-id/a, /dev/disk/by-id/b",
         ),
         (
             Resources(
@@ -228,6 +233,6 @@ def test_no_more_devices_than_a_specification_may_have_come_by_resizes() -> None
     more = resized(spec, Resize(io=some(10, 7)))
     assert contradiction(more.resources, None) == (
         "resources.io",
-        "17 devices have a limit: at most 16 can",
+        "17 devices have a limit; the maximum is 16",
     )
     assert resized(spec, Resize(tasks_max=9)).resources == spec.resources

@@ -53,7 +53,7 @@ def test_the_sentence_of_a_change_says_from_what_to_what_and_why() -> None:
     assert tell_change(runs, well) == "task web: unknown → healthy"
     assert tell_change(first, well) == "task web: starting → running, healthy"
     assert tell_change(well, ended) == "task web: running → backoff (it ended with exit code 3)"
-    assert tell_change(well, replace(well, generation=9)) == "task web: generation 9 is wanted"
+    assert tell_change(well, replace(well, generation=9)) == "task web: generation 9 is requested"
 
 
 class Journal:
@@ -105,8 +105,8 @@ async def test_journald_gets_the_sentence_and_the_fields(host: FakeHost, journal
     lines = journal.read()
     changes = [line for line in lines if line.startswith("MESSAGE=task web: ")]
     assert changes[0] == "MESSAGE=task web: accepted → running, healthy"
-    assert changes[1] == "MESSAGE=task web: running → stopping (stop was asked for)"
-    assert changes[-1] == "MESSAGE=task web: stopped and torn down"
+    assert changes[1] == "MESSAGE=task web: running → stopping (a stop was requested)"
+    assert changes[-1] == "MESSAGE=task web: stopped and removed"
     assert lines.count("TWINE_TASK=web") >= 3
 
 

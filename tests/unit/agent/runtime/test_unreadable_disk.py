@@ -80,5 +80,5 @@ def test_an_agent_that_cannot_see_its_records_does_not_take_them_for_none(
     """F-35 P1: without copies, after a boot, it would remove what belongs to its tasks."""
     journal = Journal(tmp_path / "journal", None, tmp_path / "copies")
     unreadable(monkeypatch, tmp_path / "journal")
-    with pytest.raises(HostError, match="which records there are"):
+    with pytest.raises(HostError, match="cannot list the records"):
         journal.replay()

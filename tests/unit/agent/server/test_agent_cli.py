@@ -88,7 +88,10 @@ def test_to_stop_a_task_that_its_owner_wants_again_ends(
     monkeypatch.setattr(host.fake.systemd, "stop", owner_wants_it_again)
     stopped = run("stop", "web", host=host)
 
-    assert stopped[1] == f"web: stopped, and wanted again by its owner (generation {1 << 50})\n"
+    assert (
+        stopped[1]
+        == f"web: stopped, and then requested again by its owner (generation {1 << 50})\n"
+    )
 
 
 def test_a_root_file_system_given_as_a_file_becomes_an_image(
@@ -141,11 +144,11 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
         (("logs", "nothing"), 3, "there is no task nothing"),
         (("run", "web", "--image=sha256:" + "9" * 64, "--", "x"), 5, "is not on this machine"),
         (("run", "web", "--image=/no/such.tar", "--", "x"), 64, "neither a digest nor a file"),
-        (("run", "web", "--image=nginx", "--", "x"), 64, "so: oci:REGISTRY/nginx"),
-        (("run", "web", "--image=docker.io/a/b:3", "--", "x"), 64, "so: oci:docker.io/a/b:3"),
-        (("run", "web", "--image=docker://q.io/b", "--", "x"), 64, "so: oci:q.io/b"),
+        (("run", "web", "--image=nginx", "--", "x"), 64, "as oci:REGISTRY/nginx"),
+        (("run", "web", "--image=docker.io/a/b:3", "--", "x"), 64, "as oci:docker.io/a/b:3"),
+        (("run", "web", "--image=docker://q.io/b", "--", "x"), 64, "as oci:q.io/b"),
         (("run", "web", "--image=docker-archive:/x", "--", "x"), 64, "skopeo copy docker-arch"),
-        (("run", "WEB", f"--image={IMAGE}", "--", "x"), 64, "is not a task id"),
+        (("run", "WEB", f"--image={IMAGE}", "--", "x"), 64, "is not a task ID"),
         (("run", "web", f"--image={IMAGE}", "--memory=lots", "--", "x"), 64, "is no size"),
         (("run", "web", f"--image={IMAGE}", "-e", "A", "--", "x"), 64, "is not NAME=VALUE"),
         (("run", "web", f"--image={IMAGE}", "--memory=1K", "--", "x"), 64, "memory_max_bytes"),
@@ -153,7 +156,7 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
         (("run", "web", f"--image={IMAGE}", "--port=0", "--", "x"), 64, "probe.port"),
         (("run", "web", f"--image={IMAGE}", "--egress-mbps=0", "--", "x"), 64, "egress_mbps"),
         (("run", "web", f"--image={IMAGE}"), 5, "has a command"),
-        (("image", "pull", "web"), 64, "names no image in a registry"),
+        (("image", "pull", "web"), 64, "does not name an image in a registry"),
         (("run", "web", "--image=oci-archive:/none"), 64, "there is no file /none"),
         (("dance",), 64, "No such command"),
     ],

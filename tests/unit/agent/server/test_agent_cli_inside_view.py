@@ -51,7 +51,7 @@ def test_of_a_task_that_is_gone_it_is_said_how_to_read_what_is_left(
     code, _, err = run("logs", "web", "--previous", host=host)
 
     assert code == 3
-    assert "logs without --previous has what the journal keeps of it" in err
+    assert "logs without --previous shows the output that the journal still has" in err
 
 
 def test_of_a_task_that_ended_the_previous_run_is_its_last(host: FakeHost, run: Run) -> None:

@@ -97,7 +97,7 @@ def test_what_happened_is_shown_in_order(host: FakeHost, run: Run) -> None:
     assert said[0].endswith(": ready")
     assert "task web: running, healthy" in said
     assert len(set(said)) == len(said)
-    assert said[-1] == "task-removed web: stopped and torn down"
+    assert said[-1] == "task-removed web: stopped and removed"
     assert [e["sequence"] for e in as_json] == sorted(e["sequence"] for e in as_json)
 
 
@@ -148,8 +148,8 @@ def test_an_image_is_removed_by_its_first_digits(host: FakeHost, run: Run) -> No
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (("image", "rm", "11"), 64, "is no digest"),
-        (("image", "rm", "latest"), 64, "is no digest"),
+        (("image", "rm", "11"), 64, "is not a digest"),
+        (("image", "rm", "latest"), 64, "is not a digest"),
         (("show", "nothing"), 3, "there is no task nothing"),
         (("restart", "nothing"), 3, "there is no task nothing"),
     ],
@@ -218,9 +218,9 @@ def test_limits_of_devices_are_changed_by_the_names_that_they_have_in_a_file(
         assert words in " ".join(err.split())
         assert ended == code
 
-    refused(64, "'speed=9' is none of device=…, read_bytes_per_s=…", "device=/dev/vda,speed=9")
+    refused(64, "'speed=9' is not one of device=…, read_bytes_per_s=…", "device=/dev/vda,speed=9")
     refused(64, "read_ops_per_s=1MiB: a whole number", "device=/dev/vda,read_ops_per_s=1MiB")
-    refused(64, "is said twice", "device=/dev/vda,read_ops_per_s=1,read_ops_per_s=2")
+    refused(64, "is given twice", "device=/dev/vda,read_ops_per_s=1,read_ops_per_s=2")
     refused(64, "missing required field `device`", "read_ops_per_s=1")
     refused(64, ">= 1", "device=/dev/vda,read_ops_per_s=0")
     refused(5, "no block device /dev/none", "device=/dev/none,read_ops_per_s=1")
@@ -228,5 +228,5 @@ def test_limits_of_devices_are_changed_by_the_names_that_they_have_in_a_file(
     refused(
         5, "named twice", "device=/dev/vda,read_ops_per_s=1", "device=/dev/vda,read_ops_per_s=2"
     )
-    refused(5, "io: /dev/vda has no limit that could be lifted", "device=/dev/vda")
+    refused(5, "io: /dev/vda has no limit to remove", "device=/dev/vda")
     assert kept() == [vdb]

@@ -46,7 +46,7 @@ def test_a_version_that_ends_behind_its_gate_is_told_with_what_came_back(
 
     assert code == 1
     assert "did not pass its health gate" in out
-    assert "was brought back" in out
+    assert "was restored" in out
 
 
 async def test_who_waits_goes_on_with_the_next_agent(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_what_is_no_layout_or_leads_out_of_one_is_refused_by_name(tmp_path: Path
         entry = tarfile.TarInfo("../out")
         entry.size = 1
         tar.addfile(entry, io.BytesIO(b"x"))
-    with pytest.raises(InvalidInput, match=rf"^oci-archive:{evil} is no OCI layout"):  # noqa: SIM117
+    with pytest.raises(InvalidInput, match=rf"^oci-archive:{evil} is not an OCI layout"):  # noqa: SIM117
         with archived("oci-archive", f"{evil}:1"):
             pass
     assert not (tmp_path / "out").exists()

@@ -79,8 +79,8 @@ async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: 
         async with client.exec_task("web", ["/bin/eat"], tty=False) as duplex:
             _, _, end = await _end(duplex)
         assert end.signal == "SIGKILL"
-        assert "more than the 32MiB of memory that a command in this task may" in end.detail
-        assert "the task runs on" in end.detail
+        assert "it exceeded 32MiB of memory, the limit of a command inside this task" in end.detail
+        assert "the task continues to run" in end.detail
         assert (await running(client, "web")).invocation_id == before.invocation_id
 
 
@@ -93,7 +93,7 @@ async def test_a_probe_that_took_too_much_memory_says_so(host: FakeHost) -> None
     async with host.agent() as client:
         await client.put_task("web", a_spec(probe=probe))
         status = await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
-        assert "of memory that a command in this task may" in status.reason
+        assert "of memory, the limit of a command inside this task" in status.reason
         assert status.state is TaskState.RUNNING
 
 
@@ -131,7 +131,7 @@ async def test_a_command_that_systemd_could_not_execute_is_told_in_words(host: F
                 ends.append((await _end(duplex))[2])
 
     assert [end.code for end in ends] == [203, 3]
-    assert "no such file in the image" in ends[0].detail
+    assert "it is missing from the image" in ends[0].detail
     assert ends[1].detail == ""
 
 
@@ -247,7 +247,7 @@ async def test_a_full_disk_here_is_told_in_words(monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.write", full)
-    with pytest.raises(HostError, match="cannot write here what the command wrote: No space"):
+    with pytest.raises(HostError, match="cannot write the command's output here: No space"):
         await attend(_Talkative(), terminal=False, with_input=False)
 
 
@@ -409,7 +409,7 @@ async def test_a_session_in_which_nothing_is_said_ends(
         await _until_nothing_is_left(host)
 
     assert end.problem is not None
-    assert "nothing was said" in end.problem.detail
+    assert "it was idle for too long" in end.problem.detail
 
 
 async def test_sessions_of_a_task_are_counted(

@@ -195,7 +195,7 @@ async def test_a_liveness_probe_that_fails_for_good_restarts_the_task(host: Fake
 
     assert status.last_exit is not None
     assert status.last_exit.result == "liveness"
-    assert "liveness probe failed for good: probe command /bin/alive" in status.reason
+    assert "liveness probe exceeded its failure limit: probe command /bin/alive" in status.reason
     assert again.invocation_id == host.invocation("web")
     assert len(alive.seen) >= 2
 
@@ -304,7 +304,7 @@ async def test_a_new_version_that_never_gets_healthy_is_replaced_by_whichever_ag
             client, "web", lambda s: s.generation == 5 and s.state is TaskState.RUNNING
         )
 
-    assert "generation 5 was brought back" in status.reason
+    assert "generation 5 was restored" in status.reason
 
 
 async def test_a_new_version_that_is_healthy_stays_and_the_old_image_is_free(
@@ -402,9 +402,7 @@ async def test_a_start_that_its_host_was_too_slow_for_says_so(host: FakeHost) ->
 
     assert waiting.last_exit is not None
     assert waiting.last_exit.result == "start-timeout"
-    assert waiting.reason == (
-        "its host did not have it started after 10 minutes and gave that start up"
-    )
+    assert waiting.reason == ("its host did not start it within 10 minutes and cancelled the start")
     assert up.restarts >= 1
     properties = host.fake.systemd.properties(unit("web"))
     assert properties["TimeoutStartUSec"] == 600_000_000

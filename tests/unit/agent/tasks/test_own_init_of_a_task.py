@@ -213,11 +213,11 @@ def test_what_containers_inside_need_is_there_only_where_it_is_asked_for() -> No
 def test_nested_is_refused_without_a_machine_and_goes_with_nothing_else() -> None:
     nested = [Relaxation.NESTED]
     ((field, why),) = contradictions(nested, ["/bin/x"], Network(), Resources())
-    assert (field, why.partition(":")[0]) == ("relaxations", "nested needs own-init beside it")
+    assert (field, why.partition(":")[0]) == ("relaxations", "nested requires own-init")
     assert not [*contradictions([Relaxation.OWN_INIT, *nested], [], PRIVATE, Resources())]
     mixture = [Relaxation.OWN_INIT, Relaxation.PROC, *nested]
     ((field, why),) = contradictions(mixture, [], PRIVATE, Resources())
-    assert "without proc:" in why
+    assert "cannot be combined with proc:" in why
 
 
 def test_everything_that_does_not_go_with_an_own_init_is_told_at_once() -> None:

@@ -109,7 +109,7 @@ async def test_containers_inside_are_a_machines_alone(host: FakeHost, image: str
     """AG4: refused by name elsewhere; and what is mounted for them is looked for in no other."""
     both = [Relaxation.OWN_INIT, Relaxation.NESTED]
     async with host.agent() as client:
-        with pytest.raises(Unprocessable, match="relaxations: nested needs own-init beside it"):
+        with pytest.raises(Unprocessable, match="relaxations: nested requires own-init"):
             await client.put_task("web", a_spec(relaxations=[Relaxation.NESTED]))
         await client.put_task("web", a_machine(image=image))
         await running(client, "web")
@@ -146,7 +146,7 @@ async def test_a_host_without_nspawn_says_so_and_takes_none(host: FakeHost, imag
         assert {"own-init", "nested"} < {*(await client.get_machine()).capabilities}
         host.fake.lacking.add(NSPAWN)
         assert "own-init" not in (await client.get_machine()).capabilities
-        with pytest.raises(Unprocessable, match="this host has none"):
+        with pytest.raises(Unprocessable, match="which this host lacks"):
             await client.put_task("web", a_machine(image=image))
         await client.put_task("plain", a_spec())
         assert (await running(client, "plain")).state is TaskState.RUNNING

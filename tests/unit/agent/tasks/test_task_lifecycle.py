@@ -332,7 +332,7 @@ def test_a_unit_whose_stop_was_begun_is_not_taken_back_and_its_end_is_not_counte
     gone = decide(going.task, seen(), AT)
 
     assert (wanted_again.task.state, wanted_again.action) == (S.STOPPING, A.STOP)
-    assert "wanted again" in wanted_again.task.reason
+    assert "requested it again" in wanted_again.task.reason
     assert (going.task.state, going.action) == (S.STOPPING, A.REST)
     assert (gone.action, gone.task.restarts, gone.task.last_exit) == (A.START, 0, None)
 
@@ -413,6 +413,6 @@ def test_a_gate_is_judged_by_what_is_seen_and_not_by_what_was_written_last() -> 
 
     assert (runs.task.state, runs.task.previous, runs.task.gone_back) == (S.RUNNING, None, "")
     assert never.task.spec == old
-    assert "did not get healthy in time" in never.task.gone_back
+    assert "did not become healthy in time" in never.task.gone_back
     assert (never.task.state, never.action) == (S.STOPPING, A.STOP)
     assert waits.task.previous == old

@@ -90,8 +90,8 @@ def test_one_that_ran_for_too_long_is_told_from_one_that_was_stopped_too_late() 
     assert describe(end, ran_s=91, max_run_s=90) == (
         "it ran for longer than its max_run_s (1m30s) and was ended"
     )
-    assert "did not end in time after it was stopped" in describe(end, ran_s=20, max_run_s=90)
-    assert "did not end in time after it was stopped" in describe(end, ran_s=20)
+    assert "did not end in time after its stop" in describe(end, ran_s=20, max_run_s=90)
+    assert "did not end in time after its stop" in describe(end, ran_s=20)
 
 
 @pytest.mark.parametrize("code", range(200, 244))
@@ -109,4 +109,4 @@ def test_a_step_before_the_command_is_told_as_never_started(code: int) -> None:
 
 def test_a_working_directory_that_is_missing_is_thought_of() -> None:
     """systemd has one code for a folder that is not there and for one that is closed."""
-    assert "is it in the image" in describe(Exit(result="exit-code", code=200, at=0))
+    assert "does the image have it" in describe(Exit(result="exit-code", code=200, at=0))

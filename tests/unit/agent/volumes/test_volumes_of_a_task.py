@@ -107,7 +107,7 @@ def test_limits_of_all_tasks_together_fit_on_the_disk() -> None:
     assert too_large("web", spec, {"web": spec, "db": other}, 128 * MIB) == ""
     why = too_large("web", spec, {"db": other}, 100 * MIB)
     assert "64MiB do not fit: the disk has 100MiB" in why
-    assert "may take 64MiB" in why
+    assert "may use 64MiB" in why
 
 
 def test_scratch_goes_once_it_is_not_named() -> None:

@@ -82,13 +82,13 @@ async def test_snapshots_are_read_only_and_what_is_in_use_is_not_removed(host: F
         found = host.fake.btrfs.find(host.state / "volumes/local/web.data@before")
         assert found
         assert found.read_only
-        with pytest.raises(Conflict, match="task web has it"):
+        with pytest.raises(Conflict, match="task web uses it"):
             await client.remove_volume("local", "web.data")
         with pytest.raises(Conflict):
             await client.snapshot_volume("local", "web.data", "before")
         with pytest.raises(NotFound, match=r"has no volume web\.other"):
             await client.snapshot_volume("local", "web.other", "x")
-        with pytest.raises(InvalidInput, match="is not a volume"):
+        with pytest.raises(InvalidInput, match="is not the name of a volume"):
             await client.remove_volume("local", "web")
         await client.remove_volume("local", "web.data@before")
         await client.delete_task("web")
@@ -112,7 +112,7 @@ async def test_a_shared_volume_waits_for_its_owner_and_is_read_only(host: FakeHo
         assert f"{host.state}/volumes/local/db.data" in mounting
         await client.delete_task("db")
         await gone(client, "db")
-        with pytest.raises(Conflict, match="task web has it"):
+        with pytest.raises(Conflict, match="task web uses it"):
             await client.remove_volume("local", "db.data")
 
 
@@ -135,7 +135,7 @@ async def test_what_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> 
         with pytest.raises(Unprocessable, match="9GiB do not fit: the disk has"):
             await client.put_task("web", a_spec(volumes=huge))
         both = {"a": Volume(path="/a"), "b": Volume(path="/a/b")}
-        with pytest.raises(Unprocessable, match=r"volumes\.b\.path: /a/b is not apart from /a"):
+        with pytest.raises(Unprocessable, match=r"volumes\.b\.path: /a/b overlaps /a"):
             await client.put_task("web", a_spec(volumes=both))
 
 
@@ -190,7 +190,7 @@ async def test_every_volume_is_accounted_for(host: FakeHost) -> None:
                 found = await _accounts(client)
 
         assert found["volume", "local/web.data"].why == "the task is here"
-        assert "it is kept for when the task comes back" in found["volume", "local/old.data"].why
+        assert "it is kept for a return of the task" in found["volume", "local/old.data"].why
         assert "a snapshot of web.data" in found["volume", "local/web.data@s"].why
         assert found["scratch", "web.tmp"].owner == "task web"
         left = await client.repair_accounts()

@@ -242,9 +242,9 @@ async def test_a_push_brings_a_configuration_to_its_share_and_a_rollback_takes_i
 async def test_a_configuration_that_is_too_large_with_that_of_the_job_is_refused(w: World):
     half = "x" * (32 << 10)
     await w.deployed(a_job(1, update=FAST, configuration={"a": half, "b": half}))
-    with pytest.raises(InvalidInput, match="at most 65536 may be"):
+    with pytest.raises(InvalidInput, match="the maximum is 65536"):
         await w.cp.intents.canary("web", CanaryWish(configuration={"c": "y"}, lasts_s=60), TESTER)
-    with pytest.raises(InvalidInput, match="a credential has this name"):
+    with pytest.raises(InvalidInput, match="a credential has the same name"):
         await w.cp.apply_job(a_job(1, configuration={"a": ""}, credentials={"a": "key"}))
 
 

@@ -78,7 +78,7 @@ def test_what_does_not_go_with_cpus_of_its_own_is_listed_at_once() -> None:
     bad = {"resources": own, "cpus": 1, "rru": 2.0, "overcommit": {"cpu": 2.0}}
     found = {e.field: e.reason for e in job_errors(GOOD | bad | {"limits": {"cpu_max_cores": 4}})}
     assert found.keys() == {"limits.cpu_max_cores", "cpus", "rru", "overcommit.cpu"}
-    assert found["limits.cpu_max_cores"] == "4 is more than its own 2 CPUs"
+    assert found["limits.cpu_max_cores"] == "4 exceeds its 2 exclusive CPUs"
     assert (
         found["cpus"] == "leave it out: resources.exclusive_cpus = 2 is what a task claims of CPU"
     )

@@ -71,7 +71,7 @@ def test_a_job_whose_image_nobody_signed_is_refused_with_the_way_out(
         for sign, why in (
             (lambda: None, "it has no signature"),
             (lambda: store.sign(OTHER), "only other keys signed it"),
-            (lambda: store.sign(KEY, "sha256:" + "9" * 64), "none of this image"),
+            (lambda: store.sign(KEY, "sha256:" + "9" * 64), "does not match this image"),
         ):
             sign()
             with pytest.raises(InvalidInput, match=why) as refused:

@@ -64,7 +64,7 @@ def test_containers_inside_of_what_is_no_machine_are_one_mistake(command: dict[s
     assert job_errors(FILE | {"relaxations": ["nested", "own-init"]}) == []
     (error,) = job_errors(FILE | {"relaxations": ["nested"]} | command)
     assert error.field == "relaxations"
-    assert error.reason.startswith("nested needs own-init beside it")
+    assert error.reason.startswith("nested requires own-init")
     others = {"relaxations": ["nested"], "tasks": -1, "network": {"mode": "none"}}
     assert {e.field for e in job_errors(FILE | others)} >= {"tasks", "network.mode"}
 
