@@ -32,9 +32,9 @@ FIRST_ANSWER_S = 5.0
 @click.version_option(package_name="twine-cluster", prog_name="twine-resolver")
 @target_options
 def main() -> None:
-    """Tell where jobs answer: as DNS, or as configuration of HAProxy and nginx.
+    """Publish the addresses of jobs: as DNS, or as configuration of HAProxy and nginx.
 
-    What was known last stays in force while the control plane is away.
+    The last known addresses stay in force while the control plane is unavailable.
     """
 
 
@@ -51,7 +51,7 @@ def main() -> None:
 def dns(target: Target, listen: str, zone: str, ttl: str) -> None:
     """Answer A, AAAA and SRV for the names of jobs, over UDP and TCP.
 
-    JOB.ZONE has the addresses of all tasks that may be asked, TASK.JOB.ZONE that of one,
+    JOB.ZONE has the addresses of all tasks that clients may call, TASK.JOB.ZONE that of one,
     and _PORT._tcp.JOB.ZONE their ports (SRV).
     """
     host, port = _address(listen)
@@ -84,7 +84,7 @@ def proxy(
     check: str,
     reload: str,
 ) -> None:
-    """Write where ports of jobs answer, for a proxy to forward to.
+    """Write the addresses of ports of jobs, for a proxy to forward to.
 
     `web:http` names the port `http` of job `web`; with `=:8080` the proxy also listens there.
     A file that ends in .j2 is a jinja2 template for another proxy (docs/discovery.md).

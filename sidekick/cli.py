@@ -127,8 +127,8 @@ def _log() -> Log:
 PROGRAM = CliProgram(
     "Bring this machine to a host profile and prove it.",
     (
-        Option(words=("--root",), kind=PathText(), default=Path("/"), help="Another root."),
-        Option(words=("--state",), kind=PathText(), default=STATE, help="Where state is kept."),
+        Option(words=("--root",), kind=PathText(), default=Path("/"), help="Root of the host."),
+        Option(words=("--state",), kind=PathText(), default=STATE, help="Folder of the state."),
         Option(
             words=("--profiles",),
             kind=PathText(),
@@ -142,7 +142,7 @@ WAIT = Option(
     words=("--wait-s",),
     kind=Number(0.0, 3600.0),
     default=0.0,
-    help="Wait so long for another sidekick.",
+    help="Seconds to wait for another sidekick.",
 )
 REBOOT = Option(
     words=("--reboot",),
@@ -152,7 +152,7 @@ REBOOT = Option(
 
 @PROGRAM.command("plan", PROFILE, OUTPUT)
 def plan(ctx: Context, profile: str, output: str) -> None:
-    """Show what applying a profile would change; exit 2 if anything."""
+    """Show what applying a profile would change; exit code 2 if there are changes."""
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
     report = describe(profile, ApplyRun(host, ctx.state, target).sight.plan, target.wanted)
@@ -182,7 +182,7 @@ def apply_profile(
     wait_s: float,
     output: str,
 ) -> None:
-    """Bring this host to a profile: change, read back, or undo it all."""
+    """Apply a profile to this host: change, read back, or undo all changes."""
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
@@ -208,7 +208,7 @@ def apply_profile(
     OUTPUT,
 )
 def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
-    """Compare this host with its profile; exit 2 if it drifted."""
+    """Compare this host with its profile; exit code 2 if it drifted."""
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
@@ -229,7 +229,7 @@ def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
 
 @PROGRAM.command("rollback", REBOOT, WAIT, OUTPUT)
 def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
-    """Give every setting its original value back."""
+    """Restore the original value of every setting."""
     ctx.need_root()
     host, none = ctx.host(), Target()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
@@ -239,7 +239,7 @@ def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
 
 @PROGRAM.command("resume", WAIT, OUTPUT)
 def resume(ctx: Context, wait_s: float, output: str) -> None:
-    """Bring the profile back after a boot, or finish one that was interrupted."""
+    """Apply the profile again after a boot, or finish an interrupted one."""
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
@@ -271,7 +271,7 @@ def status(ctx: Context, output: str) -> None:
     OUTPUT,
 )
 def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) -> None:
-    """Apply a profile that is reverted unless `sidekick confirm` keeps it."""
+    """Apply a profile that sidekick reverts unless `sidekick confirm` keeps it."""
     from sidekick import trial
 
     ctx.need_root()
@@ -301,7 +301,7 @@ def confirm(ctx: Context, wait_s: float, output: str) -> None:
     OUTPUT,
 )
 def revert(ctx: Context, due: bool, wait_s: float, output: str) -> None:
-    """End a trial now: what was before it comes back."""
+    """End a trial now: the state before it is restored."""
     from sidekick import trial
 
     ctx.need_root()

@@ -227,7 +227,7 @@ def test_a_canary_that_fails_brings_the_job_back_and_one_that_holds_goes_on(
         applied(web, good, images["v2"])
         web.until("it is told", lambda: len(rollouts(web)) > told + 1)
         assert "1 canaries" in rollouts(web)[told]
-        assert rollouts(web)[told + 1].endswith("runs on all tasks")
+        assert rollouts(web)[told + 1].endswith("all tasks run version")
     assert asked_unlisted(outcomes[0]) == []
     for outcome in outcomes:
         assert outcome["failed"] == 0, outcome["failures"]

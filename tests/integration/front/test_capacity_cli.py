@@ -89,7 +89,7 @@ def test_more_than_there_is_is_refused_with_the_sum(ctl: Ctl) -> None:  # CP1
     assert result.stderr.splitlines() == [
         "error: cannot grant entitlement 'back' its quota: the whole region: 3 machines granted"
         " to others + 2 machines asked > 4 machines",
-        "try:   1 machines could be granted of these",
+        "try:   1 machines of these could be granted",
     ]
 
 

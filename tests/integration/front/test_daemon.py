@@ -239,7 +239,7 @@ def test_a_data_center_keeps_its_machines_in_a_store_of_its_own(tmp_path: Path) 
     file.write_text("")  # the line was taken out
     code, said = Daemon(tmp_path, "--config", str(file)).wait()
     assert (code, "Traceback" in said) == (78, False)
-    assert f"are in a store of their own, last at {own}" in said
+    assert f"are in a separate store, last at {own}" in said
     assert "forget-store" in said
 
     file.write_text(f'{configured}dc1 = "{tmp_path}/disk/dc1"\n')  # it has machines elsewhere

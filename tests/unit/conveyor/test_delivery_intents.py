@@ -139,7 +139,7 @@ async def test_a_job_that_the_scheduler_brought_back_itself_fails_the_run():
     """`update.on_failure = "rollback"` of the owner stays in force during a run."""
     world, job = await at_canary()
     job.write("", digest(1), PushIntent(version=1))
-    job.went_back = "version 2 failed on 1 task; the job went back to version 1"
+    job.went_back = "version 2 failed on 1 task; the job was rolled back to version 1"
     run = await world.until("rolled-back")
     assert run.reason == f"job web: {job.went_back}"
     assert job.tasks == [digest(1)] * 10

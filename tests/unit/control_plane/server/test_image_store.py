@@ -214,7 +214,7 @@ def test_what_is_no_signature_of_the_image_is_not_kept(tmp_path: Path) -> None:
             ImageSignature(name="web/2", key=good.key, signature=good.signature),
             ImageSignature(name=good.name, key=good.key, signature=stranger.signature),
         ):
-            with pytest.raises(Unprocessable, match="is no signature of image"):
+            with pytest.raises(Unprocessable, match="this signature does not match image"):
                 await store.sign(DIGEST, bad)
         with pytest.raises(NotFound):
             await store.sign(elsewhere_digest, elsewhere)
