@@ -168,8 +168,15 @@ def plan(ctx: Context, profile: str, output: str) -> None:
     "apply-profile",
     PROFILE,
     REBOOT,
-    Option(words=("--generation",), kind=Number(0), default=0, help="Of the request, as reported."),
-    Option(words=("--epoch",), kind=Number(0), default=0, help="Of the sender, as reported."),
+    Option(
+        words=("--generation",),
+        kind=Number(0),
+        default=0,
+        help="Generation of the request, for the report.",
+    ),
+    Option(
+        words=("--epoch",), kind=Number(0), default=0, help="Epoch of the sender, for the report."
+    ),
     WAIT,
     OUTPUT,
 )
@@ -202,7 +209,7 @@ def apply_profile(
     "verify",
     Option(
         words=("--timer",),
-        help="Also end a trial that is over, and repair drift if /etc/twine/sidekick.toml says so.",
+        help="Also end an expired trial, and repair drift if /etc/twine/sidekick.toml enables it.",
     ),
     WAIT,
     OUTPUT,
@@ -265,7 +272,7 @@ def status(ctx: Context, output: str) -> None:
         called="for_",
         kind=Span(),
         default=60.0,
-        help="How long, such as 90s or 10m.",
+        help="Duration, such as 90s or 10m.",
     ),
     WAIT,
     OUTPUT,
@@ -296,7 +303,7 @@ def confirm(ctx: Context, wait_s: float, output: str) -> None:
 
 @PROGRAM.command(
     "revert",
-    Option(words=("--due",), help="Only a trial whose time is over (for its timer)."),
+    Option(words=("--due",), help="Only an expired trial (for its timer)."),
     WAIT,
     OUTPUT,
 )

@@ -134,7 +134,7 @@ def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
 
 @click.command()
 @click.argument("setting")
-@click.option("--profile", type=PROFILE_TYPE, help="Default: the one that is applied.")
+@click.option("--profile", type=PROFILE_TYPE, help="Profile [default: the applied one].")
 @takes(OUTPUT)
 @click.pass_obj
 def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -> None:
@@ -249,7 +249,11 @@ def history(ctx: Surroundings, last: int, output: str) -> None:
 
 @click.command("import-tuned")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--into", type=click.Path(path_type=Path), help="Folder for the files; else printed.")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path),
+    help="Folder for the files; without it they are printed.",
+)
 @takes(OUTPUT)
 @click.pass_obj
 def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str) -> None:
@@ -261,7 +265,7 @@ def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str
         into.mkdir(parents=True, exist_ok=True)
         taken = [c.name for c in converted if (into / f"{c.name}.toml").exists()]
         if taken:
-            raise click.UsageError(f"{into} has these already: {', '.join(taken)}")
+            raise click.UsageError(f"{into} already has these files: {', '.join(taken)}")
         for each in converted:
             (into / f"{each.name}.toml").write_text(each.text)
     left = [each for c in converted for each in c.left]
@@ -287,7 +291,7 @@ def _refusal(kind: str, word: str) -> str:
     try:
         decoded = msgspec.convert(sections[kind], setting.section)
     except msgspec.ValidationError:
-        return "is not a name that a profile takes"
+        return "is not a valid name of a profile"
     errors = setting.check(Profile(name="imported", sections={kind: decoded}))
     return errors[0].reason.removesuffix("(in imported)").strip() if errors else ""
 

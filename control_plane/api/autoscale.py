@@ -259,7 +259,7 @@ def limit_errors(document: Any) -> Iterator[FieldError]:
     mode = network.get("mode") if isinstance(network, dict) else None
     if signal == "network" and mode != "private":
         reason = (
-            'network needs network.mode = "private": traffic of the host\'s network is not '
+            'network needs network.mode = "private": traffic of the host network is not '
             "counted per task"
         )
         yield FieldError(field="autoscale.signal", reason=reason)

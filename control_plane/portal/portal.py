@@ -267,7 +267,7 @@ class Portal:
             users += [f"reservation {other}" for other in others]
             users += [f"machine {machine}" for machine in use.held]
             raise Conflict(
-                f"cannot delete entitlement {name!r}: {', '.join(users[:10])} use it",
+                f"cannot delete entitlement {name!r}: it is used by {', '.join(users[:10])}",
                 hint="stop its jobs; machines that still hold tasks are freed after that",
             )
 

@@ -302,7 +302,7 @@ def test_who_names_a_job_where_one_task_is_meant_is_told_how_tasks_are_named(
     verb, *rest = words
     result = ctl("task", verb, "web", *rest)
     assert result.exit_code == 64
-    assert "'web' is no task" in result.stderr
+    assert "'web' is not the name of a task" in result.stderr
     assert "as web-3" in result.stderr
 
 

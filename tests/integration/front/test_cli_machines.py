@@ -75,8 +75,8 @@ def test_machines_are_listed_by_what_jobs_would_require(ctl: Ctl) -> None:
     assert where("state = up and not entitlement exists") == ["m1", "m2", "m3"]
     wrong = ctl("machine", "list", "--where", "memory > 64GB and colour = red")
     assert wrong.exit_code == 64
-    assert "at character 10: '64GB' is no size" in wrong.stderr
-    assert "at character 19: 'colour' is no property" in wrong.stderr
+    assert "at character 10: '64GB' is not a size" in wrong.stderr
+    assert "at character 19: 'colour' is not a property" in wrong.stderr
 
 
 @pytest.mark.usefixtures("imported")

@@ -141,7 +141,7 @@ def test_a_killed_daemon_leaves_nothing_in_the_way_of_the_next(
         (("--config", "/nonexistent.toml"), "cannot read the configuration"),
         (("--socket", "/proc/x/cp.sock"), "cannot listen on /proc/x"),
         (("--state", "/proc/x"), "cannot use the state folder"),
-        (("--down-after", "-1"), "--down-after: '-1' is no duration"),
+        (("--down-after", "-1"), "--down-after: '-1' is not a duration"),
         (("--down-after-s", "0"), "--down-after 0: 0s is not valid"),
     ],
 )

@@ -205,7 +205,9 @@ def test_nothing_secret_is_sent_to_who_only_shows_the_right_authority(
     good = invitation(region)
     with Listener(other, region.authority.ca_pem + other.ca_pem) as listener:
         invited = Invitation(listener.url, good.token, good.ca_hash)
-        with pytest.raises(Unreachable, match="its certificate is not one that we trust"):
+        with pytest.raises(
+            Unreachable, match="its certificate is not issued by a trusted authority"
+        ):
             asyncio.run(HostIdentity(tmp_path / "id").join(invited, candidate()))
     assert good.token.encode() not in listener.received
 
@@ -370,7 +372,7 @@ def test_a_certificate_without_an_identity_of_ours_is_refused(shared: Region) ->
     leaf = shared.authority.issue(key.public_key(), CertificateSubject("robot", "vm1"))
     held = shared.authority.credential(CertificateSubject("host", "vm1"), "")
     held = msgspec.structs.replace(held, key_pem=key_text(key).decode(), certificate_pem=leaf.pem)
-    with pytest.raises(TwineError, match="no identity of ours") as refusal:
+    with pytest.raises(TwineError, match="no identity of Twine") as refusal:
         asyncio.run(renewed(shared, _context(shared, held)))
     assert refusal.value.status == 401
 

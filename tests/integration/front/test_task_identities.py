@@ -191,11 +191,11 @@ def test_a_task_is_nobody_at_the_front_doors(region: Region, tmp_path: Path) -> 
         context.load_cert_chain(task.folder / "identity.pem")
         async with WireClient(region.url, context) as client:
             request = api.RenewRequest(csr_pem="none")
-            with pytest.raises(Unauthenticated, match="names no identity of ours"):
+            with pytest.raises(Unauthenticated, match="names no identity of Twine"):
                 await client.call(ROUTE["renew"], request)
         posing = tls.pinned_context(region.authority.ca_pem, tls.CONTROL_PLANE)
         posing.check_hostname = False
-        with pytest.raises(ssl.SSLCertVerificationError, match="no identity of ours"):
+        with pytest.raises(ssl.SSLCertVerificationError, match="no identity of Twine"):
             await talk(task, posing)
 
     asyncio.run(scenario())

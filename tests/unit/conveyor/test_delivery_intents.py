@@ -150,7 +150,7 @@ async def test_a_percent_stage_of_no_task_is_passed_over_and_told():
     world = await World(a_pipeline(stages=stages)).begin()
     world.plane.images["web"] = digest(2)
     run = await world.until("done")
-    assert "4 % is no task at this size" in [entry.what for entry in run.log]
+    assert "4 % is zero tasks at this size" in [entry.what for entry in run.log]
     assert [c[3] for c in world.plane.calls if c[0] == "push"] == ["all"]
 
 

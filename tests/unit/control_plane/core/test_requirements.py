@@ -152,7 +152,7 @@ def test_a_machine_meets_a_requirement(text, meets):
         ("", ["it is empty; write a requirement such as gpus >= 1"]),
         ("rak = r1", ["at character 1: 'rak' is not a property; did you mean rack?"]),
         ("gpus > many", ["at character 8: gpus is compared with a number, not 'many'"]),
-        ("memory > 64GB", ["GB means 1000 to some and 1024 to others"]),
+        ("memory > 64GB", ["GB is ambiguous (1000 or 1024)"]),
         ("rack > r1", ["at character 6: rack is a word without an order: use =, !=, in"]),
         ("rack", ["at character 5: after `rack` an operator is expected (=, !=, "]),
         ("rack == r1", ["at character 6: write = instead of =="]),

@@ -36,7 +36,7 @@ async def chunks(data: bytes, size: int = 70_000) -> AsyncIterator[bytes]:
 
 async def cut_off(data: bytes) -> AsyncIterator[bytes]:
     yield data[: len(data) // 2]
-    raise InvalidInput("the request body broke off")
+    raise InvalidInput("the request body ended early")
 
 
 def a_store(folder: Path, max_bytes: int = 8 << 20) -> ImageStore:
