@@ -40,7 +40,10 @@ async def check(config: Config, aside: str | None, forgotten: str | None) -> Non
                 click.echo(f"{of}{name}: set aside")
                 trouble += 1
     for name in filter(None, (aside, forgotten)):
-        raise NotFound(f"there is no record {name!r} for that", hint="call it without options")
+        raise NotFound(
+            (f"there is no record {name!r} to which this applies"),
+            hint="call the command without options",
+        )
     if not trouble:
-        click.echo("every stored record can be used")
+        click.echo("all stored records are usable")
     sys.exit(2 if trouble else 0)

@@ -19,7 +19,7 @@ from wire.errors import TwineError
     "into",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder in which a folder for this copy is made.",
+    help="Folder in which the copy gets its own folder.",
 )
 @CONFIG
 @STATE
@@ -47,14 +47,14 @@ def backup(into: Path, **given: Any) -> None:
     "copy",
     required=True,
     type=click.Path(path_type=Path),
-    help="Folder that `backup` made, or a store's file.",
+    help="Folder of `backup`, or the file of a store.",
 )
 @click.option(
     "--keep-credentials",
     is_flag=True,
-    help="Let users' credentials count, though it is unknown which were revoked since the copy.",
+    help="Keep users' credentials valid, although revocations since the copy are unknown.",
 )
-@click.confirmation_option("--yes", prompt="What was written since the copy is forgotten. Go on?")
+@click.confirmation_option("--yes", prompt="All changes since the copy are lost. Continue?")
 @CONFIG
 @STATE
 def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
@@ -80,7 +80,7 @@ def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
     "engine",
     required=True,
     type=click.Choice(["etcd", "sqlite"]),
-    help="Engine that gets the records; [etcd] of the configuration is the one, --state the other.",
+    help="Target engine: [etcd] of the configuration, or --state.",
 )
 @CONFIG
 @STATE
@@ -103,12 +103,12 @@ def migrate_store(engine: str, **given: Any) -> None:
 @click.argument("datacenter")
 @click.confirmation_option(
     "--yes",
-    prompt="Its machines will not be known any more, and their tasks start elsewhere. Go on?",
+    prompt="The control plane loses its machines, and their tasks start elsewhere. Continue?",
 )
 @CONFIG
 @STATE
 def forget_store(datacenter: str, **given: Any) -> None:
-    """Forget the store of a data center that is gone for good; the control plane is stopped."""
+    """Remove the record of a data center's store that is lost; the control plane is stopped."""
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
     except TwineError as e:
@@ -123,4 +123,6 @@ async def _forget_store(config: Config, datacenter: str) -> None:
 
     async with stopped_store(config) as store:
         note = await forget(store, datacenter)
-    click.echo(f"forgotten: the store of {datacenter}, last at {note.folder}, which stays as it is")
+    click.echo(
+        f"forgotten: the store of {datacenter}, last at {note.folder}; its files are unchanged"
+    )

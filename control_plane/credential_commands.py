@@ -26,7 +26,7 @@ def user() -> None:
 @click.argument("name")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
 @click.option("--ttl", type=seconds(), default="8h", show_default=True, help="30m, 8h, 30d, …")
-@click.option("--url", help="Where the user reaches the front end.")
+@click.option("--url", help="URL at which the user reaches the front end.")
 @CONFIG
 @STATE
 def user_add(name: str, out: Path, ttl: float, url: str | None, **given: Any) -> None:
@@ -50,7 +50,9 @@ def controller() -> None:
 
 @controller.command("add")
 @click.argument("name")
-@click.option("--host", "hosts", multiple=True, required=True, help="Where it serves; repeat.")
+@click.option(
+    "--host", "hosts", multiple=True, required=True, help="Host at which it serves; repeat."
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
 @click.option("--ttl", type=seconds(), default="30d", show_default=True, help="8h, 30d, …")
 @CONFIG
@@ -65,7 +67,9 @@ def controller_add(name: str, hosts: tuple[str, ...], out: Path, ttl: float, **g
 
 @click.command("shard-credential")
 @click.argument("number", type=click.IntRange(1, 63))
-@click.option("--host", "hosts", multiple=True, required=True, help="Where it serves; repeat.")
+@click.option(
+    "--host", "hosts", multiple=True, required=True, help="Host at which it serves; repeat."
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
 @click.option("--ttl", type=seconds(), default="30d", show_default=True, help="8h, 30d, …")
 @CONFIG
@@ -81,7 +85,9 @@ def shard_credential(
 
 
 @click.command("front-end-credential")
-@click.option("--host", "hosts", multiple=True, required=True, help="Where it serves; repeat.")
+@click.option(
+    "--host", "hosts", multiple=True, required=True, help="Host at which it serves; repeat."
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
 @click.option("--ttl", type=seconds(), default="30d", show_default=True, help="8h, 30d, …")
 @CONFIG

@@ -111,7 +111,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         ends = identity.end_connections_forever(control_plane.disconnect)
         loops = control_plane.wait_failed(), identity.renew_forever(), ends, rotation.run()
         await until(stopping, *loops)
-        log.info("ending; tasks go on")
+        log.info("shutting down; tasks continue to run")
 
 
 async def _open_broker_stores(
@@ -309,7 +309,9 @@ def main() -> None:
 @CONFIG
 @STATE
 @click.option("--listen", metavar="HOST:PORT", help="For hosts and users, with TLS.")
-@click.option("--advertise", metavar="HOST", multiple=True, help="Where they reach it; repeat.")
+@click.option(
+    "--advertise", metavar="HOST", multiple=True, help="Address at which they reach it; repeat."
+)
 @click.option("--socket", "socket_", metavar="PATH", help="Unix socket for this host's operators.")
 @click.option(
     "--role", type=click.Choice(["all", "core", "shard", "front-end"]), help="See docs/scale.md."
@@ -317,12 +319,15 @@ def main() -> None:
 @click.option("--shard", type=int, metavar="N", help="Number of the shard, with --role shard.")
 @click.option("--cluster", metavar="NAME", help="Trust domain of all certificates.")
 @click.option(
-    "--down-after", "--down-after-s", metavar="DURATION", help="Silence of a machine that is down."
+    "--down-after",
+    "--down-after-s",
+    metavar="DURATION",
+    help="Silence after which a machine is down.",
 )
 def serve_command(
     file: Path | None, socket_: str | None, down_after: str | None, **given: Any
 ) -> None:
-    """Run the control plane; SIGTERM ends it and leaves all tasks alone."""
+    """Run the control plane; SIGTERM ends it, and all tasks continue to run."""
     try:
         config = configuration.load(file, {**given, "socket": socket_})
         if down_after is not None:
@@ -337,7 +342,7 @@ def serve_command(
 
 @main.command("check-store")
 @click.option("--quarantine", "aside", metavar="NAME", help="Set this record aside.")
-@click.option("--forget", metavar="NAME", help="Drop a record for good that was set aside.")
+@click.option("--forget", metavar="NAME", help="Permanently remove a record that was set aside.")
 @CONFIG
 @STATE
 def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
@@ -357,7 +362,10 @@ def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
 
 @main.command("new-authority")
 @click.confirmation_option(
-    "--yes", prompt="Every host has to join again, every credential has to be written again. Go on?"
+    "--yes",
+    prompt=(
+        "Every host has to join again, and every credential has to be created again. Continue?"
+    ),
 )
 @CONFIG
 @STATE

@@ -91,8 +91,8 @@ class JobCalls:
             await self._control.restart_task(name, index, wish.reason)
         elif not wish.reason:
             raise InvalidInput(
-                f"task {name}-{index} is restarted past its job's budget and controller only for"
-                " a reason, which the audit log keeps",
+                f"task {name}-{index} is restarted without its job's budget and controller only "
+                "for a reason, which the audit log keeps",
                 hint="twinectl task restart --now --reason …",
             )
         else:

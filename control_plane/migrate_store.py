@@ -37,7 +37,7 @@ async def move(config: Config, *, to_etcd: bool) -> None:
     """Move the main store between SQLite in the state folder and `[etcd]`; print each step."""
     if not config.etcd.endpoints:
         raise ConfigError(
-            "the configuration names no etcd cluster",
+            "the configuration has no etcd cluster",
             hint="--config FILE with [etcd] endpoints, which the running control plane may lack",
         )
     try:
@@ -74,8 +74,8 @@ def _etcd_store(config: Config) -> EtcdStore:
 async def _refuse_own_stores(store: Store) -> None:
     if own := (await store.list_prefix(NOTES, limit=1)).entries:
         raise ConfigError(
-            f"machines of {own[0].key.removeprefix(NOTES)} are in a store of their own, which"
-            " etcd does not have",
+            f"machines of {own[0].key.removeprefix(NOTES)} are in a separate store, which etcd "
+            "does not support",
             hint="a region with broker_stores cannot be moved to etcd (docs/scale.md)",
         )
 
@@ -116,8 +116,8 @@ class SqliteSource:
             raise ConfigError(f"there is no store in {folder}", hint="pass --state")
         if (folder / ARRIVING).exists():
             raise ConfigError(
-                f"a migration into {folder} is not complete: it cannot be a source",
-                hint="run the migrate-store that was begun again",
+                f"a migration into {folder} is incomplete: it cannot be a source",
+                hint="run the migrate-store command again that was started last",
             )
         self.name, self._folder = str(folder), folder
         self.store = SqliteStore(folder, migrating=True)

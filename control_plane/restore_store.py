@@ -42,7 +42,7 @@ def copy_all(config: Config, into: Path) -> Path:
         into.mkdir(parents=True, exist_ok=True)
         part.mkdir(mode=0o700)
         if made.exists():
-            raise Busy(f"{made} is there already", hint="try again in a second")
+            raise Busy(f"{made} already exists", hint="try again in a second")
     except OSError as e:
         raise ConfigError(f"cannot use {e.filename}: {e.strerror}") from e
     try:
@@ -123,8 +123,8 @@ def _sources(copy: Path, folders: dict[str, Path]) -> dict[str, Path]:
             found = {MAIN: copy / copies.FILE}
     if found.keys() != folders.keys():
         raise ConfigError(
-            f"{copy} has the stores {', '.join(sorted(found)) or 'none'}, the configuration has"
-            f" {', '.join(sorted(folders))}",
+            f"{copy} has the stores {', '.join(sorted(found)) or 'none'}; the configuration has "
+            f"{', '.join(sorted(folders))}",
             hint="all are restored together: pass the folder that `backup` made",
         )
     return found
@@ -153,16 +153,15 @@ def _revoked(path: Path) -> dict[str, bytes]:
 def _tell(found: copies.Facts, aside: Path, names: list[str]) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.copied_at))
     of = f"the copy of {made}" if found.copied_at else "a copy of an unknown time"
-    click.echo(f"restored: {of}, {found.keys} records; what was there is in {aside}")
+    click.echo(f"restored: {of}, {found.keys} records; the replaced files are in {aside}")
     if names:
         click.echo(
-            f"revoked, since it is unknown which were since the copy: the credentials of"
-            f" {', '.join(names)}; write new ones: twine-control-plane user add"
+            "revoked, because revocations since the copy are unknown: the credentials of "
+            f"{', '.join(names)}; create new ones: twine-control-plane user add"
         )
     click.echo(
-        "no join token counts any more. Hosts whose identity was revoked since the copy have to"
-        " be revoked again: twinectl machine revoke-identity NAME\n"
-        "now start the control plane; it commands nothing until you have looked:\n"
-        "twinectl restored show\n"
+        "all join tokens are revoked. Hosts whose identity was revoked since the copy have to "
+        "be revoked again: twinectl machine revoke-identity NAME\nnow start the control "
+        "plane; it sends no commands until you release it:\ntwinectl restored show\n"
         "twinectl restored release"
     )

@@ -496,4 +496,4 @@ BESIDE_SHARDS = (
 
 
 async def _nobody_asked(shard: int, _: str) -> None:
-    raise away(shard, "this process does not call it")
+    raise away(shard, "this process does not call other shards")

@@ -176,7 +176,7 @@ class RunningShards:
         if found is None:
             raise Busy(
                 f"shard {number} does not run in this process",
-                hint="an entitlement was moved a moment ago, perhaps: try again",
+                hint="the entitlement may have moved just now: try again",
             )
         return found
 
@@ -246,8 +246,8 @@ class RunningShards:
         here, there = self.number_of_job(job), self.number_of_entitlement(entitlement)
         if here is not None and here != there:
             raise Conflict(
-                f"cannot move job {job!r}: it is in shard {here}, and entitlement {entitlement!r}"
-                f" in shard {there}; a job lives in one shard",
+                f"cannot move job {job!r}: it is in shard {here}, and entitlement "
+                f"{entitlement!r} is in shard {there}; a job belongs to one shard",
                 hint=f"twinectl shard move {entitlement} --to {here}",
             )
 
@@ -263,7 +263,7 @@ class RunningShards:
         for pool in pools:
             if self._ownership.is_moving(pool):
                 raise Busy(
-                    f"cannot move job {job!r}: entitlement {pool!r} is on its way to another shard",
+                    (f"cannot move job {job!r}: entitlement {pool!r} is moving to another shard"),
                     hint="try again in some seconds",
                 )
         return self._ownership.table.expect(pools)
@@ -341,9 +341,9 @@ class RunningShards:
         while source.scheduler.asking & set(jobs) or handover.is_busy(source.allocator, pool, jobs):
             if runtime.now() >= ends:
                 raise Busy(
-                    f"cannot move entitlement {pool!r}: an allocation in it goes on for more than"
-                    f" {IDLE_S:g} s, nothing was changed",
-                    hint="try again; `twinectl status` says which store does not answer",
+                    f"cannot move entitlement {pool!r}: an allocation in it takes more than "
+                    f"{IDLE_S:g} s; nothing was changed",
+                    hint="try again; `twinectl status` names the store that does not answer",
                 )
             await runtime.sleep(_PAUSE_S)
 
@@ -386,9 +386,9 @@ class RunningShards:
             others = bound_to(record) - names if record is not None else ()
             if others:
                 raise Conflict(
-                    f"cannot move entitlement {pool!r}: job {job!r} is on its way between it and"
-                    f" {', '.join(sorted(others))}",
-                    hint="wait until that is done",
+                    f"cannot move entitlement {pool!r}: job {job!r} is moving between it and "
+                    f"{', '.join(sorted(others))}",
+                    hint="wait until that move ends",
                 )
 
     # -- calls about one shard

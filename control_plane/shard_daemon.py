@@ -63,7 +63,7 @@ async def serve_shard(
         log.info("serving", extra={"url": role.url, "role": role.name})
         started(role.url)
         await until(stopping, plane.wait_failed(), identity.follow_forever())
-        log.info("ending; tasks go on")
+        log.info("shutting down; tasks continue to run")
 
 
 class _Loading:

@@ -126,9 +126,9 @@ class ShardProcesses(RunningShards):
         while not await self._ownership.is_released(pool):
             if self._runtime.now() >= ends:
                 raise Busy(
-                    f"cannot move entitlement {pool!r}: shard {source} did not let it go within"
-                    f" {_RELEASE_S:g} s, nothing was changed",
-                    hint="`twinectl shard list` says which shards answer; try again",
+                    f"cannot move entitlement {pool!r}: shard {source} did not release it within "
+                    f"{_RELEASE_S:g} s; nothing was changed",
+                    hint="`twinectl shard list` shows the shards that answer; try again",
                 )
             await self._runtime.sleep(_LOOK_S)
 
@@ -153,9 +153,9 @@ class ShardProcesses(RunningShards):
         at = self._parts.jobs.store.revision()
         if following is not None and not await following.reached(at, _BEHIND_S):
             raise Busy(
-                f"cannot take {len(taken)} machines for {pool!r}: this process has not followed the"
-                f" store for {_BEHIND_S:g} s",
-                hint="it is tried again",
+                f"cannot take {len(taken)} machines for {pool!r}: this process is more than "
+                f"{_BEHIND_S:g} s behind the store",
+                hint="it is retried",
             )
         return await allocator.allocations.in_steps(allocator.quotas.kept_without(pool, taken))
 

@@ -36,7 +36,7 @@ _RETRY_S = 2.0
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="twine-cluster", prog_name="twine-conveyor")
 def main() -> None:
-    """Bring new images to jobs in stages, with gates, and back if one fails."""
+    """Deliver new images to jobs in stages with gates; roll back if one fails."""
 
 
 @main.command()

@@ -49,7 +49,7 @@ class CommandChecks:
             return None
         known = record.spec.environment.get(MARK)
         if known is None:
-            return judge.no_data(f"job {job} is no check of a pipeline: rename the gate")
+            return judge.no_data(f"job {job} is not a check of a pipeline: rename the gate")
         if record.stopping:
             return None
         found = outcome_of(record) if known == mark else None
@@ -85,7 +85,7 @@ def outcome_of(record: JobRecord) -> Measured | None:
         if task.state not in (TaskState.STOPPED, TaskState.FAILED) or last is None:
             continue
         if last.result in _BLAMELESS:
-            return judge.no_data(f"the command did not end by itself: {exit_text(last)}")
+            return judge.no_data(f"the command ended abnormally: {exit_text(last)}")
         numbers = {} if last.code is None else {"exit": float(last.code)}
         is_good = last.result == "success" and task.health is not Health.UNHEALTHY
         outcome = GateOutcome.PASS if is_good else GateOutcome.FAIL

@@ -57,7 +57,7 @@ class CommandHosts:
             said = await _said(_filled(fleet.probe, {"host": host}), PROBE_S)
         except TwineError as e:
             return HostSeen(host, "", False, str(e))
-        return HostSeen(host, said.strip(), bool(said.strip()), "its probe said no release")
+        return HostSeen(host, said.strip(), bool(said.strip()), "its probe printed no release")
 
     async def install(self, fleet: FleetSettings, host: str, release: str) -> None:
         """Run the command that installs a release on a host."""
@@ -67,7 +67,7 @@ class CommandHosts:
 
 def _heard(name: str, view: MachineView | None) -> HostSeen:
     if view is None or view.record.facts is None:
-        return HostSeen(name, "", False, "the control plane knows no such machine")
+        return HostSeen(name, "", False, "the control plane has no such machine")
     silent = "" if view.last_seen_s is None else f", heard {view.last_seen_s:.0f} s ago"
     why = view.health or f"its agent does not answer{silent}"
     return HostSeen(name, view.record.facts.agent_version, view.ready, why)
@@ -109,4 +109,4 @@ async def _said(words: Sequence[str], timeout_s: float) -> str:
 
 def _last(said: bytes) -> str:
     lines = said.decode(errors="replace").strip().splitlines()
-    return " / ".join(lines[-_SHOWN_LINES:])[-_SHOWN:] or "it said nothing"
+    return " / ".join(lines[-_SHOWN_LINES:])[-_SHOWN:] or "it printed nothing"

@@ -90,8 +90,8 @@ class FleetReleases:
                 await self.round(name)
             except TwineError as e:
                 if failure := self._store.failure():
-                    raise Busy(f"cannot go on: {failure}") from e
-                log.warning("fleet not seen", extra={"fleet": name, "reason": str(e)})
+                    raise Busy(f"the service cannot continue: {failure}") from e
+                log.warning("state of a fleet is unknown", extra={"fleet": name, "reason": str(e)})
             await asyncio.sleep(self._round_s)
 
     async def round(self, name: str) -> None:
@@ -114,7 +114,7 @@ class FleetReleases:
     async def _install(self, name: str, host: str, release: str) -> None:
         """Run a command outside of the lock, and record its result."""
         if failure := self._store.failure():
-            raise Busy(f"cannot change hosts any more: {failure}")
+            raise Busy(f"cannot change hosts: {failure}")
         log.info("install", extra={"fleet": name, "host": host, "release": release})
         failed = ""
         try:

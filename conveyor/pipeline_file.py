@@ -120,7 +120,9 @@ def _of_stage(where: str, stage: PipelineStage, gates: dict[Any, Any]) -> Iterat
     for key in ("tasks", "percent"):
         given = getattr(stage, key) is not None
         if key == needs and not given:
-            yield FieldError(field=f"{where}.{key}", reason=f"missing: a {stage.kind} stage has it")
+            yield FieldError(
+                field=f"{where}.{key}", reason=f"missing: a {stage.kind} stage needs it"
+            )
         elif key != needs and given:
             reason = f"a stage of kind {stage.kind} has no {key}"
             yield FieldError(field=f"{where}.{key}", reason=reason)
@@ -175,7 +177,7 @@ def _of_trigger(document: Any) -> Iterator[FieldError]:
     if trigger is None:
         return
     if trigger.schedule and not trigger.image:
-        yield FieldError(field="trigger.image", reason="missing: schedule says only when")
+        yield FieldError(field="trigger.image", reason="missing: schedule gives only the time")
     for index, text in enumerate(trigger.schedule):
         yield from _refused(f"trigger.schedule[{index}]", lambda t=text: schedule.start_time(t))  # type: ignore[misc]
     yield from _refused("trigger.zone", lambda: schedule.never([], trigger.zone))

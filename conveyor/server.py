@@ -43,7 +43,7 @@ class DeliveryAccess:
         if peer is None:
             raise Unauthenticated("the delivery service is served over TLS only")
         if peer.role != "user":
-            raise Forbidden(f"{peer.name} is no user")
+            raise Forbidden(f"{peer.name} is not a user")
         if route.needs == WRITES and principal(peer) not in self._writers:
             raise Forbidden(
                 f"{peer.name} may not change pipelines",

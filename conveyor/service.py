@@ -102,7 +102,7 @@ class DeliveryService:
                 trouble = self._trouble.get(name, "")
             except TwineError as e:
                 if failure := self._records.failure():
-                    raise Busy(f"cannot go on: {failure}") from e
+                    raise Busy(f"the service cannot continue: {failure}") from e
                 self._trouble[name] = trouble = str(e)
                 log.warning("round failed", extra={"pipeline": name, "reason": trouble})
             pause_s = min(2 * pause_s, _BACK_OFF_MAX_S) if trouble else self._pause(name)
@@ -154,7 +154,7 @@ class DeliveryService:
         try:
             newest = await self._writer.newest_image(trigger.image)
         except TwineError as e:
-            self._trouble[name] = f"cannot see the image store: {e}"
+            self._trouble[name] = f"cannot read the image store: {e}"
             return known
         changed, ended = commands.triggered(known.record, newest, now)
         return await self._write(known, changed, ended)
@@ -169,7 +169,7 @@ class DeliveryService:
             try:
                 seen = await self._writer.look(job, image)
             except TwineError as e:
-                self._trouble[name] = f"cannot see {named(job)}: {e}"
+                self._trouble[name] = f"cannot read {named(job)}: {e}"
                 continue
             jobs[job] = replace(seen, refused=self._refused.get(job, ""))
         self._jobs[name] = jobs
@@ -192,7 +192,7 @@ class DeliveryService:
     async def _act(self, name: str, act: DeliveryAct) -> None:
         """Carry out one act; a refusal is kept for the status and tried again in the next round."""
         if failure := self._records.failure():
-            raise Busy(f"cannot change jobs any more: {failure}")
+            raise Busy(f"cannot change jobs: {failure}")
         try:
             await self._writer.write(act)
         except TwineError as e:
@@ -208,7 +208,7 @@ class DeliveryService:
         try:
             await self._meter.end(run)
         except TwineError as e:
-            log.warning("a check was left", extra={"run": run.number, "reason": str(e)})
+            log.warning("a check was left running", extra={"run": run.number, "reason": str(e)})
 
     async def _measure(
         self, name: str, run: PipelineRun, gates: Sequence[str], jobs: dict[str, JobProgress]

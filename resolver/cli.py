@@ -32,26 +32,26 @@ FIRST_ANSWER_S = 5.0
 @click.version_option(package_name="twine-cluster", prog_name="twine-resolver")
 @target_options
 def main() -> None:
-    """Tell where jobs answer: as DNS, or as configuration of HAProxy and nginx.
+    """Publish the addresses of jobs: as DNS, or as configuration of HAProxy and nginx.
 
-    What was known last stays in force while the control plane is away.
+    The last known addresses stay in force while the control plane is unavailable.
     """
 
 
 @main.command()
 @click.option("--listen", default="127.0.0.1:5353", show_default=True, metavar="HOST:PORT")
-@click.option("--zone", default="twine.internal", show_default=True, help="Its own part of DNS.")
+@click.option("--zone", default="twine.internal", show_default=True, help="Its zone of DNS.")
 @click.option(
     "--ttl",
     default="1s",
     show_default=True,
-    help="How long an answer may be kept; no longer than jobs' update.drain_s.",
+    help="Time for which an answer may be cached; at most the jobs' update.drain_s.",
 )
 @click.pass_obj
 def dns(target: Target, listen: str, zone: str, ttl: str) -> None:
     """Answer A, AAAA and SRV for the names of jobs, over UDP and TCP.
 
-    JOB.ZONE has the addresses of all tasks that may be asked, TASK.JOB.ZONE that of one,
+    JOB.ZONE has the addresses of all tasks that clients may call, TASK.JOB.ZONE that of one,
     and _PORT._tcp.JOB.ZONE their ports (SRV).
     """
     host, port = _address(listen)
@@ -71,10 +71,20 @@ def dns(target: Target, listen: str, zone: str, ttl: str) -> None:
 @click.option(
     "--file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep this file as discovery says, until SIGTERM; without it, print once and end.",
+    help="Keep this file up to date until SIGTERM; without it, print once and end.",
 )
-@click.option("--check", default="", metavar="COMMAND", help="Must accept {file} before it counts.")
-@click.option("--reload", default="", metavar="COMMAND", help="Has the proxy read the file again.")
+@click.option(
+    "--check",
+    default="",
+    metavar="COMMAND",
+    help="Command that must accept {file} before it is used.",
+)
+@click.option(
+    "--reload",
+    default="",
+    metavar="COMMAND",
+    help="Command that makes the proxy read the file again.",
+)
 @click.pass_obj
 def proxy(
     target: Target,
@@ -84,7 +94,7 @@ def proxy(
     check: str,
     reload: str,
 ) -> None:
-    """Write where ports of jobs answer, for a proxy to forward to.
+    """Write the addresses of ports of jobs, for a proxy to forward to.
 
     `web:http` names the port `http` of job `web`; with `=:8080` the proxy also listens there.
     A file that ends in .j2 is a jinja2 template for another proxy (docs/discovery.md).
@@ -102,8 +112,8 @@ def _render(kind: str) -> proxies.Render:
         return proxies.shipped(name)
     if not kind.endswith(".j2"):
         raise InvalidInput(
-            f"{kind!r} is no known proxy, which are {', '.join(proxies.FORMATS)}",
-            hint="for another one name a jinja2 template, a file that ends in .j2",
+            f"{kind!r} is not a known proxy; known are {', '.join(proxies.FORMATS)}",
+            hint="for another one give a jinja2 template, a file that ends in .j2",
         )
     try:
         text = Path(kind).read_text()
@@ -163,7 +173,7 @@ def _follow(target: Target, work: Work) -> None:
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise InvalidInput(f"{text[:100]!r} is no address to listen at", hint="HOST:PORT")
+        raise InvalidInput(f"{text[:100]!r} is not a listen address", hint="HOST:PORT")
     return host.strip("[]") or "0.0.0.0", int(port)
 
 
@@ -171,9 +181,9 @@ def _zone(text: str) -> dns_name.Name:
     try:
         name = dns_name.from_text(text)
     except DNSException as e:
-        raise InvalidInput(f"{text[:100]!r} is no name of a zone: {e}") from e
+        raise InvalidInput(f"{text[:100]!r} is not a name of a zone: {e}") from e
     if name == dns_name.root:
-        raise InvalidInput("the root is no zone for jobs", hint="--zone twine.internal")
+        raise InvalidInput("the root cannot be the zone of jobs", hint="--zone twine.internal")
     return name
 
 

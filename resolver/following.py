@@ -66,7 +66,7 @@ class ZoneFollower:
                     await found.known.wait()
         if found.revision is None:
             why = self.failing or "no answer yet"
-            raise Busy(f"it is not known where job {job!r} answers: {why}")
+            raise Busy(f"the addresses of job {job!r} are unknown: {why}")
         return found.endpoints
 
     def _follow(self, job: str) -> _Followed:
@@ -75,7 +75,9 @@ class ZoneFollower:
         if found is None:
             self._forget_idle(now)
             if len(self._jobs) >= MAX_JOBS_WATCHED:
-                raise Busy(f"{MAX_JOBS_WATCHED} jobs are followed already, {job!r} is not")
+                raise Busy(
+                    f"{MAX_JOBS_WATCHED} jobs, the maximum, are followed already; {job!r} is not"
+                )
             found = self._jobs[job] = _Followed(now)
             self._asked.set()
             if self._news is not None:

@@ -94,13 +94,13 @@ async def keep(
         try:
             known = await known_of(follower, services, _ASK_AGAIN_S)
             if await file.bring(render(services, known)):
-                log.info("the proxy was told where jobs answer", extra=_counts(known))
+                log.info("the proxy got new addresses of jobs", extra=_counts(known))
         except Busy as e:
             log.warning("waiting for the control plane", extra={"why": str(e)})
             await asyncio.sleep(_RETRY_S)
             continue
         except TwineError as e:
-            log.error("the proxy could not be told", extra={"why": str(e)})
+            log.error("the proxy could not be updated", extra={"why": str(e)})
             await asyncio.sleep(_RETRY_S)
             continue
         with suppress(TimeoutError):
@@ -134,5 +134,5 @@ async def run(argv: Sequence[str]) -> None:
         raise ProgramError(f"{said} did not end within {PROGRAM_S:g} s") from e
     if process.returncode:
         last = output.decode(errors="replace").strip().splitlines()[-1:]
-        why = last[0] if last else "it wrote nothing"
+        why = last[0] if last else "it printed nothing"
         raise ProgramError(f"{said} failed with {process.returncode}: {why}")

@@ -22,7 +22,7 @@ from wire.errors import InvalidInput
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _LISTEN = re.compile(r"(?P<host>[A-Za-z0-9_.-]*|\*|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})", re.ASCII)
-_HEAD = "# Written by twine-resolver from where jobs answer. Changes by hand do not last."
+_HEAD = "# Written by twine-resolver from the addresses of jobs. Changes by hand are overwritten."
 _TEMPLATES = Path(__file__).parent / "templates"
 _ACCEPTED = "write JOB:PORT or JOB:PORT=ADDRESS:NUMBER, such as web:http=:8080"
 
@@ -47,10 +47,10 @@ def service(text: str) -> ProxiedService:
     target, given, listen = text.partition("=")
     job, colon, port = target.partition(":")
     if not (colon and NAME.fullmatch(job) and NAME.fullmatch(port)):
-        raise InvalidInput(f"{text[:100]!r} names no port of a job", hint=_ACCEPTED)
+        raise InvalidInput(f"{text[:100]!r} does not name a port of a job", hint=_ACCEPTED)
     match = _LISTEN.fullmatch(listen) if given else None
     if given and (match is None or not 1 <= int(match["port"]) <= 65535):
-        raise InvalidInput(f"{listen[:100]!r} is no address to listen at", hint=_ACCEPTED)
+        raise InvalidInput(f"{listen[:100]!r} is not a listen address", hint=_ACCEPTED)
     return ProxiedService(job, port, listen)
 
 
@@ -78,7 +78,7 @@ def template(text: str, name: str) -> Render:
     try:
         compiled = environment.from_string(text)
     except jinja2.TemplateSyntaxError as e:
-        raise InvalidInput(f"{name} is no template: {e.message} (line {e.lineno})") from e
+        raise InvalidInput(f"{name} is not a template: {e.message} (line {e.lineno})") from e
 
     def render(services: Sequence[ProxiedService], known: Known) -> str:
         told = [
@@ -133,6 +133,8 @@ def _at(endpoint: Endpoint, port: str) -> str:
         shown = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:
         if not re.fullmatch(r"[A-Za-z0-9.-]+", host, re.ASCII):
-            raise InvalidInput(f"{endpoint.task} answers at {host!r}, which is no host") from None
+            raise InvalidInput(
+                f"{endpoint.task} answers at {host!r}, which is not a host"
+            ) from None
         shown = host
     return f"{shown}:{endpoint.ports[port]}"

@@ -146,7 +146,8 @@ class ApplyRun:
             )
         if self._trial_until is not None and plan.needs.rank >= Disruption.KEXEC.rank:
             raise Unprocessable(
-                "what needs a boot cannot be tried: the boot ends the trial; nothing was changed"
+                "a setting that needs a boot cannot be tried: the boot ends the trial; "
+                "nothing was changed"
             )
 
     def _claim(self) -> None:
@@ -309,7 +310,7 @@ class ApplyRun:
             if lasting or (before is not None and len(changed) >= before):
                 change = (lasting or changed)[0]
                 raise _ChangeFailed(
-                    f"{change.setting} was set to {change.after!r} and reads "
+                    f"{change.setting} was set to {change.after!r} but reads "
                     f"{change.before!r} again"
                 )
             before = len(changed)
@@ -398,7 +399,7 @@ class ApplyRun:
         if self._interrupted and not problems:
             problems = self._go_back()
         if problems:
-            reason = f"{reason}; and not all could be undone: {'; '.join(problems)}"
+            reason = f"{reason}; some changes could not be undone: {'; '.join(problems)}"
         report = self._failed(reason, undone=not problems)
         if not problems:
             self._state.end()

@@ -46,8 +46,8 @@ def conflicts(contributions: Iterable[Contribution]) -> list[FieldError]:
         other = wanted.setdefault(each.group, each)
         if other.arguments != each.arguments:
             reason = (
-                f"wants {' '.join(each.arguments)} on the kernel command line, "
-                f"{other.settings[0]} wants {' '.join(other.arguments)}"
+                f"sets {' '.join(each.arguments)} on the kernel command line, "
+                f"{other.settings[0]} sets {' '.join(other.arguments)}"
             )
             errors.append(FieldError(field=each.settings[0], reason=reason))
     return errors
@@ -177,7 +177,9 @@ class BootLine:
         self.loader.clear(self.host)
         left = self.loader.read(self.host)
         if left is not None:
-            raise HostError(f"{self.loader.name} still has an entry of ours after it was removed")
+            raise HostError(
+                f"{self.loader.name} still has an entry of sidekick after it was removed"
+            )
         return ""
 
     def verify(self, wish: BootWish) -> list[SettingReport]:

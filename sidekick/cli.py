@@ -127,8 +127,8 @@ def _log() -> Log:
 PROGRAM = CliProgram(
     "Bring this machine to a host profile and prove it.",
     (
-        Option(words=("--root",), kind=PathText(), default=Path("/"), help="Another root."),
-        Option(words=("--state",), kind=PathText(), default=STATE, help="Where state is kept."),
+        Option(words=("--root",), kind=PathText(), default=Path("/"), help="Root of the host."),
+        Option(words=("--state",), kind=PathText(), default=STATE, help="Folder of the state."),
         Option(
             words=("--profiles",),
             kind=PathText(),
@@ -142,7 +142,7 @@ WAIT = Option(
     words=("--wait-s",),
     kind=Number(0.0, 3600.0),
     default=0.0,
-    help="Wait so long for another sidekick.",
+    help="Seconds to wait for another sidekick.",
 )
 REBOOT = Option(
     words=("--reboot",),
@@ -152,7 +152,7 @@ REBOOT = Option(
 
 @PROGRAM.command("plan", PROFILE, OUTPUT)
 def plan(ctx: Context, profile: str, output: str) -> None:
-    """Show what applying a profile would change; exit 2 if anything."""
+    """Show what applying a profile would change; exit code 2 if there are changes."""
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
     report = describe(profile, ApplyRun(host, ctx.state, target).sight.plan, target.wanted)
@@ -168,8 +168,15 @@ def plan(ctx: Context, profile: str, output: str) -> None:
     "apply-profile",
     PROFILE,
     REBOOT,
-    Option(words=("--generation",), kind=Number(0), default=0, help="Of the request, as reported."),
-    Option(words=("--epoch",), kind=Number(0), default=0, help="Of the sender, as reported."),
+    Option(
+        words=("--generation",),
+        kind=Number(0),
+        default=0,
+        help="Generation of the request, for the report.",
+    ),
+    Option(
+        words=("--epoch",), kind=Number(0), default=0, help="Epoch of the sender, for the report."
+    ),
     WAIT,
     OUTPUT,
 )
@@ -182,7 +189,7 @@ def apply_profile(
     wait_s: float,
     output: str,
 ) -> None:
-    """Bring this host to a profile: change, read back, or undo it all."""
+    """Apply a profile to this host: change, read back, or undo all changes."""
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
@@ -202,13 +209,13 @@ def apply_profile(
     "verify",
     Option(
         words=("--timer",),
-        help="Also end a trial that is over, and repair drift if /etc/twine/sidekick.toml says so.",
+        help="Also end an expired trial, and repair drift if /etc/twine/sidekick.toml enables it.",
     ),
     WAIT,
     OUTPUT,
 )
 def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
-    """Compare this host with its profile; exit 2 if it drifted."""
+    """Compare this host with its profile; exit code 2 if it drifted."""
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
@@ -229,7 +236,7 @@ def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
 
 @PROGRAM.command("rollback", REBOOT, WAIT, OUTPUT)
 def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
-    """Give every setting its original value back."""
+    """Restore the original value of every setting."""
     ctx.need_root()
     host, none = ctx.host(), Target()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
@@ -239,7 +246,7 @@ def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
 
 @PROGRAM.command("resume", WAIT, OUTPUT)
 def resume(ctx: Context, wait_s: float, output: str) -> None:
-    """Bring the profile back after a boot, or finish one that was interrupted."""
+    """Apply the profile again after a boot, or finish an interrupted one."""
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
@@ -265,13 +272,13 @@ def status(ctx: Context, output: str) -> None:
         called="for_",
         kind=Span(),
         default=60.0,
-        help="How long, such as 90s or 10m.",
+        help="Duration, such as 90s or 10m.",
     ),
     WAIT,
     OUTPUT,
 )
 def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) -> None:
-    """Apply a profile that is reverted unless `sidekick confirm` keeps it."""
+    """Apply a profile that sidekick reverts unless `sidekick confirm` keeps it."""
     from sidekick import trial
 
     ctx.need_root()
@@ -296,12 +303,12 @@ def confirm(ctx: Context, wait_s: float, output: str) -> None:
 
 @PROGRAM.command(
     "revert",
-    Option(words=("--due",), help="Only a trial whose time is over (for its timer)."),
+    Option(words=("--due",), help="Only an expired trial (for its timer)."),
     WAIT,
     OUTPUT,
 )
 def revert(ctx: Context, due: bool, wait_s: float, output: str) -> None:
-    """End a trial now: what was before it comes back."""
+    """End a trial now: the state before it is restored."""
     from sidekick import trial
 
     ctx.need_root()

@@ -65,7 +65,7 @@ def explain(
         hint = (
             f"near: {', '.join(near[:5])}" if near else f"`sidekick show {profile.name}` lists all"
         )
-        raise NotFound(f"profile {profile.name} says nothing of {name}", hint=hint)
+        raise NotFound(f"profile {profile.name} has no setting {name}", hint=hint)
     setting = setting_of(found.setting)
     now = setting.observe(host, [found.setting]).get(found.setting)
     return Explanation(

@@ -83,7 +83,7 @@ def parse(text: str) -> Expression:
     try:
         root = parser.choice()
         if parser.peek() != ("end", ""):
-            raise ExpressionError(f"{parser.peek()[1]!r} was not expected")
+            raise ExpressionError(f"{parser.peek()[1]!r} is unexpected")
     except ExpressionError as e:
         raise ExpressionError(f"{text!r}: {e}") from e
     return Expression(text, root)
@@ -133,7 +133,7 @@ class _Parser:
     def _deeper(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ExpressionError(f"it is nested deeper than {MAX_DEPTH}")
+            raise ExpressionError(f"it is nested deeper than {MAX_DEPTH} levels")
 
     def choice(self) -> _Node:
         self._deeper()
@@ -249,7 +249,7 @@ def _evaluate(node: _Node, facts: Facts) -> Value:
         return (values[0] == values[1]) is (node.op == "==")
     if node.op == "in":
         if not isinstance(values[1], list):
-            raise ExpressionError("`in` asks for a list on its right")
+            raise ExpressionError("`in` needs a list on its right")
         return values[0] in values[1]
     if node.op in _COMPARISONS:
         return _compared(node.op, values[0], values[1])

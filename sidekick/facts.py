@@ -19,7 +19,7 @@ from sidekick.expression import Fact
 from wire.errors import ConfigError, KernelFileError
 
 FACTS = {
-    "cpu.arch": "amd64 or arm64, as the package manager calls it; empty where unknown",
+    "cpu.arch": "amd64 or arm64, as the package manager names it; empty if unknown",
     "cpu.count": "processors that are online",
     "cpu.cores": "cores with an online processor",
     "cpu.family": "family number of an x86 processor, else 0",
@@ -31,14 +31,14 @@ FACTS = {
     "cpu.threads_per_core": "hardware threads that a core runs now",
     "cpu.vendor": "intel, amd, arm or other",
     "disk.count": "block devices that are no partition, loop, RAM or optical device",
-    "disk.flash_count": "those of them that do not rotate",
+    "disk.flash_count": "the number of these that do not rotate",
     "disk.names": "their names, sorted",
     "host.name": "host name",
     "host.os": "ID of /etc/os-release, such as debian",
     "host.os_version": "VERSION_ID there, such as 12",
     "host.virtual": "whether the host is a virtual machine",
     "kernel.release": "as uname -r prints it",
-    "kernel.version": "its first two numbers, to be compared: kernel.version >= [6, 1]",
+    "kernel.version": "its first two numbers, for comparisons: kernel.version >= [6, 1]",
     "location.datacenter": "data center of the machine, as it was joined to its region",
     "location.msb": "its main switch board, likewise",
     "location.rack": "its rack",
@@ -51,7 +51,7 @@ FACTS = {
     "nic.count": "network interfaces with a device behind them",
     "nic.names": "their names, sorted",
     "nic.queues": "receive queues of the fastest of them",
-    "nic.speed_mbps": "speed of the fastest of them; 0 where none tells",
+    "nic.speed_mbps": "speed of the fastest of them; 0 if unknown",
 }
 """Every fact and its meaning; `sidekick facts` prints it, and lint checks names against it."""
 
@@ -121,7 +121,7 @@ def read_location(fs: KernelFs) -> dict[str, Fact]:
     unknown = said.keys() - names.values()
     if unknown or not all(isinstance(value, str) for value in said.values()):
         known = ", ".join(sorted(names.values()))
-        raise ConfigError(f"{LOCATION} may say only {known}, each as text")
+        raise ConfigError(f"{LOCATION} may have only {known}, each as text")
     return {fact: said.get(key, "") for fact, key in names.items()}
 
 

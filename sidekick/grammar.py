@@ -98,7 +98,7 @@ class Span(msgspec.Struct, frozen=True):
         digits = text[:-1] if unit else text
         seconds = float(digits) * (unit or 1) if digits.replace(".", "", 1).isdecimal() else 0.0
         if not 1 <= seconds <= 86400:
-            raise ValueError(f"{text!r} is no span from 1s to 24h, such as 90s or 10m")
+            raise ValueError(f"{text!r} is not a span from 1s to 24h, such as 90s or 10m")
         return seconds
 
 

@@ -64,7 +64,7 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
         if text.path.endswith(SUFFIX)
     ]
     found += [
-        _finding(name, Severity.NOTE, setting, f"says what {source} says already")
+        _finding(name, Severity.NOTE, setting, f"repeats a setting of {source}")
         for setting, source in _repeated(library, profile, facts)
     ]
     absent = {

@@ -8,20 +8,22 @@ import click
 
 EXIT_CODES = {
     "0": "done, or nothing to do",
-    "1": "error; also: a boot did not bring what it was for, or not all could be undone",
+    "1": (
+        "error; also: a boot did not have its intended effect, or some changes could not be undone"
+    ),
     "2": "changes pending, drift found, or lines that could not be converted",
     "3": "no such profile or setting",
-    "4": "it failed, and all that was written is undone",
-    "5": "refused: the host cannot give that, or a reboot would not bring it",
+    "4": "it failed, and all changes are undone",
+    "5": "refused: the host does not support it, or a reboot would not apply it",
     "64": "usage",
-    "75": "another sidekick is at work",
+    "75": "another sidekick is running",
     "77": "not root",
     "78": "bad profile or configuration",
 }
 FILES = {
     "/etc/twine/profiles": "profiles of the operator; they replace shipped ones of the same name",
     "/etc/twine/sidekick.toml": "configuration",
-    "/var/lib/twine/sidekick": "originals, the applied profile, the last report, the history",
+    "/var/lib/twine/sidekick": "original values, the applied profile, the last report, the history",
 }
 
 

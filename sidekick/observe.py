@@ -15,7 +15,7 @@ from sidekick.state import OwnedGroup, Record, Target
 from sidekick.targets import contributions, of_kind
 from wire.errors import HostError
 
-LEFT_TO_BOOT = "the next boot brings the original back"
+LEFT_TO_BOOT = "the next boot restores the original"
 TASK_SLICES = ("workload.slice", "sideload.slice")
 CGROUPS = "/sys/fs/cgroup"
 
@@ -156,7 +156,7 @@ class Sight:
         actual = setting.read(self.host, change.setting) or ""
         if not setting.same(actual, change.before):
             raise HostError(
-                f"cannot bring {change.setting} back to {change.before!r}: it reads {actual!r}"
+                f"cannot restore {change.setting} to {change.before!r}: it reads {actual!r}"
             )
 
     def verify(self) -> list[SettingReport]:

@@ -94,7 +94,7 @@ class Library(msgspec.Struct, frozen=True):
             found = [path for path in paths if os.path.isfile(path)]
             if len(found) > 1:
                 raise ConfigError(
-                    f"profile {name} is there twice: {found[0]} and {found[1]}", hint="remove one"
+                    f"profile {name} exists twice: {found[0]} and {found[1]}", hint="remove one"
                 )
             if found:
                 return found[0]
@@ -115,7 +115,7 @@ class Library(msgspec.Struct, frozen=True):
         searched = ", ".join(str(folder) for folder in self.folders)
         hint = f"known: {known} (searched {searched})"
         if child is None:
-            return NotFound(f"no profile {name!r}", hint=hint)
+            return NotFound(f"there is no profile {name!r}", hint=hint)
         return ConfigError(f"profile {child} extends {name!r}, which does not exist", hint=hint)
 
 

@@ -72,7 +72,7 @@ def list_(ctx: Surroundings, output: str) -> None:
 @takes(OUTPUT)
 @click.pass_obj
 def show(ctx: Surroundings, profile: str, output: str) -> None:
-    """Show what a profile asks of this host, and the file and line that say so."""
+    """Show the settings of a profile for this host, with file and line of each."""
     host = ctx.host()
     found = ctx.profile(profile, host)
     wanted = target_of(found, host).wanted
@@ -96,7 +96,7 @@ def show(ctx: Surroundings, profile: str, output: str) -> None:
 @takes(OUTPUT)
 @click.pass_obj
 def facts(ctx: Surroundings, output: str) -> None:
-    """Show what profiles may ask about this host."""
+    """Show the facts of this host that profiles can use."""
     found = read_facts(ctx.host().fs)
     if output == "json":
         print_json(found)
@@ -112,7 +112,7 @@ def facts(ctx: Surroundings, output: str) -> None:
 @takes(OUTPUT)
 @click.pass_obj
 def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
-    """Check profiles (all, if none is named); exit 78 if one cannot be used anywhere."""
+    """Check profiles (all, if none is named); exit code 78 if one cannot be used anywhere."""
     host = ctx.host()
     names = profiles or tuple(ctx.profiles.names())
     for name in profiles:
@@ -134,11 +134,11 @@ def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
 
 @click.command()
 @click.argument("setting")
-@click.option("--profile", type=PROFILE_TYPE, help="Default: the one that is applied.")
+@click.option("--profile", type=PROFILE_TYPE, help="Profile [default: the applied one].")
 @takes(OUTPUT)
 @click.pass_obj
 def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -> None:
-    """Show the profile and line that set a setting, what it was, and where it is documented."""
+    """Show the profile and line of a setting, its earlier value, and its documentation."""
     host, record = ctx.host(), ctx.state.load()
     name = profile or (record.applied.name if record.applied else "")
     if not name:
@@ -170,7 +170,7 @@ def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -
 @takes(OUTPUT)
 @click.pass_obj
 def diff(ctx: Surroundings, one: str, other: str, output: str) -> None:
-    """Show in which settings two profiles differ on this host."""
+    """Show the settings in which two profiles differ on this host."""
     host = ctx.host()
     both = [
         {w.setting: w for w in target_of(ctx.profile(n, host), host).wanted} for n in (one, other)
@@ -194,7 +194,7 @@ def diff(ctx: Surroundings, one: str, other: str, output: str) -> None:
 @takes(OUTPUT)
 @click.pass_obj
 def recommend(ctx: Surroundings, output: str) -> None:
-    """Show which profiles were made for hosts like this one, and what it could not do of each."""
+    """Show the profiles for hosts like this one, and the settings of each that it lacks."""
     host, rows = ctx.host(), []
     for name in ctx.profiles.names():
         try:
@@ -221,11 +221,11 @@ def recommend(ctx: Surroundings, output: str) -> None:
 
 
 @click.command()
-@click.option("-n", "--last", type=click.IntRange(1), default=20, help="So many runs.")
+@click.option("-n", "--last", type=click.IntRange(1), default=20, help="Number of runs.")
 @takes(OUTPUT)
 @click.pass_obj
 def history(ctx: Surroundings, last: int, output: str) -> None:
-    """Show what was done to this host, the newest last."""
+    """Show the past runs on this host, the newest last."""
     entries = histories.read(ctx.state)[-last:]
     if output == "json":
         print_json(entries)
@@ -249,11 +249,15 @@ def history(ctx: Surroundings, last: int, output: str) -> None:
 
 @click.command("import-tuned")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--into", type=click.Path(path_type=Path), help="Folder for the files; else printed.")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path),
+    help="Folder for the files; without it they are printed.",
+)
 @takes(OUTPUT)
 @click.pass_obj
 def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str) -> None:
-    """Convert TuneD's profiles; exit 2 and say precisely what could not be converted."""
+    """Convert TuneD's profiles; exit code 2 and a list if lines could not be converted."""
     from sidekick import tuned
 
     converted = tuned.convert(folder, _refusal)
@@ -261,7 +265,7 @@ def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str
         into.mkdir(parents=True, exist_ok=True)
         taken = [c.name for c in converted if (into / f"{c.name}.toml").exists()]
         if taken:
-            raise click.UsageError(f"{into} has these already: {', '.join(taken)}")
+            raise click.UsageError(f"{into} already has these files: {', '.join(taken)}")
         for each in converted:
             (into / f"{each.name}.toml").write_text(each.text)
     left = [each for c in converted for each in c.left]
@@ -287,7 +291,7 @@ def _refusal(kind: str, word: str) -> str:
     try:
         decoded = msgspec.convert(sections[kind], setting.section)
     except msgspec.ValidationError:
-        return "is not a name that a profile takes"
+        return "is not a valid name of a profile"
     errors = setting.check(Profile(name="imported", sections={kind: decoded}))
     return errors[0].reason.removesuffix("(in imported)").strip() if errors else ""
 
@@ -296,7 +300,7 @@ def _refusal(kind: str, word: str) -> str:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes a shell complete commands, options and profiles."""
+    """Print the shell's completion script for commands, options and profiles."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
@@ -308,7 +312,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 @click.command()
 @click.pass_context
 def man(ctx: click.Context) -> None:
-    """Print the manual page, in the form that man(1) reads."""
+    """Print the manual page in the format of man(1)."""
     from sidekick.manual import page
 
     root = ctx.find_root()

@@ -127,7 +127,7 @@ def _parsed(path: str, text: str, origin: TemplateLines | None) -> Table:
     mapped = origin.mapped if origin else str
     excess = find_excess(text)
     if excess is not None:
-        raise ConfigError(f"profile {path} is not for sidekick: {mapped(excess)}")
+        raise ConfigError(f"profile {path} is not valid for sidekick: {mapped(excess)}")
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as e:

@@ -88,7 +88,7 @@ def came_back_without(target: Target, attempt: Attempt) -> Failure:
         generation=target.generation,
         epoch=target.epoch,
         reason=f"the host was rebooted for it ({attempt.way}) and came back without "
-        f"{attempt.purpose}; it is not rebooted again",
+        f"{attempt.purpose}; sidekick does not reboot it again",
         rolled_back=False,
     )
 
@@ -114,7 +114,7 @@ def choose(
         raise Unprocessable(
             f"no reboot: the host was rebooted {MOST_REBOOTS} times within "
             f"{WINDOW_S / 60:.0f} minutes for its profile",
-            hint="see `sidekick status` for what each was for; reboot by hand if it must be",
+            hint="`sidekick status` shows the purpose of each; reboot by hand if necessary",
         )
     kernel, initrd, reason = _kexec(host, config, wish)
     reason = reason or boot.why_no_kexec_line(wish)
@@ -125,8 +125,8 @@ def choose(
     if not why_not_once:
         return Way("reboot", once=ours)
     raise Unprocessable(
-        f"no reboot: it would bring the old command line back ({why_not_once}), and kexec is "
-        f"not possible ({reason})",
+        f"no reboot: it would restore the old command line ({why_not_once}), and kexec is not "
+        f"possible ({reason})",
         hint=f"name a kernel in {CONFIG} (kexec_kernel, kexec_initrd), or change the line in "
         "the boot loader and reboot by hand",
     )

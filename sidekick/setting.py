@@ -229,7 +229,7 @@ class Setting:
         actual = self.read(host, change.setting) or ""
         if self.same(actual, change.after):
             return Applied(ApplyOutcome.APPLIED, actual)
-        detail = f"wrote {change.after!r}, the kernel keeps {actual!r} instead"
+        detail = f"wrote {change.after!r}, but the kernel keeps {actual!r}"
         return Applied(ApplyOutcome.FAILED, actual, detail)
 
     def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
@@ -257,7 +257,7 @@ class Setting:
         actual = self.read(host, change.setting) or ""
         if not self.same(actual, change.before):
             raise KernelFileError(
-                f"cannot bring {change.setting} back to {change.before!r}: it reads {actual!r}"
+                f"cannot restore {change.setting} to {change.before!r}: it reads {actual!r}"
             )
 
     def blame(self, host: Host, report: SettingReport) -> str:  # noqa: ARG002

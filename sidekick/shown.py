@@ -109,7 +109,7 @@ def print_report(report: Report) -> None:
         ],
     )
     name = report.name or "no profile"
-    before = f" (before it: {report.effective or 'no profile'})"
+    before = f" (before: {report.effective or 'no profile'})"
     effective = before if report.effective != report.name else ""
     detail = f": {report.detail}" if report.detail else ""
     _say(f"{name}: {_coloured(report.state)}{effective}{detail}")

@@ -275,7 +275,7 @@ class Run(msgspec.Struct):
         name = self.began.target.name or "the originals"
         if self.undoing is not None:
             what = f"undoing {name} ({self.undoing})"
-            done = f"{self.undone} of {self.wrote} taken back"
+            done = f"{self.undone} of {self.wrote} undone"
         else:
             what, done = f"applying {name}", f"{self.wrote} of {self.planned} written"
         return f"{what}: {done}" if running else f"interrupted while {what}: {done}"
@@ -294,13 +294,16 @@ class StateFolder(msgspec.Struct, frozen=True):
             return Record()
         if record.schema > SCHEMA:
             raise HostError(
-                f"{self.folder}/state.json has schema {record.schema}, known is {SCHEMA}",
-                hint="install the newer sidekick again; an older one must not guess originals",
+                (
+                    f"{self.folder}/state.json has schema {record.schema}; this sidekick "
+                    f"supports {SCHEMA}"
+                ),
+                hint="install the newer sidekick again; an older one could restore wrong values",
             )
         if record.schema < SCHEMA and "kernel.staged" in record.originals:
             raise HostError(
                 f"{self.folder}/state.json is of an earlier sidekick, which staged a command line",
-                hint="run `sidekick rollback` with that one first; this one keeps lines elsewhere",
+                hint="run `sidekick rollback` with that one first; this one stores lines elsewhere",
             )
         return replace(record, schema=SCHEMA)
 
@@ -377,8 +380,8 @@ class StateFolder(msgspec.Struct, frozen=True):
                 if monotonic() >= until:
                     holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
                     raise Busy(
-                        f"another sidekick is at work (process {holder})",
-                        hint="--wait-s waits for it; `sidekick status` shows how far it is",
+                        f"another sidekick is running (process {holder})",
+                        hint="--wait-s waits for it; `sidekick status` shows its progress",
                     )
                 sleep(LOCK_POLL_S)
             with contextlib.suppress(OSError):  # a full disk: the name of the holder is for people
@@ -392,7 +395,7 @@ class StateFolder(msgspec.Struct, frozen=True):
 
     def is_locked(self) -> bool:
         """Return whether a sidekick is at work."""
-        with _translated(f"cannot look at the lock in {self.folder}"):
+        with _translated(f"cannot read the lock in {self.folder}"):
             if not (self.folder / "lock").exists():
                 return False
             fd = os.open(self.folder / "lock", os.O_RDONLY)
@@ -416,7 +419,8 @@ class StateFolder(msgspec.Struct, frozen=True):
         except msgspec.MsgspecError as e:
             raise HostError(
                 f"cannot read {path}: {e}",
-                hint="moved away, sidekick starts afresh, and takes what is now for the originals",
+                hint="moved away; sidekick starts again and takes the present values as the "
+                "originals",
             ) from e
 
     def _insist(self, write: Callable[[], None]) -> None:

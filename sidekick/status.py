@@ -17,7 +17,7 @@ from sidekick.state import Failure, Record, StateFolder, Target
 from sidekick.targets import rendered_again
 from wire.errors import HostError, TwineError
 
-NEW_HERE = "the host did not have it when the profile was applied; apply the profile again"
+NEW_HERE = "the host lacked it when the profile was applied; apply the profile again"
 
 
 def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:
@@ -139,7 +139,7 @@ def _judged(
         left_s = max(0.0, record.trial.until - host.monotonic())
         detail = f"on trial for {left_s:.0f} s more: `sidekick confirm` keeps it"
     elif record.boot_id and record.boot_id != host.hardware.boot_id:
-        detail = "the host was rebooted since and has not resumed its profile"
+        detail = "the host was rebooted since, and its profile is not applied again yet"
         if target.name and standing in (ProfileState.VERIFIED, ProfileState.PENDING_REBOOT):
             standing = ProfileState.DRIFTED
     return Report(

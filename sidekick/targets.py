@@ -50,7 +50,7 @@ def rendered_again(target: Target, host: Host) -> tuple[Target, str]:
         return target_of(profile, host, target.generation, target.epoch), ""
     except TwineError as e:
         reason = "; ".join([str(e), *(f"{error.field}: {error.reason}" for error in e.errors)])
-        return target, f"the profile does not fit the host as it is now: {reason}"
+        return target, f"the profile does not fit the present host: {reason}"
 
 
 def contributions(wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:
@@ -72,6 +72,6 @@ def _twice(wanted: Iterable[WantedSetting]) -> list[FieldError]:
         for thing in setting_of(each.setting).touches(each.setting):
             other = owners.setdefault(thing, each.setting)
             if other != each.setting:
-                reason = f"sets {thing}, which {other} sets too (in {each.source})"
+                reason = f"sets {thing}, which {other} also sets (in {each.source})"
                 errors.append(FieldError(field=each.setting, reason=reason))
     return errors

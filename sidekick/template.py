@@ -74,7 +74,7 @@ def render_template(path: str, text: str, facts: Facts) -> tuple[str, TemplateLi
     except jinja2.UndefinedError as e:
         line = _line_of(e)
         raise ConfigError(
-            f"profile {path} names a fact that there is not: {e}{line}", hint="see `sidekick facts`"
+            f"profile {path} uses an unknown fact: {e}{line}", hint="see `sidekick facts`"
         ) from e
     except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError, LookupError) as e:
         raise ConfigError(f"profile {path} cannot be rendered: {e}{_line_of(e)}") from e

@@ -46,7 +46,7 @@ def confirm(host: Host, state: StateFolder) -> Report:
     """Keep the profile that is on trial. Raises `Conflict` where none is, or no longer."""
     record = state.load()
     if record.trial is None or is_over(record.trial, host):
-        raise Conflict("no profile is on trial", hint="`sidekick status` tells what is in force")
+        raise Conflict("no profile is on trial", hint="`sidekick status` shows what is in force")
     if state.unfinished() is not None:
         raise Conflict("the trial was interrupted", hint="`sidekick revert` ends it")
     state.save(replace(record, trial=None))

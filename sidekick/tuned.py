@@ -22,20 +22,20 @@ FILE = "tuned.conf"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 
 REASONS = {
-    "acpi": "firmware's platform profile is no setting of ours",
-    "audio": "power saving of audio devices is none of a server's",
+    "acpi": "firmware's platform profile is not a setting of sidekick",
+    "audio": "power saving of audio devices is not for servers",
     "eeepc_she": "is for one laptop",
     "irqbalance": "stop irqbalance.service in [services] and divide processors in [affinity]",
-    "mounts": "barriers of file systems are no setting of ours",
-    "rtentsk": "keeps a socket open, which only a daemon can",
+    "mounts": "barriers of file systems are not a setting of sidekick",
+    "rtentsk": "keeps a socket open, which requires a daemon",
     "scheduler": "changes running processes one by one, which a profile cannot undo",
-    "scsi_host": "power saving of SATA links is no setting of ours",
-    "script": "runs programs as root; what they set cannot be undone",
+    "scsi_host": "power saving of SATA links is not a setting of sidekick",
+    "script": "runs programs as root; their changes cannot be undone",
     "selinux": "weakens or changes the host's policy",
-    "systemd": "use [affinity], whose processors tasks are told",
-    "uncore": "uncore frequencies are no setting of ours",
-    "usb": "power saving of USB devices is none of a server's",
-    "video": "power saving of graphics is none of a server's",
+    "systemd": "use [affinity]; tasks get its processors",
+    "uncore": "uncore frequencies are not a setting of sidekick",
+    "usb": "power saving of USB devices is not for servers",
+    "video": "power saving of graphics is not for servers",
 }
 """Why nothing of a section is converted."""
 
@@ -96,7 +96,7 @@ def convert(folder: Path, refusal: Refusal) -> list[Converted]:
     paths = paths or sorted(folder.glob(f"profiles/*/{FILE}"))  # as TuneD 2.23 and later has them
     if not paths:
         raise NotFound(
-            f"{folder} holds no {FILE}", hint="try /usr/lib/tuned/profiles or /usr/lib/tuned"
+            f"{folder} has no {FILE}", hint="try /usr/lib/tuned/profiles or /usr/lib/tuned"
         )
     known = {path.parent.name for path in paths}
     return [_convert(path, known, refusal) for path in paths]
@@ -174,10 +174,10 @@ def _says_when(line: TunedLine, instance: _Instance, *, inherits: bool) -> bool:
         return True
     if instance.disabled:
         if inherits and line.key == "enabled":
-            raise _CannotConvertError("cannot switch off what a parent says")
+            raise _CannotConvertError("cannot switch off a setting of a parent")
         return True
     if line.key in ("replace", "drop") and inherits:
-        raise _CannotConvertError("cannot take back what a parent says")
+        raise _CannotConvertError("cannot remove a setting of a parent")
     if line.key in ("type", "enabled", "replace"):
         return True
     if instance.refused:
@@ -203,7 +203,7 @@ def _condition(key: str, regex: str) -> str:
     vendor = _VENDOR.fullmatch(regex)
     if key == "cpuinfo_regex" and vendor and frozenset(vendor[1].split("|")) in _VENDORS:
         return _VENDORS[frozenset(vendor[1].split("|"))]
-    raise _CannotConvertError("no fact says the same")
+    raise _CannotConvertError("no fact is equivalent")
 
 
 def _substituted(value: str, variables: dict[str, str]) -> str:
@@ -227,7 +227,7 @@ def _of_main(key: str, value: str, head: dict[str, str], known: set[str]) -> Non
         if names[0] not in known:
             raise _CannotConvertError(f"{names[0]} is not in this folder: convert it too")
     else:
-        raise _CannotConvertError("is no setting")
+        raise _CannotConvertError("is not a setting")
 
 
 def _of_section(kind: str, key: str, value: str, tables: Tables, refusal: Refusal) -> None:
@@ -281,7 +281,7 @@ def _cpu(key: str, value: str, tables: Tables) -> None:
     elif key == "force_latency" and value.isdigit():
         _put(tables, "cstates", "max_latency_us", int(value))
     elif key == "force_latency":
-        raise _CannotConvertError("names idle states: give the time to wake up in microseconds")
+        raise _CannotConvertError("names idle states: give the wake-up time in microseconds")
     else:
         raise _CannotConvertError("has no counterpart")
 

@@ -26,7 +26,7 @@ def main() -> None:
 @main.command()
 @_FILE
 def serve(file: Path) -> None:
-    """Answer the control plane as FILE (TOML) says, until SIGTERM."""
+    """Answer the control plane by the rules of FILE (TOML), until SIGTERM."""
     try:
         config = configuration.load(file)
         host, port = config.listen_on()
@@ -44,7 +44,7 @@ def serve(file: Path) -> None:
 @main.command()
 @_FILE
 def check(file: Path) -> None:
-    """Read FILE and say what it means; serve nothing."""
+    """Check FILE and print its meaning; serve nothing."""
     try:
         config = configuration.load(file)
     except TwineError as e:

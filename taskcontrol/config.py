@@ -165,7 +165,7 @@ def _shards(config: ShardsConfig) -> Process:
         try:
             known = observations.by_task(await _document(config.map))
         except TwineError as e:
-            log.warning("the map of shards cannot be read", extra={"reason": str(e)})
+            log.warning("the shard map cannot be read", extra={"reason": str(e)})
         if known is None:
             return TaskControlResponse()
         return rule.answer(request, known)
@@ -189,7 +189,7 @@ async def _document(where: str) -> Any:
     try:
         return await asyncio.to_thread(_from_file, Path(where))
     except (OSError, msgspec.DecodeError, RecursionError) as e:
-        raise ConfigError(f"cannot read the map of shards {where}: {e}") from e
+        raise ConfigError(f"cannot read the shard map {where}: {e}") from e
 
 
 def _from_file(path: Path) -> Any:

@@ -95,7 +95,7 @@ def by_task(document: Any) -> Mapping[int, frozenset[str]]:
         replicas = msgspec.convert(document, dict[str, list[int]])
     except msgspec.ValidationError as e:
         raise ConfigError(
-            f"this is no map of shards: {e}", hint='as {"users-17": [0, 4, 9], …}'
+            f"this is not a shard map: {e}", hint='as {"users-17": [0, 4, 9], …}'
         ) from e
     held: dict[int, set[str]] = {}
     for shard, tasks in replicas.items():

@@ -12,6 +12,6 @@ PROCESS = Route(
     request=TaskControlRequest,
     response=TaskControlResponse,
     roles=("component",),
-    summary="Which of these operations may be done now?",
+    summary="Which of these operations may begin now",
 )
 ROUTES: tuple[Route, ...] = (PROCESS,)

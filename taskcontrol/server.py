@@ -112,7 +112,7 @@ async def _follow(path: Path, held: Credential, context: ssl.SSLContext) -> None
             if found != held:
                 tls.install(context, found)
                 held = found
-                log.info("new credential taken", extra={"not_after": held.not_after})
+                log.info("new credential loaded", extra={"not_after": held.not_after})
         except ConfigError as e:
             log.warning("the credential cannot be read", extra={"reason": str(e)})
 

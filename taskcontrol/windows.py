@@ -45,14 +45,14 @@ def window(text: str) -> TimeWindow:
     match = _WINDOW.fullmatch(text.strip().lower())
     hint = "for instance mon-fri 09:00-17:30, sat 22:00-06:00 or 12:00-13:00"
     if match is None:
-        raise InvalidInput(f"{text!r} is no window of time", hint=hint)
+        raise InvalidInput(f"{text!r} is not a time window", hint=hint)
     begin, end = (int(match[f"h{n}"]) * 60 + int(match[f"m{n}"]) for n in "12")
     minutes_ok = max(int(match["m1"]), int(match["m2"])) < 60
     first, last = match["first"] or "mon", match["last"] or match["first"] or "sun"
     if begin == end or max(begin, end) > 24 * 60 or not minutes_ok:
-        raise InvalidInput(f"{text!r} is no window of time: its hours are wrong", hint=hint)
+        raise InvalidInput(f"{text!r} is not a time window: its hours are wrong", hint=hint)
     if first not in DAYS or last not in DAYS:
-        raise InvalidInput(f"{text!r} is no window of time: its days are wrong", hint=hint)
+        raise InvalidInput(f"{text!r} is not a time window: its days are wrong", hint=hint)
     one, other = DAYS.index(first), DAYS.index(last)
     days = frozenset((one + n) % 7 for n in range((other - one) % 7 + 1))
     return TimeWindow(days, begin, end)

@@ -56,7 +56,7 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Real machines to try Twine on, in a network namespace of their own."""
+    """Virtual machines to try Twine on, in a separate network namespace."""
 
 
 def open_lab(name: str) -> Lab:
@@ -111,7 +111,7 @@ def up(
 ) -> None:
     """Build the image if needed, boot the machines, start the control plane, join them.
 
-    Can be repeated: what stands already stays.
+    A repetition keeps running machines.
     """
     options = UpOptions(count, cpus, memory_mib, variant, bare or no_project, not no_project)
     open_lab(name).up(options)
@@ -198,7 +198,7 @@ def power_on(name: str, machine: str) -> None:
 )
 @timed
 def control_plane(name: str, what: str, config: Path | None) -> None:
-    """Stop or start the lab's control plane, or let it stand still; machines are left alone."""
+    """Stop, start or freeze the lab's control plane; machines are not changed."""
     control = open_lab(name).control
     steps = {
         "stop": control.stop,
@@ -238,7 +238,7 @@ def proxy_stop(name: str) -> None:
 @click.option("--heal", is_flag=True, help="Plug it in again.")
 @timed
 def partition(name: str, machine: str, heal: bool) -> None:
-    """Unplug a machine from the network: it runs on, in silence."""
+    """Cut a machine from the network; it continues to run."""
     open_lab(name).partition(machine, heal=heal)
 
 
@@ -264,7 +264,7 @@ def restore(name: str, snapshot: str) -> None:
 @name_option
 @timed
 def down(name: str) -> None:
-    """Remove the lab and check that nothing of it is left."""
+    """Remove the lab and check that no part of it is left."""
     checks = open_lab(name).down()
     for check in checks:
         click.echo(f"{check.kind}: {', '.join(check.found) or 'none'}")

@@ -434,7 +434,7 @@ class ConnectionAdmission:
         for pending in list(self._pending):
             left_s = pending.since + limits.first_byte_s - now
             if pending.task is None and left_s <= 0:
-                self._end(pending, "nothing was said")
+                self._end(pending, "no request came")
             elif pending.task is None:
                 next_s = min(next_s, left_s)
         for one in list(self._connections):

@@ -105,7 +105,7 @@ class WireClient:
     def _open(self, lane: Lane = Lane.COMMAND) -> aiohttp.ClientSession:
         """Return the connections of one kind of calls: none of them waits behind another kind."""
         if self._is_closed:
-            raise Unreachable(f"the connections to {self.endpoint} were closed for good")
+            raise Unreachable(f"the connections to {self.endpoint} are closed permanently")
         if self.expected:
             EXPECTED.set(self.expected)  # of the task that is about to connect
         session, limit = self._sessions.get(lane), self.limits[lane]
@@ -163,8 +163,8 @@ class WireClient:
             return msgspec.json.decode(answer, type=route.response)
         except msgspec.DecodeError as e:
             raise ProtocolError(
-                f"{self.endpoint} answered {route.name} with something else than we understand",
-                hint="is it the same version, and a service of Twine at all?",
+                f"{self.endpoint} answered {route.name} with an unknown format",
+                hint="does it have the same version, and is it a service of Twine?",
             ) from e
 
     async def stream(self, route: Route, **parameters: object) -> AsyncIterator[bytes]:
@@ -233,8 +233,8 @@ class WireClient:
             if len(answer) > self.max_answer_bytes:
                 response.close()
                 raise ProtocolError(
-                    f"{self.endpoint} answered {route.name} with more than"
-                    f" {about_size(self.max_answer_bytes)}, which is no answer of ours"
+                    f"{self.endpoint} answered {route.name} with more than "
+                    f"{about_size(self.max_answer_bytes)}, which is not a valid answer"
                 )
         return bytes(answer)
 
@@ -242,7 +242,7 @@ class WireClient:
         cause = getattr(error, "os_error", error)
         if isinstance(cause, PermissionError):
             return Forbidden(
-                f"may not open {self.endpoint}", hint="as root, or as a member of its group"
+                f"may not open {self.endpoint}", hint="call as root, or as a member of its group"
             )
         kind = Refused if isinstance(cause, ConnectionRefusedError) else Unreachable
         return kind(

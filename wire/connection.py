@@ -103,23 +103,23 @@ class HttpConnection(web.RequestHandler):
 
         Times are those of the event loop. What is served may go on, however long it takes.
         """
-        known = [(now + self.not_after - wall, "the certificate ended")]
+        known = [(now + self.not_after - wall, "the certificate has expired")]
         if self._blocked_at is not None:
-            known.append((self._blocked_at + limits.write_s, "answers were not taken"))
+            known.append((self._blocked_at + limits.write_s, "the client did not read answers"))
         if self.transport is None or self.transport.is_closing():
             self._closing_at = self._closing_at or now
-            known.append((self._closing_at + _CLOSING_S, "it did not close"))
+            known.append((self._closing_at + _CLOSING_S, "it did not close in time"))
             return min(known)
         if self._half_closed_at is not None:
             most = _HALF_CLOSED_S if self._request is None else limits.header_s
-            known.append((self._half_closed_at + most, "nothing more was to come"))
+            known.append((self._half_closed_at + most, "no further request was possible"))
         if self._request is not None:
             return min(known)
         if self._heard_at is not None:
-            known.append((self._heard_at + limits.header_s, "a header was not finished"))
+            known.append((self._heard_at + limits.header_s, "a header was incomplete"))
         else:
             most = limits.idle_s if self.name or not self.address else limits.header_s
-            known.append((self._rested_at + most, "nothing was asked"))
+            known.append((self._rested_at + most, "no request came"))
         return min(known)
 
     def abort(self) -> None:
@@ -210,10 +210,10 @@ class HttpConnection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Answer broken HTTP with a problem document, like everything else."""
         super().handle_error(request, status, exc, message)
-        detail = "this is no HTTP request that can be understood"
+        detail = "this is not a valid HTTP request"
         code = "invalid_input" if status < 500 else "internal"
         if status >= 500:
-            detail = "the server failed in a way that is a bug; its log has the traceback"
+            detail = "the server failed because of a bug; its log has the traceback"
         response = web.Response(
             body=msgspec.json.encode(Problem(code=code, status=status, detail=detail)),
             status=status,

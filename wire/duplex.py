@@ -68,7 +68,7 @@ async def serve(request: web.Request, talk: Talk) -> web.StreamResponse:
     )
     if not ws.can_prepare(request):
         raise InvalidInput(
-            f"{request.path} is a conversation", hint="open it as a websocket (RFC 6455)"
+            f"{request.path} is a websocket", hint="open it as a websocket (RFC 6455)"
         )
     await ws.prepare(request)
     await talk(Socket(ws))

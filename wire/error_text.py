@@ -15,8 +15,8 @@ import ssl
 _BY_NUMBER = {
     errno.ECONNREFUSED: "nothing listens there (the connection was refused)",
     errno.EHOSTUNREACH: "there is no way to its host",
-    errno.ENETUNREACH: "there is no way to its network",
-    errno.ETIMEDOUT: "its host does not answer",
+    errno.ENETUNREACH: "there is no route to its host",
+    errno.ETIMEDOUT: "there is no route to its network",
     errno.ECONNRESET: "it closed the connection",
     errno.EPIPE: "it closed the connection",
     errno.ENOENT: "there is no such file",
@@ -25,11 +25,11 @@ _BY_NUMBER = {
     errno.ENOSPC: "the disk is full",
 }
 _TLS_WORDS = {
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not one that we trust",
-    "CERTIFICATE_EXPIRED": "our certificate has expired",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust our certificate",
-    "CERTIFICATE_REQUIRED": "it asks for a certificate and we showed none",
-    "WRONG_VERSION_NUMBER": "what answers there does not speak TLS",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not issued by a trusted authority",
+    "CERTIFICATE_EXPIRED": "this client's certificate has expired",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust this client's certificate",
+    "CERTIFICATE_REQUIRED": "it requires a certificate and this client sent none",
+    "WRONG_VERSION_NUMBER": "the server there does not speak TLS",
 }
 _VERIFY_WORDS = {
     10: "its certificate has expired",
@@ -51,7 +51,7 @@ def why(error: BaseException) -> str:
             getattr(cause, "reason", None) or "", "the connection cannot be secured with TLS"
         )
     if isinstance(cause, socket.gaierror):
-        return "its name is not known: no address was found for it"
+        return "its name cannot be resolved: no address was found for it"
     if isinstance(cause, TimeoutError):
         return "it did not answer in time"
     if isinstance(cause, ConnectionRefusedError):
@@ -65,7 +65,7 @@ def _of_certificate(error: ssl.SSLCertVerificationError) -> str:
     code = getattr(error, "verify_code", None)
     if code is None and len(error.args) > 1:
         return str(error.args[1])  # our own check of the identity, in our own words (tls.py)
-    return _VERIFY_WORDS.get(code or 0, "its certificate is not one that we trust")
+    return _VERIFY_WORDS.get(code or 0, "its certificate is not issued by a trusted authority")
 
 
 def _of_number(error: OSError) -> str:
@@ -78,8 +78,8 @@ def _of_number(error: OSError) -> str:
 
 _KINDS = {
     "ServerDisconnectedError": "it closed the connection without an answer",
-    "ClientPayloadError": "its answer broke off",
-    "ClientResponseError": "it does not speak HTTP as we do",
-    "InvalidURL": "this is no address",
+    "ClientPayloadError": "its answer was truncated",
+    "ClientResponseError": "it does not speak valid HTTP",
+    "InvalidURL": "this is not an address",
     "ServerTimeoutError": "it did not answer in time",
 }

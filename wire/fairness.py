@@ -86,7 +86,7 @@ class WaitingCall:
         held, total = self._of[account], self._of.total()
         if not self._has_room(peer, held, total):
             raise Busy(
-                f"{held} requests of {account} wait already, of {total} in all",
+                f"{account} has {held} pending requests, of {total} in all",
                 hint="end some of them: followed logs, for instance",
             )
         self._of[account] += 1
@@ -144,7 +144,7 @@ class Computing:
         while (pause_s := self.pause_s(peer)) > 0:
             if self._clock() + pause_s > end:
                 raise Busy(
-                    f"{peer.account} took more computing time than its share",
+                    f"{peer.account} used more computing time than its share",
                     hint="send fewer requests, or smaller ones",
                 )
             await asyncio.sleep(pause_s)

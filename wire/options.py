@@ -56,7 +56,7 @@ class _Part(click.FloatRange):
         """Return the number."""
         found: float = super().convert(value, param, ctx)
         if math.isnan(found):
-            self.fail(f"{value!r} is no number from 0 to 1", param, ctx)
+            self.fail(f"{value!r} is not a number from 0 to 1", param, ctx)
         return found
 
 

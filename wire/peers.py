@@ -31,15 +31,15 @@ def peer_of(certificate: Mapping[str, Any] | None, domain: str = "") -> Peer:
     """
     if not certificate:
         raise Unauthenticated(
-            "the caller showed no client certificate", hint="call with a credential of this cluster"
+            "the caller sent no client certificate", hint="call with a credential of this cluster"
         )
     uris = [v for kind, v in certificate.get("subjectAltName", ()) if kind == "URI"]
     match = IDENTITY.fullmatch(uris[0]) if len(uris) == 1 else None
     if match is None:
-        raise Unauthenticated(f"the certificate names no identity of ours: {uris[:2]!r}")
+        raise Unauthenticated(f"the certificate names no identity of Twine: {uris[:2]!r}")
     if domain and match["cluster"] != domain:
         raise Unauthenticated(
-            f"the certificate is of trust domain {match['cluster']!r}, this is {domain!r}"
+            f"the certificate is of trust domain {match['cluster']!r}; this is {domain!r}"
         )
     if time.time() >= ends_at(certificate):
         raise Unauthenticated(

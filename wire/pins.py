@@ -32,4 +32,4 @@ def _first(pem: str) -> bytes:
             raise ValueError("no PEM block")
         return ssl.PEM_cert_to_DER_cert(pem[start : stop + len(_END)])
     except ValueError as e:
-        raise ConfigError("this is not a certificate in PEM form, or a damaged one") from e
+        raise ConfigError("this is not a valid certificate in PEM form") from e

@@ -21,7 +21,7 @@ def of_process(registry: CollectorRegistry) -> CollectorRegistry:
     _Process(registry=registry)
     Gauge(
         "twine_loop_tasks",
-        "Tasks of the event loop: what grows without end here is a leak.",
+        "Tasks of the event loop: endless growth here is a leak.",
         registry=registry,
     ).set_function(lambda: len(asyncio.all_tasks()))
     return registry

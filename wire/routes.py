@@ -79,7 +79,7 @@ class Route:
             path = path.replace(f"{{{name}}}", quote(str(values.pop(name)), safe=""))
         given = {k: v for k, v in values.items() if v is not None}
         if unknown := set(given) - set(self.query):
-            raise InvalidInput(f"{self.name} takes no parameter {', '.join(sorted(unknown))}")
+            raise InvalidInput(f"{self.name} has no parameter {', '.join(sorted(unknown))}")
         query = "&".join(f"{k}={quote(str(v), safe='')}" for k, v in given.items())
         return f"{path}?{query}" if query else path
 

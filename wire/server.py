@@ -210,12 +210,12 @@ async def _while_there(request: web.Request, work: Awaitable[Any]) -> Any:
 def _check_parameters(route: Route, request: web.Request) -> None:
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InvalidInput(
-            "a compressed body is not taken", hint="send it as it is, without Content-Encoding"
+            "a compressed body is not supported", hint="send it without Content-Encoding"
         )
     if unknown := set(request.query) - set(route.query):
         raise InvalidInput(
-            f"{route.method} {route.path} takes no parameter {', '.join(sorted(unknown))}",
-            hint=f"it takes: {', '.join(route.query) or 'none'}",
+            f"{route.method} {route.path} has no parameter {', '.join(sorted(unknown))}",
+            hint=f"its parameters: {', '.join(route.query) or 'none'}",
         )
 
 
@@ -268,11 +268,11 @@ async def _received(request: web.Request, limit: int | None = None) -> AsyncIter
             yield chunk
     except TimeoutError as e:
         raise TooSlow(
-            f"of the request body {size} bytes came within {clock() - began:.0f} s",
+            f"only {size} bytes of the request body came within {clock() - began:.0f} s",
             hint=f"send at least {BODY_BYTES_PER_S} bytes a second",
         ) from e
     except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError, ConnectionError) as e:
-        raise InvalidInput("the request body broke off before its end") from e
+        raise InvalidInput("the request body ended early") from e
 
 
 async def _stream(request: web.Request, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
@@ -289,11 +289,11 @@ async def _stream(request: web.Request, chunks: AsyncIterator[bytes]) -> web.Str
             await response.prepare(request)
         await response.write_eof()
     except ConnectionError:
-        log.debug("the reader of a stream went away", extra={"path": request.path})
+        log.debug("the reader of a stream left", extra={"path": request.path})
     except Exception as e:
         if not response.prepared:
             raise
-        log.warning("a stream broke off", extra={"path": request.path, "reason": str(e)})
+        log.warning("a stream broke", extra={"path": request.path, "reason": str(e)})
         if request.transport is not None:
             request.transport.abort()
     return response
@@ -348,7 +348,7 @@ async def _expected(request: web.Request) -> web.StreamResponse | None:
     if request.version != HttpVersion11:
         return None
     if wanted.lower() != "100-continue":
-        detail = f"nothing but 100-continue can be expected here, not {shown(wanted)}"
+        detail = f"only 100-continue can be expected here, not {shown(wanted)}"
         return _refused(Problem(code="expectation_failed", status=417, detail=detail))
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # the answer itself has not begun
@@ -370,7 +370,7 @@ async def _problems(request: web.Request, handler: NextHandler) -> web.StreamRes
         return _refused(error.problem())
     except web.HTTPMethodNotAllowed as e:
         allowed = ", ".join(sorted(e.allowed_methods))
-        detail = f"{request.path} takes {allowed}, not {shown(request.method)}"
+        detail = f"{request.path} supports {allowed}, not {shown(request.method)}"
         answer = _refused(Problem(code="no_such_method", status=405, detail=detail))
         answer.headers["Allow"] = allowed
         return answer
@@ -380,8 +380,8 @@ async def _problems(request: web.Request, handler: NextHandler) -> web.StreamRes
         raise
     except Exception:
         extra = {"path": request.path, "request": request_id()}
-        log.exception("a request failed in a way that is a bug", extra=extra)
-        detail = "the server failed in a way that is a bug; its log has the traceback"
+        log.exception("a request failed because of a bug", extra=extra)
+        detail = "the server failed because of a bug; its log has the traceback"
         return _refused(Problem(code="internal", status=500, detail=detail))
 
 

@@ -51,7 +51,7 @@ def public_key(pem: bytes) -> str:
     try:
         key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as e:
-        raise InvalidInput("this is no public key in PEM form", hint=_HINT) from e
+        raise InvalidInput("this is not a public key in PEM form", hint=_HINT) from e
     if not isinstance(key, Ed25519PublicKey):
         raise InvalidInput("the public key is not one of Ed25519", hint=_HINT)
     return _text(key.public_bytes_raw())
@@ -85,7 +85,7 @@ def _own_key(pem: bytes) -> tuple[str, Callable[[bytes], bytes]]:
     try:
         key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as e:
-        reason = "this is no private key in PEM form, or it is locked by a password"
+        reason = "this is not a private key in PEM form, or it is locked by a password"
         raise InvalidInput(reason, hint=_HINT) from e
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidInput("the private key is not one of Ed25519", hint=_HINT)

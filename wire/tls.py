@@ -69,8 +69,8 @@ def load(path: Path) -> Credential:
         raise ConfigError(f"cannot read the credential {path}: {e.strerror}") from e
     except (msgspec.DecodeError, UnicodeError) as e:
         raise ConfigError(
-            f"{path} is not a credential, or a damaged one",
-            hint="make a new one; this one cannot be repaired",
+            f"{path} is not a valid credential",
+            hint="create a new one; this one cannot be repaired",
         ) from e
 
 
@@ -216,7 +216,7 @@ def _trust(context: ssl.SSLContext, ca_pem: str) -> None:
     try:
         context.load_verify_locations(cadata=ca_pem)
     except (ssl.SSLError, ValueError) as e:
-        raise ConfigError("the authority's certificate is no certificate, or a damaged one") from e
+        raise ConfigError("the authority's certificate is not valid") from e
 
 
 def install(context: ssl.SSLContext, credential: Credential) -> None:
@@ -233,8 +233,8 @@ def install(context: ssl.SSLContext, credential: Credential) -> None:
         context.load_cert_chain(f"/proc/self/fd/{fd}")
     except ssl.SSLError as e:
         raise ConfigError(
-            f"the key and the certificate of {credential.name} do not belong together,"
-            " or one of them is damaged"
+            f"the key and the certificate of {credential.name} do not match, or one of them is "
+            "damaged"
         ) from e
     finally:
         os.close(fd)

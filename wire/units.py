@@ -42,14 +42,14 @@ def size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
     unit = match[2] if match else ""
     if match is None or (unit and unit not in _SIZES and unit not in _LETTERS):
-        raise InvalidInput(f"{shown(text)} is no size; {_accepted_size(unit)}")
+        raise InvalidInput(f"{shown(text)} is not a size; {_accepted_size(unit)}")
     shift = _SIZES.get(unit, _LETTERS.get(unit, 0))
     return round(Fraction(match[1]) * (1 << shift))
 
 
 def _accepted_size(unit: str) -> str:
     if unit in _DECIMAL:
-        return f"{unit} means 1000 to some and 1024 to others: write bytes or 48MiB"
+        return f"{unit} is ambiguous (1000 or 1024): write bytes or 48MiB"
     return "write bytes or 48MiB, 1.5GiB, …"
 
 
@@ -75,7 +75,7 @@ def seconds(text: str) -> float:
 
 
 def _no_duration(text: str) -> InvalidInput:
-    return InvalidInput(f"{shown(text)} is no duration; write 90s, 10m, 1h30m, 8h or 30d")
+    return InvalidInput(f"{shown(text)} is not a duration; write 90s, 10m, 1h30m, 8h or 30d")
 
 
 def cores(text: str) -> float:
@@ -86,7 +86,7 @@ def cores(text: str) -> float:
             return float(Fraction(match[1]) / (1000 if match[2] else 1))
     except OverflowError:
         pass
-    raise InvalidInput(f"{shown(text)} is no number of CPUs; write 0.5, 2 or 500m")
+    raise InvalidInput(f"{shown(text)} is not a number of CPUs; write 0.5, 2 or 500m")
 
 
 def size_text(count: float) -> str:

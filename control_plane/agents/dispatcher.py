@@ -384,7 +384,7 @@ class Dispatcher:
                 line.calls[digest] = (self._observations.observation(machine).boot_id, limit)
                 await self._ensure_image(machine, digest, keys)
         except (TwineError, TimeoutError) as e:
-            said = e if str(e) else Unreachable(f"no image {digest[:14]} came, and no answer")
+            said = e if str(e) else Unreachable(f"no image {digest[:14]} and no answer came")
             for what in [*sorted(line.pulls.pop(digest)), digest]:
                 self._failed(line, what, said)
             return
@@ -417,7 +417,10 @@ class Dispatcher:
         image = await self._find_image(digest)
         if image is None:
             raise NotFound(
-                f"cannot bring image {digest} to machine {machine}: the image store has it no more",
+                (
+                    f"cannot send image {digest} to machine {machine}: the image store no "
+                    "longer has it"
+                ),
                 hint="push it again",
             )
         pull = ImagePull(

@@ -81,7 +81,9 @@ async def unanswered(what: str, after_s: float, takes: TakesConnections) -> Twin
     Then its agent is starved of CPU or stuck, and its tasks most likely run.
     """
     if await takes():
-        return Busy(f"the host accepts connections, {what} is not answered within {after_s:g} s")
+        return Busy(
+            f"the host accepts connections, but {what} is not answered within {after_s:g} s"
+        )
     return Unreachable(f"{what} is not answered within {after_s:g} s")
 
 

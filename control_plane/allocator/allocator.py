@@ -448,7 +448,7 @@ class Allocator:
         ):
             return "still runs tasks that moved away"
         if self.unclaimed(record.machine) - {record.entitlement}:
-            return "runs tasks that the restored store does not know: twinectl restored show"
+            return "runs tasks that the restored store does not contain: twinectl restored show"
         return ""
 
     def _is_yet_to_answer(self, machine: str, observation: Observation) -> bool:

@@ -64,7 +64,7 @@ class Commits:
         except TimeoutError as e:
             raise Busy(
                 f"cannot take {len(takes)} machines: a broker did not answer in {PREPARE_S:g} s",
-                hint="it is tried again, without the machines of that data center",
+                hint="it is retried without the machines of that data center",
             ) from e
 
     async def commit(self, transaction: str, then: Callable[[], None]) -> None:
@@ -111,7 +111,7 @@ class Commits:
                 await tell(transaction)
             except Exception as e:  # whatever the error is, the decision will be carried out
                 fields = {"transaction": transaction, "what": what, "reason": str(e)}
-                log.warning("a broker does not take in what was decided", extra=fields)
+                log.warning("a broker did not store a decision", extra=fields)
                 await self._runtime.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:

@@ -60,7 +60,7 @@ class PoolKeeper:
             try:
                 await self._look()
             except Exception:
-                log.exception("giving machines back failed")
+                log.exception("the release of machines failed")
             await asyncio.sleep(_PAUSE_S)
 
     async def release_idle(self, entitlement: str) -> None:

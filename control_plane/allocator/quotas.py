@@ -125,7 +125,7 @@ class Quotas:
             for wish in before:
                 if fits_each(wish.demand, bucket) and self.allows(wish.pool, bucket):
                     self.waiting.stands_behind(request.job)
-                    return f"kept for entitlement {wish.pool}, which has a higher priority"
+                    return f"reserved for entitlement {wish.pool}, which has a higher priority"
             return ""
 
         return refuses_all
@@ -140,7 +140,7 @@ class Quotas:
                 return f"the broker of {machine.place.datacenter} does not answer: {why}"
             record = self._broker.table.find(machine.name)
             if record is None:
-                return "is not known any more"
+                return "is no longer known"
             if (
                 record.quarantined_profile == profile
                 and record.quarantined_until > self._runtime.date()
@@ -149,7 +149,7 @@ class Quotas:
             for wish in before:
                 if not judge(wish.demand, machine, machine) and self.allows(wish.pool, machine):
                     self.waiting.stands_behind(request.job)
-                    return f"kept for entitlement {wish.pool}, which has a higher priority"
+                    return f"reserved for entitlement {wish.pool}, which has a higher priority"
             return ""
 
         return refuses

@@ -229,9 +229,9 @@ class Allocations:
                 return await self._in_turn(job, begin)
         except TimeoutError as e:
             raise Busy(
-                f"cannot tell yet where the tasks of job {job!r} go: in {ANSWER_S:g} s"
-                " a store has not answered, or too many allocations were ahead of it",
-                hint="what was begun goes on; ask again",
+                f"the tasks of job {job!r} have no machines yet: in {ANSWER_S:g} s a store has "
+                "not answered, or too many allocations were ahead of it",
+                hint="the allocation continues; ask again",
             ) from e
 
     async def _in_turn(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
@@ -303,9 +303,9 @@ class Allocations:
                 continue
             return self._remember(request, made)
         raise Busy(
-            f"cannot allocate job {job!r}: its machines, or what its entitlement may take, went to"
-            f" others {ATTEMPTS} times in a row",
-            hint="it is tried again",
+            f"cannot allocate job {job!r}: other jobs took its machines, or the rest of its "
+            f"entitlement, {ATTEMPTS} times in a row",
+            hint="it is retried",
         )
 
     async def _restate(self, request: Request) -> None:
@@ -445,7 +445,7 @@ class Allocations:
         try:
             await self._finishing.prepare(transaction, takes)
             if self.confirm is not None and not await self.confirm(change.takes, change.pool):
-                raise Conflict(f"cannot take {len(takes)} machines: others were promised them")
+                raise Conflict(f"cannot take {len(takes)} machines: they are promised to others")
             await self._write(change, asked.request.near, transaction)
         except Exception:
             await self._finishing.abort(transaction)

@@ -204,15 +204,18 @@ def _is_date(text: str) -> bool:
 def _latency_errors(document: dict[str, Any]) -> Iterator[FieldError]:
     if document.get("latency") is None:
         if document.get("target") is None:
-            reason = "missing; only with autoscale.latency it may be"
+            reason = "missing; it is optional only with autoscale.latency"
             yield FieldError(field="autoscale.target", reason=reason)
         return
     signal = document.get("signal", "cpu")
     if signal != "query":
-        reason = f'needs signal = "query", not {signal}: requests that its latency goes by'
+        reason = f'needs signal = "query", not {signal}: the latency depends on requests'
         yield FieldError(field="autoscale.latency", reason=reason)
     if document.get("ceiling") is not None:
-        reason = "not with latency: after the loss of an MSB a task has the load that was learnt"
+        reason = (
+            "cannot be combined with latency: after the loss of an MSB a task carries the "
+            "learnt load"
+        )
         yield FieldError(field="autoscale.ceiling", reason=reason)
 
 
@@ -222,7 +225,7 @@ def _schedule_errors(listed: Any) -> Iterator[FieldError]:
             continue
         at, low, high = f"autoscale.schedule[{i}]", entry.get("minimum"), entry.get("maximum")
         if low is None and high is None:
-            yield FieldError(field=at, reason="says neither minimum nor maximum")
+            yield FieldError(field=at, reason="gives neither minimum nor maximum")
         if isinstance(low, int) and isinstance(high, int) and low > high:
             yield FieldError(field=f"{at}.maximum", reason=f"{high} is below minimum {low}")
         dates = entry.get("dates")
@@ -235,7 +238,9 @@ def _schedule_errors(listed: Any) -> Iterator[FieldError]:
                 yield FieldError(field=f"{at}.dates", reason=f"there is no {date}")
         start, end = entry.get("start"), entry.get("end")
         if isinstance(start, str) and start == end and re.match(r"^\d\d:\d\d$", start):
-            yield FieldError(field=f"{at}.end", reason=f"is start, {start}: nothing is between")
+            yield FieldError(
+                field=f"{at}.end", reason=f"equals start, {start}: the period is empty"
+            )
 
 
 def limit_errors(document: Any) -> Iterator[FieldError]:
@@ -253,7 +258,10 @@ def limit_errors(document: Any) -> Iterator[FieldError]:
     network = document.get("network")
     mode = network.get("mode") if isinstance(network, dict) else None
     if signal == "network" and mode != "private":
-        reason = 'network needs network.mode = "private": traffic of others is not counted'
+        reason = (
+            'network needs network.mode = "private": traffic of the host network is not '
+            "counted per task"
+        )
         yield FieldError(field="autoscale.signal", reason=reason)
     if signal == "memory" and "memory_max_bytes" not in limits:
         reason = "memory needs limits.memory_max_bytes: target is a share of it"

@@ -62,7 +62,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         response=EntitlementView,
         needs=Needs.OPERATOR,
         relations=entitlement_relations,
-        summary="Create an entitlement or change it, at once or not at all",
+        summary="Create an entitlement or change it; granted at once or refused",
     ),
     Route(
         "delete_entitlement",
@@ -80,7 +80,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         response=EntitlementRequest,
         needs=Needs.ASKER,
         relations=wish_relations,
-        summary="Ask for an entitlement, a change, or a removal; it is granted or waits",
+        summary="Request an entitlement, a change, or a removal; it is granted or waits",
     ),
     Route(
         "list_requests",
@@ -89,7 +89,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         query=("all",),
         response=EntitlementRequests,
         needs=Needs.VIEWER,
-        summary="Requests that wait for a decision; with `all`, decided ones too",
+        summary="Requests that wait for a decision; with `all`, also decided ones",
     ),
     Route(
         "get_request",
@@ -103,14 +103,14 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "approve", Needs.APPROVER, "Grant a request; for operators and the portal's approvers"
     ),
     _decision("deny", Needs.APPROVER, "Refuse a request; for operators and the portal's approvers"),
-    _decision("withdraw", Needs.VIEWER, "Take one's own request back"),
+    _decision("withdraw", Needs.VIEWER, "Withdraw one's own request"),
     Route(
         "get_capacity",
         "GET",
         "/v1/capacity",
         response=CapacityReport,
         needs=Needs.VIEWER,
-        summary="What is granted, held, used and left over",
+        summary="Capacity granted, held, used and remaining",
     ),
     Route(
         "get_elastic",
@@ -118,7 +118,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "/v1/capacity/elastic",
         response=ElasticReport,
         needs=Needs.VIEWER,
-        summary="What is lent to whom, who waits, and how promises were kept",
+        summary="Loans and borrowers, entitlements that wait, and how promises were kept",
     ),
     Route(
         "get_buffers",
@@ -126,7 +126,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "/v1/capacity/buffers",
         response=Buffers,
         needs=Needs.VIEWER,
-        summary="Spare machines that the region needs, and that owners would need alone",
+        summary="Spare machines that the region needs, and that owners would need separately",
     ),
     Route(
         "get_signal",
@@ -134,7 +134,9 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         f"{_ONE}/signal",
         response=CapacitySignal,
         needs=Needs.VIEWER,
-        summary="Whether a borrower has the machines that it wants, and when the next one goes",
+        summary=(
+            "Whether a borrower has the machines that it wants, and when it loses the next one"
+        ),
     ),
     Route(
         "list_shards",
@@ -142,7 +144,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "/v1/shards",
         response=ShardLoads,
         needs=Needs.VIEWER,
-        summary="The shards, and what each has to do",
+        summary="The shards and their load",
     ),
     Route(
         "move_entitlement",
@@ -168,7 +170,7 @@ PROFILE_ROUTES: tuple[Route, ...] = (
         response=ProfileView,
         query=("dry_run",),
         needs=Needs.OWNER,
-        summary="Bring the machines of an entitlement to a changed profile, a few at a time",
+        summary="Roll out a changed profile to the machines of an entitlement, a few at a time",
     ),
     Route(
         "get_profile_rollout",
@@ -176,7 +178,7 @@ PROFILE_ROUTES: tuple[Route, ...] = (
         _PROFILE,
         response=ProfileView,
         needs=Needs.VIEWER,
-        summary="The host profile of an entitlement, and how far a change of it is",
+        summary="The host profile of an entitlement, and the progress of a change",
     ),
     Route(
         "rollback_profile",
@@ -184,7 +186,7 @@ PROFILE_ROUTES: tuple[Route, ...] = (
         f"{_PROFILE}/rollback",
         response=ProfileView,
         needs=Needs.OWNER,
-        summary="Bring the machines of an entitlement back to the profile before",
+        summary="Roll the machines of an entitlement back to the previous profile",
     ),
     Route(
         "profile_stats",
@@ -192,6 +194,6 @@ PROFILE_ROUTES: tuple[Route, ...] = (
         "/v1/profile-stats",
         response=ProfileStats,
         needs=Needs.VIEWER,
-        summary="How long hosts take to change each kind of setting",
+        summary="Time that hosts take to change each kind of setting",
     ),
 )

@@ -47,9 +47,9 @@ def _relaxation_errors(document: dict[Any, Any]) -> list[FieldError]:
     free = [name for name in Relaxation if name not in TO_BE_ALLOWED and name in names]
     if not free:
         return []
-    how = "raw takes the role host-admin" if "raw" in free else "every job may have these"
+    how = "raw requires the role host-admin" if "raw" in free else "every job may have these"
     named, can = [_listed([str(name) for name in names]) for names in (free, TO_BE_ALLOWED)]
-    reason = f"{named} cannot be allowed here: {how}; {can} can"
+    reason = f"{named} cannot be allowed here: {how}; allowed are {can}"
     return [_error("relaxations", reason)]
 
 
@@ -68,7 +68,7 @@ def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:
     counts = [count for count in per_type.values() if _is_count(count)]
     most = sum(counts)
     if per_type and len(counts) == len(per_type) and _is_count(machines) and machines > most:
-        found.append(_error("machines", f"{machines} is more than per_type sums up to, {most}"))
+        found.append(_error("machines", f"{machines} exceeds {most}, the sum of per_type"))
     return found
 
 
@@ -80,7 +80,7 @@ def _borrow_errors(document: dict[Any, Any]) -> list[FieldError]:
         reason = "a quota of 0 is for entitlements that borrow machines: elastic.borrow"
         return [_error("machines", reason)]
     if elastic is not None and document.get("materialization") is not None:
-        reason = "a reservation has no machines to lend or borrow: say it of the entitlement below"
+        reason = "a reservation has no machines to lend or borrow: set it on the entitlement below"
         return [_error("elastic", reason)]
     return []
 
@@ -101,14 +101,14 @@ def _unit_errors(document: dict[Any, Any]) -> list[FieldError]:
         return []
     parts = unit.split("/")
     if len(parts) > MAX_DEPTH:
-        return [_error("business_unit", f"{len(parts)} levels, more than {MAX_DEPTH}")]
+        return [_error("business_unit", f"{len(parts)} levels exceed the maximum of {MAX_DEPTH}")]
     if all(_UNIT_PART.fullmatch(part) for part in parts):
         return []
     return [
         _error(
             "business_unit",
-            f"{shown(unit)} is no path such as ads/ranking: parts of letters, digits, space, . _ -"
-            " between single slashes",
+            f"{shown(unit)} is not a path such as ads/ranking: parts of letters, digits, space, "
+            ". _ - between single slashes",
         )
     ]
 
@@ -125,9 +125,7 @@ def _value_errors(document: dict[Any, Any]) -> list[FieldError]:
             if named and values == []:
                 found.append(_error(f"preferences[{i}].values", f"{strategy} needs values"))
             elif not named and isinstance(values, list) and values:
-                found.append(
-                    _error(f"preferences[{i}].values", "only for prefer and avoid, not for this")
-                )
+                found.append(_error(f"preferences[{i}].values", "only for prefer and avoid"))
     return found
 
 

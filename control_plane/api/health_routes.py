@@ -17,7 +17,7 @@ HEALTH_ROUTES: tuple[Route, ...] = (
         "/v1/status",
         response=RegionStatus,
         needs=Needs.VIEWER,
-        summary="What is well and what is not: processes, shards, machines, tasks",
+        summary="State of the region: processes, shards, machines, tasks, and troubles",
     ),
     Route(
         "shard_metrics",
@@ -33,7 +33,7 @@ HEALTH_ROUTES: tuple[Route, ...] = (
         "/v1/health/held-back",
         response=HeldBackMachines,
         needs=Needs.VIEWER,
-        summary="Silent machines whose state is not decided yet, and why",
+        summary="Silent machines whose state is not decided yet, with the reason",
     ),
     Route(
         "confirm_down",
@@ -42,7 +42,7 @@ HEALTH_ROUTES: tuple[Route, ...] = (
         request=ConfirmDown,
         response=ConfirmedDown,
         needs=Needs.OPERATOR,
-        summary="Say that silent machines are down: nothing holds that back any more",
+        summary="Confirm that silent machines are down; limits no longer hold it back",
     ),
 )
 
@@ -54,7 +54,7 @@ LIMIT_ROUTES: tuple[Route, ...] = (
         "/v1/limits",
         response=LimitViews,
         needs=Needs.VIEWER,
-        summary="Limits on what destroys, and what they hold back",
+        summary="Limits on destructive operations, and what they hold back",
     ),
     Route(
         "lift_limit",
@@ -63,7 +63,7 @@ LIMIT_ROUTES: tuple[Route, ...] = (
         request=Lift,
         response=LimitView,
         needs=Needs.OPERATOR,
-        summary="Lift a limit for a while, or have it hold again",
+        summary="Lift a limit for a while, or restore it",
     ),
 )
 
@@ -75,7 +75,7 @@ RESTORED_ROUTES: tuple[Route, ...] = (
         "/v1/restored",
         response=RestoredView,
         needs=Needs.OPERATOR,
-        summary="How the tasks on machines differ from the copy that the store was restored from",
+        summary="Differences between the tasks on machines and the restored copy of the store",
     ),
     Route(
         "release_restored",
@@ -83,7 +83,7 @@ RESTORED_ROUTES: tuple[Route, ...] = (
         "/v1/restored:release",
         response=Restored,
         needs=Needs.OPERATOR,
-        summary="Let what the restored store wants be done from now on",
+        summary="Let the control plane act on the restored store",
     ),
     Route(
         "let_task_go",
@@ -91,6 +91,6 @@ RESTORED_ROUTES: tuple[Route, ...] = (
         "/v1/machines/{machine}/unknown-tasks/{unknown}:let-go",
         response=Ack,
         needs=Needs.OPERATOR,
-        summary="Let a task be stopped that the restored store does not know",
+        summary="Permit the stop of a task that the restored store does not contain",
     ),
 )

@@ -26,7 +26,7 @@ INTENT_ROUTES: tuple[Route, ...] = (
         "/v1/job-briefs",
         response=JobBriefs,
         needs=Needs.VIEWER,
-        summary="All jobs in brief: size, healthy tasks, versions of intents",
+        summary="All jobs in short: size, healthy tasks, versions of intents",
     ),
     Route(
         "get_intents",
@@ -34,7 +34,7 @@ INTENT_ROUTES: tuple[Route, ...] = (
         _INTENTS,
         response=JobIntents,
         needs=Needs.VIEWER,
-        summary="What each writer wants of a job, and what it comes to",
+        summary="Intents of each writer for a job, and their effect",
     ),
     Route(
         "put_push",
@@ -58,14 +58,14 @@ INTENT_ROUTES: tuple[Route, ...] = (
             summary=summary,
         )
         for dimension, wish, needs, summary in (
-            ("size", SizeWish, Needs.OWNER, "Say how many tasks a job shall have"),
-            ("canary", CanaryWish, Needs.OWNER, "Have some tasks run a variant for a while"),
-            ("hold", HoldWish, Needs.OWNER, "Begin nothing that an intent asks for, for a while"),
+            ("size", SizeWish, Needs.OWNER, "Set the number of tasks of a job"),
+            ("canary", CanaryWish, Needs.OWNER, "Run a variant on some tasks for a while"),
+            ("hold", HoldWish, Needs.OWNER, "Begin no change that an intent asks for, for a while"),
             (
                 "infrastructure",
                 InfrastructureWish,
                 Needs.OPERATOR,
-                "Say which runtime the next push of a job starts with",
+                "Set the runtime with which the next push of a job starts",
             ),
         )
     ),
@@ -76,7 +76,7 @@ INTENT_ROUTES: tuple[Route, ...] = (
         request=SizeWishes,
         response=SizesWritten,
         needs=Needs.ANY_OWNER,
-        summary="Say how many tasks each of many jobs shall have; each is checked by itself",
+        summary="Set the number of tasks of many jobs; each job is checked separately",
     ),
     Route(
         "withdraw_intent",

@@ -28,9 +28,9 @@ def part_of(share: float, size: int) -> int:
 
 
 _NO_OVERRIDES = (
-    "tasks of a job are alike and are not set one by one (docs/intents.md): for a part of them"
-    " `twinectl job push --share`, for a trial `twinectl job canary --tasks` or --machine-type,"
-    " for shards `twinectl job shards`"
+    "the tasks of a job are alike and cannot be set one by one (docs/intents.md): for a part of "
+    "them use `twinectl job push --share`, for a trial `twinectl job canary --tasks` or "
+    "--machine-type, for shards `twinectl job shards`"
 )
 INSTEAD_OF_TASKS = dict.fromkeys(
     ("overrides", "task_overrides", "task_ids", "task_indexes"), _NO_OVERRIDES
@@ -38,9 +38,9 @@ INSTEAD_OF_TASKS = dict.fromkeys(
 """Fields of a job, a push or a canary that would name single tasks → the message instead."""
 INSTEAD_OF_OVERRIDES = {
     **INSTEAD_OF_TASKS,
-    "share": "it is no part of a job file: twinectl job push --file FILE --share",
+    "share": "a job file cannot have it: twinectl job push --file FILE --share",
     "canary": "canaries of an update are update.canary; a trial is `twinectl job canary`",
-    "hold": "it is no part of a job file: twinectl job hold",
+    "hold": "a job file cannot have it: twinectl job hold",
     "size": "the size is `tasks`; of a running job also `twinectl job scale`",
 }
 """Keys of a job file that an intent replaces → where that is written (table 1 of the article: JC4,

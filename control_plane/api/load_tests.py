@@ -74,7 +74,7 @@ LOAD_TEST_ROUTES: tuple[Route, ...] = (
         _ONE,
         request=LoadTestWish,
         response=LoadTest,
-        summary="Send one task of a job more and more of the job's requests, up to a limit",
+        summary="Send one task of a job a growing share of the job's requests, up to a limit",
     ),
     Route("get_load_test", "GET", _ONE, response=LoadTest, summary="The last load test of a job"),
     Route(
@@ -82,7 +82,7 @@ LOAD_TEST_ROUTES: tuple[Route, ...] = (
         "DELETE",
         _ONE,
         response=Ack,
-        summary="End a load test; all tasks get the usual share again",
+        summary="End a load test; all tasks get their usual share again",
     ),
 )
 """Served by `twine-autoscaler` on its unix socket."""

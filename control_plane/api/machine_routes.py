@@ -29,7 +29,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         query=(*MachineScope.__struct_fields__, "search", "sort", "after", "limit"),
         response=Machines,
         needs=Needs.VIEWER,
-        summary="Machines by place, type, owner and state; page after page",
+        summary="Machines by place, type, owner and state, in pages",
     ),
     Route(
         "map_region",
@@ -39,7 +39,9 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         response=RegionMap,
         needs=Needs.VIEWER,
         is_costly=True,
-        summary="All machines counted by rack and by state, entitlement, profile, load or power",
+        summary=(
+            "Counts of all machines by rack and by state, entitlement, profile, load or power"
+        ),
     ),
     Route(
         "get_machine",
@@ -55,7 +57,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         _MACHINE,
         response=Ack,
         needs=Needs.OPERATOR,
-        summary="Forget a free machine that is decommissioned or was replaced",
+        summary="Remove a free machine that is decommissioned or was replaced",
     ),
     Route(
         "import_machines",
@@ -74,7 +76,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         request=Drain,
         response=Records,
         needs=Needs.OPERATOR,
-        summary="Announce that machines will be away; their tasks move",
+        summary="Announce planned unavailability of machines; their tasks move",
     ),
     Route(
         "undrain_machines",
@@ -83,7 +85,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         request=Undrain,
         response=Records,
         needs=Needs.OPERATOR,
-        summary="End what was planned for machines",
+        summary="End planned unavailability of machines",
     ),
     Route(
         "label_machines",
@@ -92,7 +94,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         request=Relabel,
         response=Records,
         needs=Needs.OPERATOR,
-        summary="Set and remove labels of machines, for requirements to ask for",
+        summary="Set and remove labels of machines, for use in requirements",
     ),
     Route(
         "lend_machine",
@@ -101,7 +103,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         request=Lend,
         response=MachineRecord,
         needs=Needs.OPERATOR,
-        summary="Give an empty machine to another entitlement for a while",
+        summary="Lend an empty machine to another entitlement for a while",
     ),
     Route(
         "revoke_machines",
@@ -110,7 +112,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         request=Revoke,
         response=Records,
         needs=Needs.OPERATOR,
-        summary="Call lent machines back",
+        summary="Revoke loans of machines",
     ),
     Route(
         "list_brokers",
@@ -127,6 +129,6 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         query=("after", "wait_s", "name_after", "limit"),
         response=BrokerMachines,
         needs=Needs.VIEWER,
-        summary="A broker's machines, or what changed after a revision; waits up to wait_s",
+        summary="A broker's machines, or the changes after a revision; waits up to wait_s",
     ),
 )

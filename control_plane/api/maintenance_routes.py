@@ -23,7 +23,7 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         "/v1/maintenance",
         response=Plans,
         needs=Needs.VIEWER,
-        summary="Planned work on machines, the newest first",
+        summary="Plans of work on machines, the newest first",
     ),
     Route(
         "get_plan",
@@ -31,7 +31,7 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         _PLAN,
         response=PlanView,
         needs=Needs.VIEWER,
-        summary="One plan, with all its waves",
+        summary="One plan with all its waves",
     ),
     Route(
         "preview_plan",
@@ -43,7 +43,7 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         is_costly=True,
         needs=Needs.VIEWER,
         changes=False,
-        summary="What planned work would mean for jobs; changes nothing",
+        summary="Effect of planned work on jobs; changes nothing",
     ),
     Route(
         "accept_plan",
@@ -60,7 +60,7 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         _PLAN,
         response=PlanView,
         needs=Needs.OPERATOR,
-        summary="Call planned work off; what was announced ends",
+        summary="Cancel planned work; its announced events end",
     ),
     Route(
         "report_plan",
@@ -69,7 +69,7 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         request=Reported,
         response=PlanView,
         needs=Needs.OPERATOR,
-        summary="Say that the work on some machines of a plan is over",
+        summary="Report that the work on some machines of a plan is over",
     ),
     Route(
         "resume_plan",
@@ -78,6 +78,6 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         request=GoOn,
         response=PlanView,
         needs=Needs.OPERATOR,
-        summary="Let a paused plan go on, without machines that are not back if need be",
+        summary="Resume a paused plan, if necessary without machines that are not back",
     ),
 )

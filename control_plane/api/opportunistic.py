@@ -85,7 +85,7 @@ OPTIMUS_ROUTES: tuple[Route, ...] = (
         request=QueuedWish,
         response=QueuedWork,
         needs=Needs.VIEWER,
-        summary="Hand in a piece of work; the same again changes nothing",
+        summary="Submit a piece of work; a repetition changes nothing",
     ),
     Route(
         "cancel_work",
@@ -93,6 +93,6 @@ OPTIMUS_ROUTES: tuple[Route, ...] = (
         _ONE,
         response=Ack,
         needs=Needs.VIEWER,
-        summary="Stop a piece of work and forget it",
+        summary="Stop a piece of work and remove it",
     ),
 )

@@ -39,7 +39,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/console-sessions",
         response=ConsoleSessions,
         needs=Needs.VIEWER,
-        summary="Browsers of the caller that have the web console open; for operators all",
+        summary="Browsers of the caller with the web console open; operators see all",
     ),
     Route(
         "end_session",
@@ -47,7 +47,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/console-sessions/{session}",
         response=Ack,
         needs=Needs.VIEWER,
-        summary="End a session of the web console: the caller's own, or as an operator any",
+        summary="End a session of the web console: one's own, or any as an operator",
     ),
     Route(
         "list_operators",
@@ -55,7 +55,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/operators",
         response=Grants,
         needs=Needs.VIEWER,
-        summary="Who is an operator, and who a host admin",
+        summary="Operators and host admins",
     ),
     Route(
         "grant_operator",
@@ -71,7 +71,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         _OPERATOR,
         response=Ack,
         needs=Needs.OPERATOR,
-        summary="Make a user or a group an operator no longer",
+        summary="Revoke the role of operator from a user or a group",
     ),
     Route(
         "grant_host_admin",
@@ -79,7 +79,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         _HOST_ADMIN,
         response=Grant,
         needs=Needs.OPERATOR,
-        summary="Let a user or a group run tasks without a sandbox",
+        summary="Permit a user or a group to run tasks without a sandbox",
     ),
     Route(
         "revoke_host_admin",
@@ -87,7 +87,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         _HOST_ADMIN,
         response=Ack,
         needs=Needs.OPERATOR,
-        summary="Let a user or a group run tasks without a sandbox no longer",
+        summary="Revoke the permission to run tasks without a sandbox",
     ),
     Route(
         "list_groups",
@@ -104,7 +104,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         request=GroupSpec,
         response=Group,
         needs=Needs.OPERATOR,
-        summary="Create a group, or say who belongs to it",
+        summary="Create a group, or set its members",
     ),
     Route(
         "delete_group",
@@ -112,7 +112,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         _GROUP,
         response=Ack,
         needs=Needs.OPERATOR,
-        summary="Remove a group: its members own nothing through it any more",
+        summary="Remove a group: its members lose the rights they have through it",
     ),
     Route(
         "list_users",
@@ -120,7 +120,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/users",
         response=Users,
         needs=Needs.OPERATOR,
-        summary="Who has a credential, until when, and whose was revoked",
+        summary="Users with a credential, its expiry, and revoked users",
     ),
     Route(
         "revoke_user",
@@ -128,7 +128,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/users/{user}:revoke",
         response=Revocation,
         needs=Needs.OPERATOR,
-        summary="Let no credential count that a user has now; a new one does",
+        summary="Revoke all present credentials of a user; a new one is valid",
     ),
     Route(
         "revoke_machine_identity",
@@ -136,7 +136,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/machines/{machine}:revoke-identity",
         response=Revocation,
         needs=Needs.OPERATOR,
-        summary="Let no certificate count that a host has now; it has to join again",
+        summary="Revoke all present certificates of a host; it has to join again",
     ),
     Route(
         "list_duplicates",
@@ -144,7 +144,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/duplicates",
         response=Duplicates,
         needs=Needs.OPERATOR,
-        summary="Hosts that have the identity of another one",
+        summary="Hosts with the identity of another host",
     ),
     Route(
         "forget_duplicate",
@@ -152,7 +152,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/machines/{machine}:forget-duplicate",
         response=Ack,
         needs=Needs.OPERATOR,
-        summary="The clone of a machine is gone, or is to be the machine: check again",
+        summary="Check a cloned machine again: its clone is gone, or replaces it",
     ),
     Route(
         "get_roots",
@@ -160,7 +160,9 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/authority/roots",
         response=AuthorityView,
         needs=Needs.OPERATOR,
-        summary="The authority's roots, who goes along, and what hinders the next step",
+        summary=(
+            "The authority's roots, the holders that trust them, and obstacles to the next step"
+        ),
     ),
     Route(
         "step_roots",
@@ -169,7 +171,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         request=RotationStep,
         response=AuthorityView,
         needs=Needs.OPERATOR,
-        summary="Take a step in the exchange of one root for another",
+        summary="Take a step in the rotation of the root",
     ),
     Route(
         "list_audit",
@@ -178,6 +180,6 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         query=("before", "limit", "since", "who", "object"),
         response=AuditPage,
         needs=Needs.OPERATOR,
-        summary="What was changed, by whom, and what was refused; the newest first",
+        summary="Changes with author and address, and refused requests; the newest first",
     ),
 )

@@ -24,7 +24,7 @@ JobName = Annotated[
     Meta(
         pattern=ID_PATTERN,
         max_length=56,
-        description="1 to 56 of a-z, 0-9 and -, neither first nor last a dash",
+        description="1 to 56 of a-z, 0-9 and -, with no dash at the start or end",
     ),
 ]
 """Leaves room for `-<index>` within the 63 characters of a task id."""
@@ -38,7 +38,9 @@ LabelName = Annotated[
     Meta(
         pattern=f"^{LABEL_NAME}$",
         max_length=63,
-        description="1 to 63 of a-z, 0-9, `-`, `_` and `.`, first and last a letter or digit",
+        description=(
+            "1 to 63 of a-z, 0-9, `-`, `_` and `.`, with a letter or digit at the start and end"
+        ),
     ),
 ]
 LabelValue = Annotated[
@@ -46,7 +48,9 @@ LabelValue = Annotated[
     Meta(
         pattern=f"^{LABEL_VALUE}$",
         max_length=63,
-        description="1 to 63 of A-Z, a-z, 0-9, `-._:+`, first and last a letter or digit",
+        description=(
+            "1 to 63 of A-Z, a-z, 0-9, `-._:+`, with a letter or digit at the start and end"
+        ),
     ),
 ]
 Labels = Annotated[dict[LabelName, LabelValue], Meta(max_length=MAX_LABELS)]

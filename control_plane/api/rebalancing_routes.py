@@ -21,7 +21,7 @@ REBALANCING_ROUTES: tuple[Route, ...] = (
         _REBALANCE,
         response=RebalanceStatus,
         needs=Needs.VIEWER,
-        summary="What the ReBalancer does, and its plan",
+        summary="State of the ReBalancer, and its plan",
     ),
     Route(
         "plan_rebalance",
@@ -31,7 +31,7 @@ REBALANCING_ROUTES: tuple[Route, ...] = (
         is_costly=True,
         needs=Needs.VIEWER,
         changes=False,
-        summary="What the ReBalancer would move now; changes nothing",
+        summary="Moves that the ReBalancer would make now; changes nothing",
     ),
     Route(
         "rebalance_history",
@@ -47,7 +47,9 @@ REBALANCING_ROUTES: tuple[Route, ...] = (
         f"{_REBALANCE}/moves/{{move}}",
         response=MoveExplanation,
         needs=Needs.VIEWER,
-        summary="Why the ReBalancer moves a task, and how far that is; `model`: what it goes by",
+        summary=(
+            "Reason and progress of a move; with `model`, the goals and constraints behind it"
+        ),
     ),
     Route(
         "pause_rebalance",
@@ -56,7 +58,7 @@ REBALANCING_ROUTES: tuple[Route, ...] = (
         request=PauseWish,
         response=RebalanceStatus,
         needs=Needs.OPERATOR,
-        summary="Have the ReBalancer begin no more moves",
+        summary="Pause the ReBalancer: it begins no further moves",
     ),
     Route(
         "resume_rebalance",
@@ -64,6 +66,6 @@ REBALANCING_ROUTES: tuple[Route, ...] = (
         f"{_REBALANCE}/resume",
         response=RebalanceStatus,
         needs=Needs.OPERATOR,
-        summary="Let the ReBalancer go on",
+        summary="Resume the ReBalancer",
     ),
 )

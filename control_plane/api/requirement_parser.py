@@ -60,7 +60,7 @@ def parse(text: str, known: frozenset[str] = FOR_JOBS) -> Term:
 def parsed(text: str, known: frozenset[str] = FOR_JOBS) -> tuple[Term | None, tuple[str, ...]]:
     """Return the meaning of a text and its errors, each with its place in the text."""
     if len(text) > MAX_EXPRESSION:
-        return None, (f"it has {len(text)} characters, more than {MAX_EXPRESSION}",)
+        return None, (f"it has {len(text)} characters; the maximum is {MAX_EXPRESSION}",)
     reader = _Reader(known)
     try:
         term = reader.whole(text)
@@ -116,9 +116,11 @@ class _Reader:
             value, at = match[kind], match.start(kind) + 1
             if kind == "stray":
                 if value == '"':
-                    self._wrong(at, 'the quotation mark is never closed: end the word with "')
+                    self._wrong(at, 'the quotation mark is not closed: end the word with "')
                     break
-                self._wrong(at, f"{value!r} means nothing here; words with it need quotation marks")
+                self._wrong(
+                    at, f"{value!r} has no meaning here; words with it need quotation marks"
+                )
             elif kind == "quoted":
                 yield _Token(kind, re.sub(r"\\(.)", r"\1", value[1:-1], flags=re.DOTALL), at)
             else:
@@ -135,10 +137,12 @@ class _Reader:
         term = self._because(self._any_of(0))
         while (token := self._token).kind != "end":
             if token.text == ")":
-                self._wrong(token.at, "this ) closes nothing; leave it out")
+                self._wrong(token.at, "this ) has no opening parenthesis; remove it")
                 self._at += 1
             else:
-                self._wrong(token.at, f"{_name(token)} stands alone; join requirements by and, or")
+                self._wrong(
+                    token.at, f"{_name(token)} has no operand; join requirements by and, or"
+                )
                 self._skip()
             if self._token.kind != "end":
                 if self._token.text in ("and", "or"):
@@ -217,7 +221,7 @@ class _Reader:
             term = self._any_of(depth + 1)
             if not self._is(")"):
                 where = self._token.at
-                raise self._stop(where, f"the ( at character {token.at} is never closed")
+                raise self._stop(where, f"the ( at character {token.at} is not closed")
             self._at += 1
             return term
         return self._comparison(token)
@@ -235,7 +239,7 @@ class _Reader:
         if operator.kind == "bare" and operator.text == "not":
             operator = self._next()
             if operator.text not in ("in", "exists") or operator.kind == "quoted":
-                reason = f"behind `{name} not` comes in or exists, not {_name(operator)}"
+                reason = f"after `{name} not`, in or exists is expected, not {_name(operator)}"
                 raise self._stop(operator.at, reason)
             made = _not(self._by(name, operator, operator.text))
         elif operator.kind == "sign" and operator.text == "!=":
@@ -250,14 +254,14 @@ class _Reader:
         listed = "=, !=, <, <=, >, >=, in, not in or exists"
         if operator.text in _MEANS:
             return f"write {_MEANS[operator.text]} instead of {operator.text}"
-        return f"behind `{name}` an operator is expected ({listed}), not {_name(operator)}"
+        return f"after `{name}` an operator is expected ({listed}), not {_name(operator)}"
 
     def _by(self, name: str, operator: _Token, sign: str) -> Term | None:
         """Parse what follows an operator."""
         if sign == "exists":
             return Exists(name)
         if name.startswith(CAPABILITY):
-            reason = f"{name} is there or not: use exists or not exists"
+            reason = f"{name} is present or absent: use exists or not exists"
             raise self._stop(operator.at, reason)
         if sign == "in":
             values = self._list()
@@ -271,7 +275,7 @@ class _Reader:
             return In(name, frozenset({value.text}))
         if name in TEXTS or name in OF_RECORDS:
             listed = "=, !=, in, not in or exists"
-            self._wrong(operator.at, f"{name} is a word and has no order: use {listed}")
+            self._wrong(operator.at, f"{name} is a word without an order: use {listed}")
             return None
         return self._compare(name, sign, value)
 
@@ -306,7 +310,7 @@ class _Reader:
         token = self._token
         if token.kind == "quoted" or (token.kind == "bare" and token.text not in WORDS):
             if not token.text:
-                self._wrong(token.at, "the word is empty; for what is not there write not exists")
+                self._wrong(token.at, "the word is empty; for an absent property use not exists")
             return self._next()
         hint = "; put it in quotation marks" if token.text in WORDS else ""
         raise self._stop(token.at, f"a value is expected, not {_name(token)}{hint}")
@@ -333,19 +337,19 @@ def why_unknown(name: str, known: frozenset[str] = FOR_JOBS, shown: str = "") ->
     if name.startswith(LABEL):
         if _LABEL_NAME.fullmatch(name.removeprefix(LABEL)):
             return ""
-        return f"{named} is no label: label. and up to 63 of a-z, 0-9, - _ and dots"
+        return f"{named} is not a label: label. and up to 63 of a-z, 0-9, - _ and dots"
     if name.startswith(CAPABILITY):
         if _LABEL_NAME.fullmatch(name.removeprefix(CAPABILITY)):
             return ""
-        return f"{named} is no capability: `twinectl machine show` has those of a machine"
+        return f"{named} is not a capability: `twinectl machine show` lists those of a machine"
     if name in OF_RECORDS:
-        return f"{name} changes while tasks run: only `machine list --where` may ask for it"
+        return f"{name} changes while tasks run: only `machine list --where` can use it"
     likely = [*known, LABEL + name] if len(name) <= _GUESSED_CHARS else []
     near = get_close_matches(name, likely, 1)
     guess = f"did you mean {near[0]}? " if near else ""
     listed = ", ".join(sorted(known))
     more = "label.NAME, capability.NAME"
-    return f"{named} is no property; {guess}known: {listed}, {more}"
+    return f"{named} is not a property; {guess}known: {listed}, {more}"
 
 
 def _not(term: Term | None) -> Term | None:

@@ -23,13 +23,13 @@ or not; it has no value."""
 TEXTS: dict[str, str] = {
     "region": "the region",
     "datacenter": "the data center",
-    "msb": "the main switch board: `msb3`, or `dc1/msb3` where several are called so",
+    "msb": "the main switch board: `msb3`, or `dc1/msb3` where the name is not unique",
     "row": "the row: its name, or a path that ends with it, `dc1/msb3/row2`",
     "rack": "the rack: its name, or a path that ends with it",
     "machine": "the machine's own name",
     "machine_type": "the hardware type",
     "generation": "the processor's generation",
-    "sku": "what was bought",
+    "sku": "the purchased hardware configuration",
     "gpu_type": "the kind of GPU",
 }
 """Properties that are words."""

@@ -39,7 +39,7 @@ ROUTES: tuple[Route, ...] = (
         query=("dry_run",),
         needs=Needs.OWNER,
         relations=job_relations,
-        summary="Create a job, or change what is wanted of it",
+        summary="Create a job or update it",
     ),
     Route(
         "plan_job",
@@ -51,7 +51,7 @@ ROUTES: tuple[Route, ...] = (
         changes=False,
         is_costly=True,
         relations=job_relations,
-        summary="What applying a job would do; changes nothing",
+        summary="Effect of applying a job; changes nothing",
     ),
     Route(
         "explain_job",
@@ -60,7 +60,7 @@ ROUTES: tuple[Route, ...] = (
         response=JobExplanation,
         is_costly=True,
         needs=Needs.VIEWER,
-        summary="How many tasks of a job have a machine, and every reason why others wait",
+        summary="Tasks of a job that have a machine, and every reason why others wait",
     ),
     Route("get_job", "GET", _JOB, response=JobStatus, needs=Needs.VIEWER, summary="One job"),
     *(
@@ -73,10 +73,13 @@ ROUTES: tuple[Route, ...] = (
             summary=summary,
         )
         for verb, summary in (
-            ("pause", "Take no more tasks of a job down for a newer version"),
-            ("resume", "Let the update of a job go on"),
+            (
+                "pause",
+                ("Pause the update of a job: no further task is taken down for a newer version"),
+            ),
+            ("resume", "Resume the update of a job"),
             ("restart", "Restart every task of a job, like an update"),
-            ("rollback", "Want again of the tasks what the version before wanted"),
+            ("rollback", "Roll the tasks back to the previous version of the job"),
         )
     ),
     Route(
@@ -86,7 +89,7 @@ ROUTES: tuple[Route, ...] = (
         request=JobMove,
         response=JobStatus,
         needs=Needs.OWNER,
-        summary="Have a job run in another entitlement, by a rolling update",
+        summary="Move a job to another entitlement by a rolling update",
     ),
     Route("stop_job", "DELETE", _JOB, response=JobStatus, needs=Needs.OWNER, summary="Stop a job"),
     Route(
@@ -96,7 +99,7 @@ ROUTES: tuple[Route, ...] = (
         query=("follow", "since", "tail", "previous"),
         stream_out=True,
         needs=Needs.OWNER,
-        summary="What a task wrote",
+        summary="Output of a task",
     ),
     Route(
         "job_events",
@@ -105,7 +108,9 @@ ROUTES: tuple[Route, ...] = (
         query=("after", "limit"),
         response=JobEvents,
         needs=Needs.VIEWER,
-        summary="What was done to a job's tasks and why, oldest first, after event `after`",
+        summary=(
+            "Operations on a job's tasks with their causes, oldest first, after event `after`"
+        ),
     ),
     Route(
         "task_story",
@@ -113,7 +118,7 @@ ROUTES: tuple[Route, ...] = (
         f"{_JOB}/tasks/{{index}}/story",
         response=TaskStory,
         needs=Needs.VIEWER,
-        summary="What is being done to a task, what was, and why",
+        summary="Present and past operations on a task, with their causes",
     ),
     Route(
         "move_task",
@@ -122,7 +127,7 @@ ROUTES: tuple[Route, ...] = (
         request=MoveWish,
         response=TaskStory,
         needs=Needs.OWNER,
-        summary="Have a task run elsewhere: stopped there, started here, within the budget",
+        summary="Move a task: it stops, and starts elsewhere, within the budget",
     ),
     Route(
         "get_endpoints",
@@ -144,7 +149,7 @@ ROUTES: tuple[Route, ...] = (
         needs=Needs.VIEWER,
         changes=False,
         waits=True,
-        summary="Healthy tasks of those of many jobs whose revision is not the known one",
+        summary="Healthy tasks of those of many jobs whose revision differs from the known one",
     ),
     Route(
         "put_weights",
@@ -153,7 +158,7 @@ ROUTES: tuple[Route, ...] = (
         request=EndpointWeights,
         response=Endpoints,
         needs=Needs.OWNER,
-        summary="Say for a while which share of the requests tasks of a job get; not stored",
+        summary="Set for a while which share of the requests tasks of a job get; not stored",
     ),
     Route(
         "put_shards",
@@ -163,7 +168,7 @@ ROUTES: tuple[Route, ...] = (
         response=ShardMapView,
         body_bytes=MAX_BODY_BYTES,
         needs=Needs.OWNER,
-        summary="Say which tasks serve which shards of a job; replaces what was said before",
+        summary="Set which tasks serve which shards of a job; replaces the previous map",
     ),
     Route(
         "get_shards",
@@ -219,7 +224,7 @@ ROUTES: tuple[Route, ...] = (
         request=ImageSignature,
         response=ImageInfo,
         needs=Needs.ANY_OWNER,
-        summary="Keep a signature with an image; refused unless that key made it",
+        summary="Store a signature of an image; refused unless that key made it",
     ),
     Route(
         "name_image",
@@ -228,7 +233,7 @@ ROUTES: tuple[Route, ...] = (
         request=NamedImage,
         response=ImageInfo,
         needs=Needs.ANY_OWNER,
-        summary="Let a name mean an image of the image store from now on",
+        summary="Set the image that a name means from now on",
     ),
     Route(
         "remove_image",
@@ -254,6 +259,6 @@ ROUTES: tuple[Route, ...] = (
         "/readyz",
         response=Liveness,
         roles=("anyone",),
-        summary="Ready: the store is open and the schedulers run",
+        summary="Readiness: the store is open and the schedulers run",
     ),
 )

@@ -36,7 +36,7 @@ RELEASE_IDLE = Route(
     "/v1/entitlements/{entitlement}/idle",
     response=Ack,
     roles=("component",),
-    summary="Give back the machines of an entitlement on which nothing is placed",
+    summary="Release the machines of an entitlement that have no tasks",
 )
 PROCESS_STATUS = Route(
     "process_status",
@@ -44,7 +44,7 @@ PROCESS_STATUS = Route(
     "/v1/process",
     response=ProcessStatus,
     roles=("component",),
-    summary="What this process says of itself",
+    summary="State of this process",
 )
 FIND_PLACES = Route(
     "find_places",
@@ -53,7 +53,7 @@ FIND_PLACES = Route(
     request=PlacesWish,
     response=PlacesFound,
     roles=("component",),
-    summary="How many tasks of jobs would find no place if they left machines",
+    summary="Number of tasks of jobs that would find no other machine",
 )
 SHARD_ROUTES: tuple[Route, ...] = (
     *(

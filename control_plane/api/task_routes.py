@@ -16,7 +16,7 @@ TASK_ROUTES: tuple[Route, ...] = (
         _TASK,
         response=TaskDescription,
         needs=Needs.VIEWER,
-        summary="How a task is, and what it uses, asked of its agent now",
+        summary="State and usage of a task, read from its agent now",
     ),
     Route(
         "describe_host",
@@ -24,7 +24,9 @@ TASK_ROUTES: tuple[Route, ...] = (
         "/v1/machines/{machine}/host",
         response=HostDescription,
         needs=Needs.VIEWER,
-        summary="Settings of a machine with proof, and what its tasks use, asked of its agent now",
+        summary=(
+            "Settings of a machine with proof, and usage of its tasks, read from its agent now"
+        ),
     ),
     Route(
         "restart_task",

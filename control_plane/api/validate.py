@@ -81,7 +81,7 @@ def _either(document: Any, share: float | None, tasks: int | None) -> list[Field
         return []
     if document.get("share", share) in (share, None) or document.get("tasks", tasks) == tasks:
         return []
-    return [FieldError(field="tasks", reason="a share is given, too: give one of them")]
+    return [FieldError(field="tasks", reason="a share is given as well: give one of them")]
 
 
 def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
@@ -161,7 +161,9 @@ def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
     for field, reason in odd_own_init(relaxations, command, network, resources):
         yield FieldError(field=field, reason=reason)
     if not command and not {Relaxation.OWN_INIT, Relaxation.NESTED} & {*relaxations}:
-        reason = "missing; without one a task runs the init of its image: relaxation own-init"
+        reason = (
+            "missing; a task without a command runs the init of its image, which requires own-init"
+        )
         yield FieldError(field="command", reason=reason)
 
 
@@ -176,7 +178,7 @@ def _own_cpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         yield FieldError(field=odd[0], reason=odd[1])
     if not resources.exclusive_cpus:
         return
-    claims = f"resources.exclusive_cpus = {resources.exclusive_cpus} is what a task claims of CPU"
+    claims = f"resources.exclusive_cpus = {resources.exclusive_cpus} is the CPU demand of a task"
     for field in ("cpus", "rru"):
         if document.get(field) is not None:
             yield FieldError(field=field, reason=f"leave it out: {claims}")
@@ -200,7 +202,7 @@ def _update_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         return
     surge = update.get("surge", 0)
     if update.get("max_unavailable") == 0 and not surge:
-        reason = "0 is only possible with surge: else no task could ever be updated or moved"
+        reason = "0 is only possible with surge: otherwise no task could ever be updated or moved"
         yield FieldError(field="update.max_unavailable", reason=reason)
     if surge and document.get("admission") == Admission.GANG:
         reason = "a job with admission = gang cannot have any: it is placed as a whole"
@@ -236,11 +238,11 @@ def preference_errors(listed: Any) -> Iterator[FieldError]:
         if skew is None:
             continue
         if not is_even:
-            reason = "only for even: the others want tasks uneven"
+            reason = "only for even: the other strategies spread tasks unevenly"
         elif weights:
-            reason = "not with weights: these want tasks uneven"
+            reason = "cannot be combined with weights: these spread tasks unevenly"
         elif property_ == "machine":
-            reason = "not for machines: at_most says the same there"
+            reason = "cannot be used for machines: at_most has the same effect there"
         else:
             continue
         yield FieldError(field=f"{at}max_skew", reason=reason)

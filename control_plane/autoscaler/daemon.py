@@ -140,13 +140,13 @@ async def opened(
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="twine-cluster", prog_name="twine-autoscaler")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file.")
-@click.option("--endpoint", envvar="TWINE_ENDPOINT", metavar="URL", help="Over the file.")
-@click.option("--credential", envvar="TWINE_CREDENTIAL", metavar="FILE", help="Over the file.")
-@click.option("--state", metavar="FOLDER", help="Over the file.")
-@click.option("--socket", metavar="PATH", help="Over the file.")
-@click.option("--prometheus", metavar="URL", help="Over the file.")
+@click.option("--endpoint", envvar="TWINE_ENDPOINT", metavar="URL", help="Override the file.")
+@click.option("--credential", envvar="TWINE_CREDENTIAL", metavar="FILE", help="Override the file.")
+@click.option("--state", metavar="FOLDER", help="Override the file.")
+@click.option("--socket", metavar="PATH", help="Override the file.")
+@click.option("--prometheus", metavar="URL", help="Override the file.")
 def main(file: Path | None, **options: str | None) -> None:
-    """Make the size of each job with [autoscale] follow its load, until SIGTERM.
+    """Adjust the size of each job with [autoscale] to its load, until SIGTERM.
 
     Needs the right to resize: an operator's credential, or the control plane's unix socket.
     """

@@ -53,7 +53,7 @@ async def load(store: Store) -> dict[str, KeptJob]:
                 found[job] = _kept(entry.value)
             except (msgspec.DecodeError, ValueError) as e:
                 extra = {"job": job, "reason": str(e)}
-                log.warning("stored history is damaged or newer; it begins again", extra=extra)
+                log.warning("stored history is damaged or newer; a new history begins", extra=extra)
         if len(entries) < PAGE:
             return found
 

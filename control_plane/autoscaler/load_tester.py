@@ -58,7 +58,7 @@ class LoadTester:
         """Return the last test of a job, or raise `NotFound`."""
         known = self._tests.get(job)
         if known is None:
-            raise NotFound(f"job {job!r} was not load-tested by this process")
+            raise NotFound(f"this process has not load-tested job {job!r}")
         return known
 
     async def begin(self, job: str, wish: LoadTestWish) -> LoadTest:
@@ -67,7 +67,7 @@ class LoadTester:
             raise Conflict(f"job {job!r} is being load-tested", hint="wait for it, or end it")
         if self._prometheus is None:
             hint = "start it with --prometheus URL"
-            raise Unprocessable("this autoscaler knows no Prometheus server", hint=hint)
+            raise Unprocessable("this autoscaler has no Prometheus server", hint=hint)
         status = await self._api.get_job(job)
         listed = {endpoint.task for endpoint in (await self._api.endpoints(job)).endpoints}
         name = task_id(job, wish.task)
@@ -76,7 +76,7 @@ class LoadTester:
             raise Unprocessable(
                 f"job {job!r} is not load-tested: it is {status.phase.value}, {len(listed)} of its "
                 f"tasks serve, and {name} {serves}",
-                hint="a test needs a stable job with two tasks that serve at least",
+                hint="a test needs a stable job with at least two tasks that serve",
             )
         test = LoadTest(job=job, task=name, began_at=self._runtime.date())
         self._tests[job] = test

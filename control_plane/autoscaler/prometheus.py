@@ -52,7 +52,7 @@ class PrometheusSource:
         except Unreachable as e:
             return LoadReading(missing=f"Prometheus: {e}")
         if not points:
-            return LoadReading(missing="Prometheus: the query returns nothing of the last 5 min")
+            return LoadReading(missing="Prometheus: the query returns nothing for the last 5 min")
         at, load = points[-1]
         if not math.isfinite(load) or load < 0:
             return LoadReading(missing=f"Prometheus: the query returns {load:g}")
@@ -84,5 +84,5 @@ class PrometheusSource:
         try:
             found = [(at, float(text)) for at, text in values]
         except ValueError as e:
-            raise Unreachable(f"a value is no number: {e}") from e
+            raise Unreachable(f"a value is not a number: {e}") from e
         return sorted(p for p in found if start - DAY_S <= p[0] <= end + DAY_S)

@@ -46,13 +46,13 @@ class AutoscalerMetrics(Collector):
         gauges = {
             "jobs": ("Jobs with [autoscale].", len(views.sizings)),
             "jobs_held": (
-                "Jobs whose size is held against what their load says.",
+                "Jobs whose size is held although their load asks for another.",
                 sum(1 for r in known if r.held),
             ),
-            "tasks": ("Tasks of these jobs, as wanted.", sum(v.tasks for v in views.sizings)),
-            "tasks_recommended": ("Tasks that their loads need.", sum(r.wanted for r in known)),
-            "round_seconds": ("How long the last round took.", self._autoscaler.round_s),
-            "last_round_timestamp_seconds": ("When a round last worked.", views.round_at),
+            "tasks": ("Requested tasks of these jobs.", sum(v.tasks for v in views.sizings)),
+            "tasks_recommended": ("Tasks required by their loads.", sum(r.wanted for r in known)),
+            "round_seconds": ("Duration of the last round.", self._autoscaler.round_s),
+            "last_round_timestamp_seconds": ("Time of the last successful round.", views.round_at),
         }
         return [
             changes,

@@ -118,7 +118,7 @@ class Broker:
         """Add machines that are new here (RB10), all or none."""
         async with self.table.lock(*records):
             errors = [
-                FieldError(field=name, reason="is known already")
+                FieldError(field=name, reason="is already known")
                 for name in records
                 if name in self.table
             ]
@@ -226,12 +226,14 @@ class Broker:
                 await self.table.commit_many(changes)
         for name in changes:
             command = msgspec.to_builtins(commands[name])
-            log.info("machine command carried out", extra={"machine": name, **_told(command)})
+            log.info("machine command executed", extra={"machine": name, **_told(command)})
         return [self.table.get(name) for name in commands]
 
     def _require(self, machine: str, revision: int, against: str) -> None:
         if self.table.revision(machine) != revision:
-            raise Conflict(f"cannot reassign machine {machine!r}: it was changed meanwhile")
+            raise Conflict(
+                f"cannot reassign machine {machine!r}: it was changed by another request"
+            )
         if against:
             raise Conflict(f"cannot reassign machine {machine!r}: it {against}")
 

@@ -194,7 +194,7 @@ class Brokers:
             await self._settle()
             known = [name for name in records if self.table.find(name) is not None]
             if known:
-                errors = [FieldError(field=name, reason="is known already") for name in known]
+                errors = [FieldError(field=name, reason="is already known") for name in known]
                 raise refused(f"add {len(records)} machines", errors)
             await self.enter(records)
 

@@ -93,7 +93,7 @@ class Imports:
                 async with membership:
                     await self.settle()
             except (TwineError, OSError) as e:
-                log.warning("an import waits to be finished", extra={"reason": str(e)})
+                log.warning("an import waits for its completion", extra={"reason": str(e)})
                 self._left.set()
                 await self._runtime.sleep(_AGAIN_S)
 
@@ -171,7 +171,7 @@ class Imports:
             await self.settle()
         except (TwineError, OSError) as e:
             self._left.set()
-            log.warning("an import is finished later", extra={"reason": str(e)})
+            log.warning("an import is completed later", extra={"reason": str(e)})
             return False
         except BaseException:
             self._left.set()
@@ -232,7 +232,10 @@ class Imports:
         def change(record: MachineRecord) -> MachineRecord:
             machine = allowed(record, changed[record.machine])
             if machine.location.datacenter != record.location.datacenter:
-                raise Conflict(f"machine {record.machine!r} became free just now, and moves then")
+                raise Conflict(
+                    f"machine {record.machine!r} became free just now; the retry of the "
+                    "import moves it"
+                )
             return updated(record, machine)
 
         for broker, names in self._homes.split(list(changed)).items():
@@ -266,8 +269,10 @@ async def _decide(attempt: WriteAttempt, count: int) -> None:
         made = await attempt.outcome()
     except TwineError as e:
         raise UnknownOutcome(
-            f"unknown whether the list of {count} machines was taken: {e}",
-            hint="send it again once the store answers: it is finished or cleared away first",
+            f"unknown whether the list of {count} machines was accepted: {e}",
+            hint=(
+                "send it again once the store answers: the import is first completed or discarded"
+            ),
         ) from e
     if not made:
         raise _failed(count) from lost

@@ -119,12 +119,12 @@ class Loans:
         def change(record: MachineRecord) -> MachineRecord:
             now = self._runtime.date()
             if why := not_returnable(record, now, empty=empty):
-                raise Conflict(f"cannot give back machine {machine!r}: it {why}")
+                raise Conflict(f"cannot return machine {machine!r}: it {why}")
             return returned(record, profile, now)
 
         record = await broker.table.update(machine, change)
         fields = {"machine": machine, "entitlement": record.entitlement, "forced": not empty}
-        log.info("machine given back", extra=fields)
+        log.info("machine returned", extra=fields)
         return record
 
     async def run(self, is_empty: IsEmpty, profile_of: ProfileOf) -> None:
@@ -149,7 +149,7 @@ class Loans:
             pass  # it has moved in the meantime
         except TwineError as e:
             fields = {"machine": record.machine, "reason": str(e)}
-            log.warning("machine could not be given back", extra=fields)
+            log.warning("machine could not be returned", extra=fields)
 
     def _index(self, name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
         if after is not None and after.loan is not None:

@@ -39,7 +39,9 @@ class Outages:
         found = set(names)
         if scope is not None:
             if scope == MachineScope():
-                raise InvalidInput("a scope must say something: an empty one is the whole region")
+                raise InvalidInput(
+                    "give at least one part of a scope: an empty scope is the whole region"
+                )
             found |= {record.machine for record in await self._brokers.scan(scope)}
         if not found:
             raise NotFound("no machine is in this scope", hint="twinectl machine list")
@@ -70,11 +72,11 @@ class Outages:
         if deadline is not None and deadline < start:
             raise InvalidInput("the deadline is before the start")
         if tasks_survive and kind is not EventKind.MAINTENANCE:
-            raise InvalidInput(f"no task survives a {kind.value}")
+            raise InvalidInput(f"tasks do not survive a {kind.value}")
         if tasks_survive and (deadline is None or expected_duration_s is None):
             raise InvalidInput(
-                "work that tasks survive needs a deadline and a duration: so long is their silence"
-                " expected",
+                "work that tasks survive needs a deadline and a duration: they bound the "
+                "expected silence",
                 hint="--deadline 10m --duration 3m",
             )
 

@@ -251,7 +251,7 @@ class MachineService:
         names = await self.outages.machines(wish.machines, wish.scope)
         both = sorted(wish.set.keys() & set(wish.remove))
         if both or not (wish.set or wish.remove):
-            why = f"{both[0]!r} is to be set and removed" if both else "there is nothing to change"
+            why = f"{both[0]!r} is both set and removed" if both else "there is nothing to change"
             raise InvalidInput(f"cannot label machines: {why}", hint="--set NAME=VALUE")
         for name in names:
             relabelled(self._brokers.table.get(name), wish.set, wish.remove)
@@ -265,7 +265,7 @@ class MachineService:
         profile = self._profile_of(wish.borrower)
         if not profile:
             raise NotFound(
-                f"there is no entitlement {wish.borrower!r} with machines of its own",
+                f"there is no entitlement {wish.borrower!r} with its own machines",
                 hint="twinectl entitlement list",
             )
         empty = self._is_empty(wish.machine)

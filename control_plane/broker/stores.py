@@ -54,16 +54,16 @@ async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
     errors = [
         _error(
             name,
-            f"is missing: the machines of {name} are in a store of their own, last at"
-            f" {notes[name].folder}",
+            f"is missing: the machines of {name} are in a separate store, last at "
+            f"{notes[name].folder}",
         )
         for name in sorted(notes.keys() - own.keys())
     ]
     for name, found in sorted(own.items()):
         if name in in_main:
             reason = (
-                f"there are machines of {name} in the main store: take this line out again, or"
-                " remove these machines first (twinectl machine delete)"
+                f"there are machines of {name} in the main store: remove this line, or remove "
+                "these machines first (twinectl machine delete)"
             )
         else:
             reason = await _why_not(name, found, identity, notes.get(name))
@@ -73,8 +73,8 @@ async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
         listed = "; ".join(f"{error.field} {error.reason}" for error in errors)
         raise ConfigError(
             f"cannot use the stores of data centers: {listed}",
-            hint="machines that are not found would lose their tasks, so nothing is started;"
-            " for a store that is gone for good: twine-control-plane forget-store",
+            hint="machines in a missing store would lose their tasks, so the control plane does "
+            "not start; for a store that is lost: twine-control-plane forget-store",
             errors=tuple(errors),
         )
     if not identity:
@@ -88,7 +88,7 @@ async def forget(main: Store, datacenter: str) -> BrokerStoreNote:
     """Forget the store of a data center; return its note."""
     entry = await main.get(NOTES + datacenter)
     if entry is None:
-        raise NotFound(f"the main store has no note of a store for {datacenter!r}")
+        raise NotFound(f"the main store has no record of a store for {datacenter!r}")
     note = decode(entry.value, BrokerStoreNote, entry.key)
     await main.txn({entry.key: entry.revision}, [Delete(entry.key)])
     log.info("store of a data center forgotten", extra={"datacenter": datacenter})
@@ -105,7 +105,7 @@ async def _why_not(name: str, found: OwnStore, identity: str, note: BrokerStoreN
                 f" at {note.folder}: is its disk mounted?"
             )
         if (await found.store.list_prefix("", "", 1)).entries:
-            return f"is not a store of a data center: there is something else at {found.folder}"
+            return f"is not a store of a data center: {found.folder} holds something else"
         return ""
     owner = decode(entry.value, BrokerStoreOwner, entry.key)
     if owner.owner != identity:

@@ -61,7 +61,7 @@ def audit(
 def _row(entry: AuditEntry) -> tuple[object, ...]:
     more = [entry.reason, entry.detail, ", ".join(entry.also)]
     if entry.suppressed:
-        more.append(f"and {entry.suppressed} refused before that are not listed")
+        more.append(f"and {entry.suppressed} earlier refused ones that are not listed")
     return (
         time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(entry.at)),
         entry.caller,

@@ -16,7 +16,7 @@ from control_plane.cli.show import output_option
 def authority() -> None:
     """The certificate authority: show it, or replace its root.
 
-    prepare, activate, retire, each once `show` names no holder that would be locked out.
+    Steps: prepare, activate, retire. Take each once `show` names no holder that it locks out.
     """
 
 
@@ -43,14 +43,14 @@ def _print(found: AuthorityView) -> None:
 @output_option
 @click.pass_obj
 def authority_show(target: Target, output: str) -> None:
-    """Show the roots, how many hosts trust them, and what hinders the next step."""
+    """Show the roots, the number of hosts that trust them, and obstacles to the next step."""
     found: AuthorityView = target.ask(lambda client: client.get_roots())
     show.emit(output, found, lambda: _print(found))
 
 
 def _command(step: Step, text: str) -> None:
     @authority.command(step.value, help=text)
-    @click.option("--force", is_flag=True, help="Also if it locks hosts or users out.")
+    @click.option("--force", is_flag=True, help="Proceed even if hosts or users are locked out.")
     @output_option
     @click.pass_obj
     def take(target: Target, output: str, force: bool) -> None:
@@ -58,7 +58,10 @@ def _command(step: Step, text: str) -> None:
         show.emit(output, found, lambda: _print(found))
 
 
-_command(Step.PREPARE, "Make a new root. It is trusted from now on, and issues nothing yet.")
+_command(
+    Step.PREPARE,
+    ("Create a new root. It is trusted from now on, and does not issue certificates yet."),
+)
 _command(Step.ACTIVATE, "Have the new root issue all certificates; the old one is still trusted.")
-_command(Step.RETIRE, "Trust the former root no more.")
-_command(Step.ABANDON, "Drop a new root before it has issued anything.")
+_command(Step.RETIRE, "Remove the trust in the former root.")
+_command(Step.ABANDON, "Remove a new root before it has issued certificates.")

@@ -33,7 +33,7 @@ _SOCKET = click.option(
     default=DEFAULT_SOCKET,
     show_default=True,
     metavar="PATH",
-    help="Where twine-autoscaler answers.",
+    help="Socket of twine-autoscaler.",
 )
 
 
@@ -54,25 +54,40 @@ def _ask(socket: str, work: Callable[[WireClient], Awaitable[Any]]) -> Any:
 
 @autoscale.command("load-test")
 @click.argument("job")
-@click.option("--task", type=click.IntRange(0), default=0, show_default=True, help="Its index.")
 @click.option(
-    "--load", required=True, metavar="PROMQL", help="Load of the task; $task is its name."
+    "--task", type=click.IntRange(0), default=0, show_default=True, help="Index of the task."
 )
-@click.option("--latency", required=True, metavar="PROMQL", help="Time of its answers, in seconds.")
-@click.option("--latency-max", type=options.seconds(), required=True, help="Beyond it, it ends.")
+@click.option(
+    "--load", required=True, metavar="PROMQL", help="Load of the task; $task stands for its name."
+)
+@click.option(
+    "--latency", required=True, metavar="PROMQL", help="Latency of its answers, in seconds."
+)
+@click.option(
+    "--latency-max",
+    type=options.seconds(),
+    required=True,
+    help="Latency limit; the test ends above it.",
+)
 @click.option(
     "--errors", default="", metavar="PROMQL", help="Share of its answers that are errors."
 )
 @click.option("--errors-max", type=options.part(), default=0.01, show_default=True)
-@click.option("--most", type=float, default=8.0, show_default=True, help="Times the usual load.")
+@click.option(
+    "--most",
+    type=float,
+    default=8.0,
+    show_default=True,
+    help="Limit of its requests, as a multiple of the usual number.",
+)
 @click.option("--step", type=options.seconds(), default="60s", show_default=True)
 @_SOCKET
 @output_option
 def load_test(job: str, socket: str, output: str, **given: Any) -> None:
     """Find how much load a task of JOB carries, with the job's own requests.
 
-    A proxy that follows discovery sends one task more and more of them, until latency or errors
-    reach their limit; then all have their usual share again. Ctrl-C ends it, and restores them.
+    A proxy that follows discovery sends one task a growing share of them, until latency or errors
+    reach their limit. Then all tasks get their usual share again, also after Ctrl-C.
     """
     document = {
         **{key: given[key] for key in ("task", "load", "latency", "errors", "errors_max", "most")},
@@ -101,7 +116,7 @@ def load_test(job: str, socket: str, output: str, **given: Any) -> None:
             for s in shown.steps
         ]
         show.table(("times usual", "load", "latency s", "errors"), rows)
-        carries = "nothing that is known" if shown.capacity is None else f"{shown.capacity:.4g}"
+        carries = "an unknown load" if shown.capacity is None else f"{shown.capacity:.4g}"
         click.echo(f"{shown.state}: {show.printable(shown.reason)}; {shown.task} carries {carries}")
 
     show.emit(output, shown, lines)
@@ -111,7 +126,7 @@ def load_test(job: str, socket: str, output: str, **given: Any) -> None:
 @_SOCKET
 @output_option
 def status(socket: str, output: str) -> None:
-    """Show all autoscaled jobs: size, recommendation, and what holds it back."""
+    """Show all autoscaled jobs: size, recommendation, and reasons against a change."""
     found: SizingViews = _ask(socket, lambda client: client.call(_ROUTE["list_sizings"]))
     columns = ("job", "mode", "healthy", "tasks", "recommended", "load", "forecast", "note")
     rows = [_row(view) for view in found.sizings]
@@ -139,7 +154,7 @@ def _row(view: SizingView) -> tuple[object, ...]:
 @_SOCKET
 @output_option
 def explain(job: str, socket: str, output: str) -> None:
-    """Show why JOB has its size: load, forecast, limits, and what holds it back."""
+    """Show why JOB has its size: load, forecast, limits, and reasons against a change."""
     found: SizingView = _ask(socket, lambda client: client.call(_ROUTE["get_sizing"], job=job))
     show.emit(output, found, lambda: show.table(("what", "value"), _explained(found)))
 
@@ -159,7 +174,7 @@ def _explained(view: SizingView) -> list[tuple[str, str]]:
     since = view.history_from
     begun = "-" if since is None else f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M} UTC"
     rows += [
-        ("forecasts that held", held),
+        ("forecasts that were correct", held),
         ("slowest start", show.duration(view.start_s)),
         ("history from", begun),
         *_learnt(view),
@@ -178,7 +193,7 @@ def _learnt(view: SizingView) -> list[tuple[str, str]]:
 
 @autoscale.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Over the file.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override the file.")
 @_SOCKET
 @output_option
 def simulate(file: Path, settings: tuple[str, ...], socket: str, output: str) -> None:
@@ -199,7 +214,7 @@ def simulate(file: Path, settings: tuple[str, ...], socket: str, output: str) ->
 
 
 def _print_simulation(found: Simulation) -> None:
-    costs = {"present policy": found.own, "policy of the file": found.other, "fixed": found.fixed}
+    costs = {"present policy": found.own, "policy in the file": found.other, "fixed": found.fixed}
     rows = [
         (
             name,

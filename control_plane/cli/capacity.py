@@ -27,7 +27,7 @@ def capacity() -> None:
 @click.option(
     "--by",
     type=click.Choice(["unit", "entitlement", "type", "datacenter", "msb", "power"]),
-    help="One table; without it, the whole region in short.",
+    help="One table; without it, a summary of the region.",
 )
 @output_option
 @click.pass_obj
@@ -38,11 +38,11 @@ def capacity_report(target: Target, by: str | None, output: str) -> None:
 
 
 @capacity.command("elastic")
-@click.option("--loans", "one_by_one", is_flag=True, help="Each machine on loan.")
+@click.option("--loans", "one_by_one", is_flag=True, help="Show each machine on loan.")
 @output_option
 @click.pass_obj
 def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
-    """Show what is lent and borrowed, which entitlements wait, and how promises were kept."""
+    """Show loans and borrowers, entitlements that wait, and how promises were kept."""
     found: ElasticReport = target.ask(lambda client: client.get_elastic())
     show.emit(output, found, lambda: _print_elastic(found, one_by_one=one_by_one))
 
@@ -58,7 +58,7 @@ def capacity_buffers(target: Target, output: str) -> None:
         rows = [(b.kind, b.central, b.siloed, b.why) for b in found.buffers]
         rows.append(("together", found.central, found.siloed, f"{found.used} machines in use"))
         show.table(("buffer", "central", "by owner", "why"), rows)
-        click.echo(f"\ncentral buffers leave {100 * found.gain:.1f} points more in use")
+        click.echo(f"\ncentral buffers leave {100 * found.gain:.1f} percentage points more in use")
 
     show.emit(output, found, as_table)
 
@@ -68,7 +68,7 @@ def capacity_buffers(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def capacity_signal(target: Target, entitlement: str, output: str) -> None:
-    """Show whether a borrower has what it wants: full, short or absent."""
+    """Show the capacity of a borrower against its request: full, short or absent."""
     found: CapacitySignal = target.ask(lambda client: client.get_signal(entitlement))
     rows = [
         ("state", found.state),
@@ -93,14 +93,14 @@ def _print_elastic(found: ElasticReport, *, one_by_one: bool) -> None:
         loans = [
             (
                 *(v.machine, _whose(v), v.borrower, f"{v.promise_s:g} s", v.tasks),
-                "called back: " + v.why if v.revoked_at else "on loan",
+                "recalled: " + v.why if v.revoked_at else "on loan",
             )
             for v in found.loans
         ]
         show.table(("machine", "donor", "borrower", "promise", "tasks", "state"), loans)
         return
     if found.holding:
-        click.echo(show.printable(f"nothing is lent: {found.holding}"))
+        click.echo(show.printable(f"lending is off: {found.holding}"))
     click.echo(
         f"mode {found.mode}: {len(found.loans)} machines on loan, {found.free} free,"
         f" {found.kept} of them kept, the last matching found {found.proposed}"
@@ -133,7 +133,9 @@ def _print_elastic(found: ElasticReport, *, one_by_one: bool) -> None:
         rows = [(f.job, f.entitlement, f.machine_hours) for f in found.freed[:_FREED_SHOWN]]
         show.table(("autoscaled job", "entitlement", "freed machine-hours"), rows)
     for machine in found.late:
-        click.echo(f"\nlate: {show.printable(machine)} is not back though its promise is over")
+        click.echo(
+            f"\nlate: {show.printable(machine)} has not been returned, and its promise has expired"
+        )
 
 
 def _print(found: CapacityReport, by: str | None) -> None:

@@ -63,40 +63,65 @@ _OPTIONS = (
         "--quota", "per_type", type=_TypeQuota(), multiple=True, help="Quota by type; repeat."
     ),
     click.option("--rru", type=float, help="Quota in relative resource units."),
-    click.option("--type", "machine_types", metavar="T", multiple=True, help="Only these; repeat."),
-    click.option("--datacenter", metavar="DC", help="Pins machines and jobs to it."),
-    click.option("--host-profile", metavar="P", help="What its machines run [default: base]."),
-    click.option("--surge-tasks", type=click.IntRange(0), help="Extra tasks of all jobs at once."),
-    click.option("--business-unit", metavar="PATH", help="Who pays, such as ads/ranking."),
-    click.option("--priority", type=click.IntRange(0, 1000), help="Higher first [default: 500]."),
-    click.option("--owner", "owners", metavar="WHO", multiple=True, help="Exactly these; repeat."),
+    click.option(
+        "--type",
+        "machine_types",
+        metavar="T",
+        multiple=True,
+        help="Only machines of this type; repeat.",
+    ),
+    click.option("--datacenter", metavar="DC", help="Restrict machines and jobs to it."),
+    click.option(
+        "--host-profile", metavar="P", help="Host profile of its machines [default: base]."
+    ),
+    click.option(
+        "--surge-tasks", type=click.IntRange(0), help="Total extra tasks of all its jobs at once."
+    ),
+    click.option(
+        "--business-unit", metavar="PATH", help="Business unit that pays, such as ads/ranking."
+    ),
+    click.option(
+        "--priority", type=click.IntRange(0, 1000), help="Higher values first [default: 500]."
+    ),
+    click.option(
+        "--owner", "owners", metavar="WHO", multiple=True, help="Exactly these owners; repeat."
+    ),
     click.option("--add-owner", "add_owners", metavar="WHO", multiple=True, help="user:N, group:N"),
     click.option("--remove-owner", "remove_owners", metavar="WHO", multiple=True),
-    click.option("--materialization", metavar="NAME", help="Stack on this one's machines."),
+    click.option(
+        "--materialization", metavar="NAME", help="Share the machines of this entitlement."
+    ),
     click.option(
         "--image-key",
         "image_keys",
         metavar="KEY",
         multiple=True,
-        help="Exactly these may vouch for images (twinectl image key); repeat.",
+        help="Exactly these keys may sign its images (twinectl image key); repeat.",
     ),
     click.option(
         "--relaxation",
         "relaxations",
         multiple=True,
         type=click.Choice([r.value for r in TO_BE_ALLOWED]),
-        help="Exactly these may its jobs have beyond those of every job; repeat.",
+        help=(
+            "Exactly these relaxations are allowed to its jobs, besides those of every job; repeat."
+        ),
     ),
-    click.option("--unset", metavar="FIELD", multiple=True, help="Back to its default; repeat."),
+    click.option(
+        "--unset",
+        metavar="FIELD",
+        multiple=True,
+        help="Reset this property to its default; repeat.",
+    ),
     click.option(
         "--file",
         "file",
         type=click.Path(path_type=Path),
-        help="TOML, YAML or JSON with all fields; the options above are put over it.",
+        help="TOML, YAML or JSON with all fields; the options above override it.",
     ),
-    click.option("--reason", default="", help="Shown to those who decide."),
+    click.option("--reason", default="", help="Shown to the users who decide."),
 )
-_DRY = click.option("--dry-run", is_flag=True, help="Only say what would become of it.")
+_DRY = click.option("--dry-run", is_flag=True, help="Only show the result; change nothing.")
 
 
 def _spec_options(command: F) -> F:
@@ -133,7 +158,7 @@ def entitlement_update(
 
 @entitlement.command("request")
 @click.argument("name")
-@click.option("--delete", is_flag=True, help="Ask for its removal.")
+@click.option("--delete", is_flag=True, help="Request its removal.")
 @_spec_options
 @output_option
 @click.pass_obj
@@ -150,7 +175,7 @@ def entitlement_request(target: Target, /, name: str, output: str, **given: Any)
 
 @entitlement.command("delete")
 @click.argument("name")
-@click.option("--reason", default="", help="For the record.")
+@click.option("--reason", default="", help="Kept with the request.")
 @output_option
 @click.pass_obj
 def entitlement_delete(target: Target, name: str, reason: str, output: str) -> None:
@@ -197,13 +222,13 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
         ("types", ", ".join(spec.machine_types) or "(any)"),
         ("datacenter", spec.datacenter or "(any)"),
         ("host profile", spec.host_profile),
-        ("extra tasks", spec.surge_tasks or "- (as many as each job says)"),
+        ("extra tasks", spec.surge_tasks or "- (as many as each job allows)"),
         ("owners", ", ".join(spec.owners) or "- (operators only)"),
         ("business unit", spec.business_unit or "-"),
         ("priority", spec.priority),
-        ("stacks on", spec.materialization or "- (a pseudo cluster of its own)"),
+        ("stacks on", spec.materialization or "- (its own machines)"),
         ("image keys", ", ".join(spec.image_keys) or "- (images need no signature)"),
-        ("relaxations", ", ".join(spec.relaxations) or "- (those that every job may have)"),
+        ("relaxations", ", ".join(spec.relaxations) or "- (those of every job)"),
         ("overcommit", f"cpu {spec.overcommit.cpu:g}, memory {spec.overcommit.memory:g}"),
         ("jobs", ", ".join(found.jobs) or "-"),
         ("waiting", ", ".join(found.pending) or "-"),
@@ -213,7 +238,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
 
 
 @entitlement.command("requests")
-@click.option("--all", "decided", is_flag=True, help="Decided ones too.")
+@click.option("--all", "decided", is_flag=True, help="Also decided ones.")
 @output_option
 @click.pass_obj
 def entitlement_requests(target: Target, decided: bool, output: str) -> None:
@@ -238,7 +263,7 @@ def entitlement_requests(target: Target, decided: bool, output: str) -> None:
 
 @entitlement.command("approve")
 @click.argument("request")
-@click.option("--note", default="", help="For the record.")
+@click.option("--note", default="", help="Kept with the request.")
 @output_option
 @click.pass_obj
 def entitlement_approve(target: Target, request: str, note: str, output: str) -> None:
@@ -258,7 +283,7 @@ def entitlement_deny(target: Target, request: str, note: str, output: str) -> No
 
 @entitlement.command("withdraw")
 @click.argument("request")
-@click.option("--note", default="", help="For the record.")
+@click.option("--note", default="", help="Kept with the request.")
 @output_option
 @click.pass_obj
 def entitlement_withdraw(target: Target, request: str, note: str, output: str) -> None:
@@ -272,7 +297,7 @@ def _ask(target: Target, name: str, wish: EntitlementWish, output: str) -> None:
 
 def _say(made: EntitlementRequest, output: str, dry_run: bool = False) -> None:
     def say() -> None:
-        what = "nothing was changed; then " if dry_run else ""
+        what = "dry run, nothing was changed; result: " if dry_run else ""
         click.echo(show.printable(what + _in_words(made)))
         for warning in made.warnings:
             click.echo(show.printable(f"warning: {warning}"), err=True)

@@ -26,25 +26,25 @@ _TASK = re.compile(r"(.+)-([0-9]{1,6})")
 
 @click.command()
 @click.argument("name")
-@click.option("--after", type=click.IntRange(0), default=0, help="Only events above this number.")
+@click.option("--after", type=click.IntRange(0), default=0, help="Only events after this number.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True)
 @output_option
 @click.pass_obj
 def events(target: Target, name: str, after: int, limit: int, output: str) -> None:
-    """Show what was done to the tasks of job NAME, oldest first; also after the job is gone."""
+    """Show the operations on the tasks of job NAME, oldest first; also after the job is gone."""
     found: JobEvents = target.ask(lambda client: client.job_events(name, after, limit))
 
     def lines() -> None:
         show.table(_COLUMNS, _rows(name, found.events))
         if found.more:
-            show.progress(f"there are more: --after {found.events[-1].seq}")
+            show.progress(f"there are more events: --after {found.events[-1].seq}")
 
     show.emit(output, found, lines)
 
 
 @click.group()
 def task() -> None:
-    """Look at single tasks, and move them."""
+    """Show, restart and move single tasks."""
 
 
 @also(task, "story")
@@ -53,7 +53,7 @@ def task() -> None:
 @output_option
 @click.pass_obj
 def task_events(target: Target, name: str, output: str) -> None:
-    """Show what was done to task NAME (as `web-3`), and what is being done to it now."""
+    """Show past and present operations on task NAME (as `web-3`)."""
     job, index = task_named(name)
 
     async def work(client: ControlPlaneClient) -> TaskStory:
@@ -71,8 +71,8 @@ def task_events(target: Target, name: str, output: str) -> None:
 
 @task.command()
 @click.argument("name")
-@click.option("--to", metavar="MACHINE", default="", help="[default: the best of the others]")
-@click.option("--reason", required=True, help="Shown with the operation.")
+@click.option("--to", metavar="MACHINE", default="", help="[default: the best other machine]")
+@click.option("--reason", required=True, help="Kept with the operation.")
 @output_option
 @click.pass_obj
 def move(target: Target, name: str, to: str, reason: str, output: str) -> None:
@@ -95,7 +95,9 @@ def task_named(name: str) -> tuple[str, int]:
     """Return job and index of a task, or refuse an invalid name."""
     match = _TASK.fullmatch(name)
     if match is None:
-        raise InvalidInput(f"{name!r} is no task", hint="its job and its index, as web-3")
+        raise InvalidInput(
+            (f"{name!r} is not the name of a task"), hint="its job and its index, as web-3"
+        )
     return match[1], int(match[2])
 
 

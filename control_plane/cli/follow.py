@@ -106,7 +106,7 @@ def _loop(job: str, task: TaskRecord) -> NotReached:
     last = f", last with {exit_text(task.last_exit)}" if task.last_exit is not None else ""
     return NotReached(
         f"job {job}: task {job}-{task.index} crashes in a loop: {task.restarts} restarts{last}",
-        hint=f"twinectl job logs {job} {task.index} --previous; it goes on restarting",
+        hint=f"twinectl job logs {job} {task.index} --previous; its restarts continue",
     ).of(task.index)
 
 
@@ -137,7 +137,7 @@ async def changes(client: ControlPlaneClient, name: str) -> AsyncIterator[JobSta
         try:
             status = await client.get_job(name)
         except Unreachable as e:
-            progress(f"front end unreachable, still trying: {e}")
+            progress(f"front end unreachable, retrying: {e}")
             await asyncio.sleep(2 * POLL_S)
             continue
         except NotFound:
@@ -193,7 +193,7 @@ async def _with_last_line(client: ControlPlaneClient, name: str, failed: NotReac
     if not last:
         return failed
     said = printable(last.rpartition("\t")[2])[:LINE_MAX]
-    return NotReached(f"{failed}; {name}-{failed.task} wrote last: {said}", hint=failed.hint)
+    return NotReached(f"{failed}; last output of {name}-{failed.task}: {said}", hint=failed.hint)
 
 
 async def wait_gone(client: ControlPlaneClient, name: str, timeout_s: float) -> None:
@@ -220,5 +220,5 @@ def _not_reached(name: str, what: str, status: JobStatus | None, timeout_s: floa
         why = [summary(status), *(reasons(status) or [status.detail])]
     return NotReached(
         f"job {name} {what} after {timeout_s:.0f} s: {'; '.join(filter(None, why))}",
-        hint=f"it goes on; look again with `twinectl job status {name} --watch`",
+        hint=f"the operation continues; see `twinectl job status {name} --watch`",
     )

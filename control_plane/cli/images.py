@@ -41,13 +41,15 @@ def image() -> None:
 @image.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--format", "form", type=click.Choice(["tar", "btrfs", "oci"]), help="[default: looks]"
+    "--format", "form", type=click.Choice(["tar", "btrfs", "oci"]), help="[default: detected]"
 )
-@click.option("--name", "names", multiple=True, help="Means it from now on, as redis:7.2; repeat.")
+@click.option(
+    "--name", "names", multiple=True, help="Name to give to the image, as redis:7.2; repeat."
+)
 @output_option
 @click.pass_obj
 def push(target: Target, file: Path, form: str | None, names: tuple[str, ...], output: str) -> None:
-    """Put FILE into the image store; print its digest.
+    """Store FILE in the image store; print its digest.
 
     A tar, a stream of `btrfs send`, or with `--format oci` an OCI archive.
     """
@@ -123,9 +125,15 @@ def _check_name(name: str) -> None:
 
 @image.command()
 @click.argument("digest")
-@click.option("--name", required=True, help="What the image is, such as web/1.4; signed with it.")
 @click.option(
-    "--key", "file", required=True, type=click.Path(path_type=Path), help="Private key, as PEM."
+    "--name", required=True, help="Name of the image, such as web/1.4; part of the signature."
+)
+@click.option(
+    "--key",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="File of the private key, as PEM.",
 )
 @output_option
 @click.pass_obj
@@ -145,7 +153,9 @@ def sign(target: Target, digest: str, name: str, file: Path, output: str) -> Non
 
 @image.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--new", is_flag=True, help="Make a private key in FILE first; there must be none.")
+@click.option(
+    "--new", is_flag=True, help="Create a private key in FILE first; the file must not exist."
+)
 def key(file: Path, new: bool) -> None:
     """Print the public key of FILE as entitlements name it: one of Ed25519, as PEM."""
     if new:
@@ -153,7 +163,7 @@ def key(file: Path, new: bool) -> None:
             with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
                 out.write(signatures.new_key())
         except OSError as e:
-            raise InvalidInput(f"cannot make a key in {file}: {e.strerror}") from e
+            raise InvalidInput(f"cannot create a key in {file}: {e.strerror}") from e
     click.echo(signatures.public_key(_read_key(file)))
 
 
@@ -171,7 +181,7 @@ def _read_key(file: Path) -> bytes:
 def remove(target: Target, digest: str) -> None:
     """Remove an image from the image store, unless a job runs it.
 
-    Machines that have it already keep it until they need the room.
+    Machines that have it keep it until they need the space.
     """
     target.ask(lambda client: client.remove_image(digest))
     click.echo(f"{digest} is removed")

@@ -25,12 +25,16 @@ from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.options import part, seconds
 
-_REASON = click.option("--reason", default="", help="Why: kept with the intent and in the audit.")
+_REASON = click.option(
+    "--reason", default="", help="Reason, kept with the intent and in the audit log."
+)
 _EXPECT = click.option(
-    "--expect", type=click.IntRange(0), help="Only if the intent is at this version still."
+    "--expect", type=click.IntRange(0), help="Only if the intent still has this version."
 )
 _TAKE_OVER = click.option(
-    "--take-over", is_flag=True, help="Also if another user is its writer; you are from then on."
+    "--take-over",
+    is_flag=True,
+    help="Proceed even if another user is its writer; you become its writer.",
 )
 _COLUMNS = ("dimension", "writer", "version", "since", "until", "effect", "waits for", "reason")
 
@@ -74,19 +78,21 @@ def intents(target: Target, name: str, output: str) -> None:
 @click.command()
 @_options
 @click.option(
-    "--file", type=click.Path(path_type=Path), help="The job file to push; its size is not."
+    "--file", type=click.Path(path_type=Path), help="The job file to push, except its size."
 )
-@click.option("--image", help="The image to push, by name or digest; all else is as it is.")
-@_config_option("Push these files instead of the configuration there is; repeat.")
+@click.option("--image", help="The image to push, by name or digest; everything else stays.")
+@_config_option("Push these files instead of the present configuration; repeat.")
 @click.option(
     "--share",
     type=part(),
     default=1.0,
     show_default=True,
-    help="The part of the tasks that runs it; the others run what they had before.",
+    help="The share of the tasks that runs it; the others keep their version.",
 )
-@click.option("--tasks", type=click.IntRange(0, 15_000), help="So many tasks, instead of --share.")
-@click.option("--give-back", "gives_back", is_flag=True, help="Let the next writer own the push.")
+@click.option(
+    "--tasks", type=click.IntRange(0, 15_000), help="Number of tasks, instead of --share."
+)
+@click.option("--give-back", "gives_back", is_flag=True, help="Give up the ownership of the push.")
 def push(
     target: Target,
     name: str,
@@ -117,9 +123,9 @@ def push(
 
 @click.command()
 @_options
-@click.option("--tasks", type=click.IntRange(0, 15_000), required=True, help="How many.")
-@click.option("--minimum", type=click.IntRange(0, 15_000), help="Never fewer.")
-@click.option("--maximum", type=click.IntRange(0, 15_000), help="Never more.")
+@click.option("--tasks", type=click.IntRange(0, 15_000), required=True, help="Number of tasks.")
+@click.option("--minimum", type=click.IntRange(0, 15_000), help="Lower bound.")
+@click.option("--maximum", type=click.IntRange(0, 15_000), help="Upper bound.")
 def scale(
     target: Target,
     name: str,
@@ -141,13 +147,21 @@ def scale(
 @click.option(
     "--traffic",
     type=part(),
-    help="The part of the requests that its tasks get together; else as much as other tasks.",
+    help=(
+        "The share of the requests that its tasks get together; by default the same as other tasks."
+    ),
 )
 @click.option("--image", help="Another image, by name or digest.")
-@click.option("--env", "environment", metavar="KEY=VALUE", multiple=True, help="Over the job's.")
-@_config_option("Over the job's configuration; repeat.")
-@click.option("--machine-type", help="Only on machines of this type, for as long as they last.")
-@click.option("--for", "lasts_s", type=seconds(), help="It ends by itself after so long.")
+@click.option(
+    "--env",
+    "environment",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Override the job's environment.",
+)
+@_config_option("Override the job's configuration; repeat.")
+@click.option("--machine-type", help="Only on machines of this type, while it has any.")
+@click.option("--for", "lasts_s", type=seconds(), help="Time after which it ends.")
 @click.option("--end", is_flag=True, help="End the canary now.")
 def canary(
     target: Target,
@@ -164,7 +178,7 @@ def canary(
         _withdraw(target, name, Dimension.CANARY, output, **given)
         return
     if lasts_s is None:
-        raise click.UsageError("--for DURATION is missing: a canary ends by itself")
+        raise click.UsageError("--for DURATION is missing: a canary has a limited time")
     wrong = [text for text in environment if "=" not in text]
     if wrong:
         raise click.UsageError(f"--env takes KEY=VALUE, not {wrong[0]!r}")
@@ -175,7 +189,7 @@ def canary(
 
 @click.command()
 @_options
-@click.option("--for", "lasts_s", type=seconds(), help="It ends by itself after so long.")
+@click.option("--for", "lasts_s", type=seconds(), help="Time after which it ends.")
 @click.option("--end", is_flag=True, help="End the hold now.")
 def hold(
     target: Target, name: str, lasts_s: float | None, end: bool, output: str, **meta: Any
@@ -188,7 +202,7 @@ def hold(
         _withdraw(target, name, Dimension.HOLD, output, **meta)
         return
     if lasts_s is None:
-        raise click.UsageError("--for DURATION is missing: a hold ends by itself")
+        raise click.UsageError("--for DURATION is missing: a hold has a limited time")
     _put(target, name, Dimension.HOLD, HoldWish(lasts_s=lasts_s, **meta), output)
 
 

@@ -22,7 +22,9 @@ _LONGEST = 120
 
 @click.command("show")
 @click.argument("name")
-@click.option("--version", type=click.IntRange(1), help="One of `job history` [default: newest].")
+@click.option(
+    "--version", type=click.IntRange(1), help="A version of `job history` [default: newest]."
+)
 @output_option
 @click.pass_obj
 def job_show(target: Target, name: str, version: int | None, output: str) -> None:
@@ -34,7 +36,7 @@ def job_show(target: Target, name: str, version: int | None, output: str) -> Non
         kept = ", ".join(str(v) for v in sorted(record.specs))
         raise NotFound(
             f"job {name} has no version {version} any more",
-            hint=f"kept are those that tasks run or may go back to: {kept}",
+            hint=f"kept versions are those that tasks run or that a rollback may restore: {kept}",
         )
     show.emit(output, found, lambda: click.echo(as_file(found), nl=False))
 

@@ -64,7 +64,9 @@ def digest_of(image: str, names: Callable[[], Mapping[str, str]]) -> str:
         return image
     digest = names().get(image)
     if digest is None:
-        raise InvalidInput(f"no image of the image store is called {image!r} (twinectl image list)")
+        raise InvalidInput(
+            f"the image store has no image with the name {image!r} (twinectl image list)"
+        )
     progress(f"image {image} is {digest}")
     return digest
 
@@ -99,7 +101,10 @@ def _parse(path: Path, text: str) -> Any:
             return json.loads(text)
         case suffix:
             raise InvalidInput(
-                f"{path} cannot be read: the suffix {suffix or '(none)'} names no known form",
+                (
+                    f"{path} cannot be read: the format of the suffix {suffix or '(none)'} "
+                    "is unknown"
+                ),
                 hint="use .toml, .yaml or .json",
             )
 
@@ -125,7 +130,7 @@ def _parse_yaml(text: str) -> Any:
                 if isinstance(key, Hashable) and key not in seen:
                     seen.add(key)
                     continue
-                reason = f"{key!r} is written twice, or is no name"
+                reason = f"{key!r} is written twice, or is not a name"
                 raise yaml.MarkedYAMLError(None, None, reason, node.start_mark)
             return super().construct_mapping(node, deep)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 _TIMEOUT = click.option(
-    "--timeout", type=seconds(), default="10m", show_default=True, help="For --wait."
+    "--timeout", type=seconds(), default="10m", show_default=True, help="Time limit of --wait."
 )
 _TASK_COLUMNS = (
     "task",
@@ -46,10 +46,10 @@ def job() -> None:
 
 @job.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
+@click.option("--dry-run", is_flag=True, help="Check everything, but change nothing.")
 @click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
 @_TIMEOUT
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Over the file.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override the file.")
 @output_option
 @click.pass_obj
 def apply(
@@ -79,7 +79,7 @@ def apply(
 
 @job.command()
 @click.argument("name")
-@click.option("--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show it again after each change, until Ctrl-C.")
 @click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
 @_TIMEOUT
 @output_option
@@ -137,7 +137,7 @@ def logs(target: Target, /, name: str, index: int, output: str, **chosen: Any) -
 @output_option
 @click.pass_obj
 def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> None:
-    """Stop all tasks of a job and forget it."""
+    """Stop all tasks of a job and remove it."""
 
     async def work(client: ControlPlaneClient) -> JobStatus:
         status = await client.stop_job(name)
@@ -152,11 +152,13 @@ def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> 
 
 @job.command()
 @click.argument("name")
-@click.option("--shard", help="Only the tasks that serve this shard, the first to ask first.")
+@click.option(
+    "--shard", help="Only the tasks that serve this shard, in the order in which to ask them."
+)
 @output_option
 @click.pass_obj
 def endpoints(target: Target, name: str, shard: str | None, output: str) -> None:
-    """Show where the healthy tasks of a job answer."""
+    """Show the addresses of the healthy tasks of a job."""
     found: Endpoints = target.ask(
         lambda client: client.shard(name, shard) if shard else client.endpoints(name)
     )
@@ -230,7 +232,11 @@ def _given(spec: JobSpec) -> list[str]:
         for name, v in spec.volumes.items()
     ]
     credentials = [f"{name} as {file}" for file, name in spec.credentials.items()]
-    own = [f"its own, as spiffe://…/job/{spec.name}/task/{spec.name}-N"] if spec.identity else []
+    own = (
+        [(f"a certificate for each task, as spiffe://…/job/{spec.name}/task/{spec.name}-N")]
+        if spec.identity
+        else []
+    )
     lines = (
         ("volumes", volumes, "; "),
         ("credentials", credentials, ", "),

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 _OPTIONS = (
-    click.option("-f", "--follow", is_flag=True, help="Go on as more is written."),
+    click.option("-f", "--follow", is_flag=True, help="Continue with new output."),
     click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines."),
-    click.option("--since", type=seconds(), metavar="DURATION", help="Only the last 90s, 10m, …"),
-    click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last."),
+    click.option(
+        "--since", type=seconds(), metavar="DURATION", help="Only of the last 90s, 10m, …"
+    ),
+    click.option("-p", "--previous", is_flag=True, help="Only of the previous run."),
 )
 
 

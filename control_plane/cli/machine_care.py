@@ -38,7 +38,7 @@ def machine_held_back(target: Target, output: str) -> None:
 @click.command("confirm-down")
 @click.argument("names", nargs=-1)
 @scope_option
-@click.option("--reason", required=True, help="How you know; shown with the machine.")
+@click.option("--reason", required=True, help="Evidence for it; shown with the machine.")
 @output_option
 @click.pass_obj
 def machine_confirm_down(
@@ -46,7 +46,7 @@ def machine_confirm_down(
 ) -> None:
     """Confirm that silent machines are down: their tasks start elsewhere now.
 
-    Machines that answer are left out. If the others are only cut off, their tasks run twice
+    Machines that answer are skipped. If the others are only cut off, their tasks run twice
     until they are back.
     """
     machines, scope = chosen(names, scopes)
@@ -59,8 +59,8 @@ def machine_confirm_down(
 @click.command("label")
 @click.argument("names", nargs=-1)
 @scope_option
-@click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Give this label.")
-@click.option("--remove", metavar="NAME", multiple=True, help="Take this label away.")
+@click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Set this label.")
+@click.option("--remove", metavar="NAME", multiple=True, help="Remove this label.")
 @output_option
 @click.pass_obj
 def machine_label(
@@ -88,8 +88,8 @@ def machine_label(
 def machine_duplicates(target: Target, output: str) -> None:
     """List hosts that have the identity of another one: their disk was copied from it.
 
-    Such a host starts no tasks. Join it under a name of its own. Or, if it is to be the machine,
-    turn the other one off, and then `twinectl machine forget-duplicate NAME`.
+    Such a host starts no tasks. Join it under another name. Or, to make it the machine, turn the
+    other one off, and then run `twinectl machine forget-duplicate NAME`.
     """
     found: Duplicates = target.ask(lambda client: client.list_duplicates())
     rows = [

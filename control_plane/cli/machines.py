@@ -60,11 +60,11 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--entitlement", metavar="E", help="Assigned to this entitlement."),
         click.option("--free", is_flag=True, help="In the free pool."),
         click.option("--state", type=click.Choice([s.value for s in MachineState])),
-        click.option("--unavailable", is_flag=True, help="Down, or an event is open."),
+        click.option("--unavailable", is_flag=True, help="Down, or with an open event."),
         click.option(
             "--where",
             metavar="REQUIREMENT",
-            help='As jobs require machines: "gpus >= 4 and rack not in (r1, r2)".',
+            help='A requirement as in jobs: "gpus >= 4 and rack not in (r1, r2)".',
         ),
     ]
     for option in reversed(options):
@@ -87,7 +87,7 @@ def machine_list(
 ) -> None:
     """Show machines; all filters that are given must hold."""
     if free and given["entitlement"]:
-        raise click.UsageError("a machine of an entitlement is not free: give one of both")
+        raise click.UsageError("a machine of an entitlement is not free: give only one of both")
     if free:
         given["entitlement"] = ""
     values: dict[str, Any] = {
@@ -300,9 +300,15 @@ def _print_plans(records: Iterable[MachineRecord]) -> None:
     "--kind", type=click.Choice([k.value for k in _KINDS]), default="maintenance", show_default=True
 )
 @click.option("--start", type=seconds(), default="0s", help="When tasks begin to move, from now.")
-@click.option("--deadline", type=seconds(), help="It begins then whatever still runs there.")
-@click.option("--duration", type=seconds(), help="How long it takes, from the deadline on.")
-@click.option("--tasks-survive", is_flag=True, help="They run on meanwhile: a switch is replaced.")
+@click.option(
+    "--deadline",
+    type=seconds(),
+    help="Time at which the work begins even if tasks still run there.",
+)
+@click.option("--duration", type=seconds(), help="Duration of the work, from the deadline on.")
+@click.option(
+    "--tasks-survive", is_flag=True, help="Tasks continue to run meanwhile: a switch is replaced."
+)
 @output_option
 @click.pass_obj
 def machine_drain(
@@ -317,7 +323,7 @@ def machine_drain(
     tasks_survive: bool,
     output: str,
 ) -> None:
-    """Announce that machines will be away: their tasks move, and no new ones come."""
+    """Announce that machines will be unavailable: their tasks move, and no new ones start there."""
     machines, scope = chosen(names, scopes)
     wish = Drain(
         machines=machines,
@@ -350,9 +356,14 @@ def machine_undrain(
 
 @machine.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--format", "format_", type=click.Choice(["csv", "json"]), help="Or by its name.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["csv", "json"]),
+    help="Format of the list [default: by its suffix].",
+)
 @click.option("--dry-run", is_flag=True, help="Only check and count.")
-@click.option("--simulated", is_flag=True, help="They have no agents: count them as up at once.")
+@click.option("--simulated", is_flag=True, help="They have no agents: mark them as up at once.")
 @output_option
 @click.pass_obj
 def machine_import(
@@ -374,7 +385,7 @@ def machine_import(
         f" {found.unchanged} unchanged"
     )
     if found.pending:
-        line += "; taken for good, and the rest is written as soon as the stores answer"
+        line += "; accepted, and the rest is written as soon as the stores answer"
     show.emit(output, found, lambda: click.echo(line))
 
 
@@ -382,7 +393,11 @@ def machine_import(
 @click.argument("name")
 @click.option("--to", "borrower", required=True, metavar="E", help="Entitlement that borrows it.")
 @click.option(
-    "--from", "donor", default="", metavar="E", help="Has it now [default: none, it is free]."
+    "--from",
+    "donor",
+    default="",
+    metavar="E",
+    help="Its present entitlement [default: none, it is free].",
 )
 @output_option
 @click.pass_obj
@@ -396,11 +411,17 @@ def machine_lend(target: Target, name: str, borrower: str, donor: str, output: s
 
 @machine.command("revoke")
 @click.argument("names", nargs=-1, required=True)
-@click.option("--within", type=seconds(), default="5m", show_default=True, help="By force then.")
+@click.option(
+    "--within",
+    type=seconds(),
+    default="5m",
+    show_default=True,
+    help="Time limit, after which its tasks are stopped.",
+)
 @output_option
 @click.pass_obj
 def machine_revoke(target: Target, names: tuple[str, ...], within: float, output: str) -> None:
-    """Call lent machines back: the borrower's tasks move away, then they return."""
+    """Revoke loans: the borrower's tasks move away, then the machines return."""
     wish = Revoke(machines=list(names), return_within_s=within)
     found: Records = target.ask(lambda client: client.revoke_machines(wish))
     show.emit(output, found, lambda: _print_plans(found.machines))
@@ -412,7 +433,7 @@ def machine_revoke(target: Target, names: tuple[str, ...], within: float, output
 @output_option
 @click.pass_obj
 def machine_remove(target: Target, name: str, output: str) -> None:
-    """Forget a machine that is free and decommissioned or replaced."""
+    """Remove a machine that is free and decommissioned or replaced."""
     target.ask(lambda client: client.remove_machine(name))
     line = f"machine {name}: removed"
     show.emit(output, {"removed": name}, lambda: click.echo(show.printable(line)))
@@ -424,7 +445,7 @@ def token() -> None:
 
 
 @token.command("create")
-@click.option("--host", required=True, help="The only name that can join with it.")
+@click.option("--host", required=True, help="The only name with which a host can join by it.")
 @click.option("--ttl", type=seconds(), default="10m", show_default=True, help="90s, 10m, 8h, …")
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="json", show_default=True

@@ -45,22 +45,45 @@ def _wish_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--reason", required=True, help="Shown with the plan, its machines and their tasks."
         ),
         click.option("--start", type=seconds(), default="0s", help="Of the first wave, from now."),
-        click.option("--deadline", type=seconds(), help="From the start of a wave; it wins."),
-        click.option("--duration", type=seconds(), help="How long it takes, from then on."),
-        click.option("--tasks-survive", is_flag=True, help="They run on, but cannot be reached."),
-        click.option("--wave-size", type=click.IntRange(0, 1000), default=0, help="At most."),
-        click.option("--within", type=click.Choice(withins), help="A wave stays in one of these."),
+        click.option(
+            "--deadline",
+            type=seconds(),
+            help="From the start of a wave; overrides the durations by work.",
+        ),
+        click.option(
+            "--duration", type=seconds(), help="Duration of the work, from the deadline on."
+        ),
+        click.option(
+            "--tasks-survive", is_flag=True, help="Tasks continue to run, but cannot be reached."
+        ),
+        click.option(
+            "--wave-size",
+            type=click.IntRange(0, 1000),
+            default=0,
+            help="Maximum number of machines of a wave.",
+        ),
+        click.option(
+            "--within", type=click.Choice(withins), help="A wave stays within one of these."
+        ),
         click.option(
             "--return-within",
             type=seconds(),
             default="1h",
             show_default=True,
-            help="Machines of a wave must be back so soon after its time, or it all pauses.",
+            help=(
+                "Time after the end of a wave within which its machines must be back, or "
+                "the plan pauses."
+            ),
         ),
         click.option(
-            "--ends", type=click.Choice([e.value for e in Ends]), help="[default: by work]"
+            "--ends", type=click.Choice([e.value for e in Ends]), help="[default: by kind of work]"
         ),
-        click.option("--shed-watts", type=click.IntRange(min=0), default=0, help="For power-cap."),
+        click.option(
+            "--shed-watts",
+            type=click.IntRange(min=0),
+            default=0,
+            help="Watts to shed, for power-cap.",
+        ),
         output_option,
     ]
     for option in reversed(options):
@@ -100,7 +123,7 @@ def maintenance_plan(target: Target, /, plan: str, output: str, **values: Any) -
 
 @maintenance.command("apply")
 @_wish_options
-@click.option("--despite", is_flag=True, help="You know what the preview warns of.")
+@click.option("--despite", is_flag=True, help="Proceed although the preview warns.")
 @click.pass_obj
 def maintenance_apply(
     target: Target, /, plan: str, output: str, despite: bool, **values: Any
@@ -174,7 +197,7 @@ def maintenance_done(target: Target, plan: str, names: tuple[str, ...], output: 
 
 @maintenance.command("resume")
 @click.argument("plan")
-@click.option("--without", is_flag=True, help="Without the machines that are not back.")
+@click.option("--without", is_flag=True, help="Continue without the machines that are not back.")
 @output_option
 @click.pass_obj
 def maintenance_resume(target: Target, plan: str, without: bool, output: str) -> None:

@@ -76,7 +76,7 @@ def read_jobs(files: Sequence[Path]) -> list[JobSpec]:
             errors += [FieldError(field=f"{path}: {x.field}", reason=x.reason) for x in listed]
             continue
         if spec.name in where:
-            reason = f"{spec.name!r} is the job of {where[spec.name]}, too"
+            reason = f"{spec.name!r} is also the job of {where[spec.name]}"
             errors.append(FieldError(field=f"{path}: name", reason=reason))
         where.setdefault(spec.name, path)
         specs.append(spec)

@@ -53,15 +53,15 @@ def role_list(target: Target, output: str) -> None:
 
 
 @role.command("grant")
-@click.argument("who")
+@click.argument("who", metavar="PRINCIPAL")
 @click.argument("role_", metavar="ROLE", type=click.Choice(_ROLES))
 @output_option
 @click.pass_obj
 def role_grant(target: Target, who: str, role_: str, output: str) -> None:
-    """Make WHO (user:NAME, group:NAME, or a user's name) an operator, or a host admin.
+    """Grant PRINCIPAL (user:NAME, group:NAME, or a user's name) the role of operator or host admin.
 
-    An operator may do everything but run tasks without a sandbox (`raw`); a host admin may do that,
-    for jobs that they may change.
+    An operator may do everything except run tasks without a sandbox (`raw`). A host admin may run
+    such tasks, in jobs that they may change.
     """
     name = principal_of(who)
     found: Grant = target.ask(
@@ -74,19 +74,19 @@ def role_grant(target: Target, who: str, role_: str, output: str) -> None:
 
 
 @role.command("revoke")
-@click.argument("who")
+@click.argument("who", metavar="PRINCIPAL")
 @click.argument("role_", metavar="ROLE", type=click.Choice(_ROLES))
 @output_option
 @click.pass_obj
 def role_revoke(target: Target, who: str, role_: str, output: str) -> None:
-    """Take the role of operator or host admin from WHO, from the next request on."""
+    """Revoke the role of operator or host admin from PRINCIPAL, from the next request on."""
     name = principal_of(who)
     target.ask(
         lambda client: (
             client.revoke_host_admin(name) if role_ == _ADMIN else client.revoke_operator(name)
         )
     )
-    line = f"{name} is no {role_} any more"
+    line = f"{name} no longer has the role {role_}"
     show.emit(output, {"revoked": name}, lambda: click.echo(show.printable(line)))
 
 
@@ -160,7 +160,7 @@ def user_list(target: Target, output: str) -> None:
 def user_revoke(target: Target, name: str, output: str) -> None:
     """Revoke all present credentials of NAME; later ones are valid."""
     found: Revocation = target.ask(lambda client: client.revoke_user(name))
-    line = f"user {found.name}: what they have now does not count any more"
+    line = f"user {found.name}: all present credentials are revoked"
     show.emit(output, found, lambda: click.echo(show.printable(line)))
 
 
@@ -171,8 +171,8 @@ def user_revoke(target: Target, name: str, output: str) -> None:
 def machine_revoke_identity(target: Target, name: str, output: str) -> None:
     """Revoke all present certificates of machine NAME: its host has to join again."""
     found: Revocation = target.ask(lambda client: client.revoke_machine_identity(name))
-    line = f"machine {found.name}: its certificate does not count any more"
-    hint = f"to take it back: twinectl token create --host {found.name}"
+    line = f"machine {found.name}: its certificates are revoked"
+    hint = f"to restore it: twinectl token create --host {found.name}"
     show.emit(output, found, lambda: click.echo(show.printable(f"{line}\n{hint}")))
 
 

@@ -40,7 +40,7 @@ _REASON = click.option("--reason", default="", help="Kept in the history.")
 )
 @click.pass_context
 def pipeline(context: click.Context, service: str) -> None:
-    """Bring new images to jobs in stages, with gates, and back if one fails."""
+    """Deliver new images to jobs in stages with gates; roll back if one fails."""
     context.meta["service"] = service
 
 
@@ -72,7 +72,7 @@ def plan_(target: Target, file: Path, output: str) -> None:
 @output_option
 @click.pass_obj
 def apply(target: Target, file: Path, output: str) -> None:
-    """Create the pipeline of FILE, or change it; a running run keeps its file."""
+    """Create the pipeline of FILE, or change it; an active run keeps its file."""
     from conveyor.pipeline_file import pipeline_spec
 
     spec = pipeline_spec(_document(file), str(file))
@@ -105,7 +105,7 @@ def list_(target: Target, output: str) -> None:
 @click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
 @click.pass_obj
 def status(target: Target, name: str, output: str, watch: bool) -> None:
-    """Show what a pipeline does now, what it waits for, and what its gates measured."""
+    """Show the run of a pipeline, what it waits for, and the measurements of its gates."""
     while True:
         _tell(_ask(target, lambda c: c.get_pipeline(name)), output)
         if not watch:
@@ -124,11 +124,11 @@ def status(target: Target, name: str, output: str, watch: bool) -> None:
     type=click.Choice(["table", "json", "svg"]),
     default="table",
     show_default=True,
-    help="For people, for programs, or a Gantt chart of the newest run.",
+    help="text for people, json for programs, svg for a Gantt chart of the newest run.",
 )
 @click.pass_obj
 def history(target: Target, name: str, run: int | None, limit: int, output: str) -> None:
-    """Show the author of each run, and the verdicts of its gates with the numbers they measured."""
+    """Show the author of each run, and the verdicts of its gates with their measurements."""
     found = _ask(target, lambda c: c.history(name, limit, run))
     if output == "svg":
         if not found.runs:
@@ -141,7 +141,7 @@ def history(target: Target, name: str, run: int | None, limit: int, output: str)
 @pipeline.command()
 @_NAME
 @click.option(
-    *("--image", "--release", "image"), required=True, help="Digest, or for fleets a release."
+    *("--image", "--release", "image"), required=True, help="Digest; for fleets, a release."
 )
 @_REASON
 @output_option
@@ -166,17 +166,17 @@ def start(target: Target, name: str, image: str, reason: str, output: str) -> No
 
 @pipeline.command()
 @_NAME
-@click.option("--yes", is_flag=True, help="Needed: its history goes with it.")
+@click.option("--yes", is_flag=True, help="Required: its history is removed, too.")
 @click.pass_obj
 def remove(target: Target, name: str, yes: bool) -> None:
-    """Forget a pipeline without a run; its jobs stay as they are."""
+    """Remove a pipeline without a run; its jobs stay as they are."""
     if not yes:
-        raise InvalidInput(f"removing pipeline {name} needs --yes: its history goes with it")
+        raise InvalidInput(f"removing pipeline {name} needs --yes: its history is removed, too")
     _ask(target, lambda c: c.remove_pipeline(name))
 
 
 def _verb(verb: str, text: str) -> click.Command:
-    gate = click.option("--gate", default="", help="Which approval; default: all that wait.")
+    gate = click.option("--gate", default="", help="Approval to give [default: all that wait].")
 
     def act(target: Target, name: str, reason: str, output: str, gate: str = "") -> None:
         from conveyor.api import ControlRequest, ControlVerb
@@ -192,12 +192,12 @@ def _verb(verb: str, text: str) -> click.Command:
 
 
 for _word, _text in (
-    ("approve", "Say yes to an approval that the run waits for."),
-    ("pause", "Stop the run where it is: nothing more is updated, no gate decides."),
-    ("resume", "Let a paused run go on; its step is observed again from its beginning."),
+    ("approve", "Give an approval for which the run waits."),
+    ("pause", "Pause the run at its step: no further task is updated, no gate decides."),
+    ("resume", "Resume a paused run; its step is observed again from its start."),
     ("skip", "End the current step without its soak and gates; needs --reason."),
-    ("rollback", "Go back to the image that last finished, or to the one before it."),
-    ("abort", "End the run and pause its jobs as they are; needs --reason."),
+    ("rollback", "Roll back to the image that finished last, or to the one before it."),
+    ("abort", "Abort the run and pause its jobs as they are; needs --reason."),
 ):
     pipeline.add_command(_verb(_word, _text))
 

@@ -27,7 +27,7 @@ _MOST_ROWS = 50
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Over the file.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override the file.")
 @output_option
 @click.pass_obj
 def plan(target: Target, file: Path, settings: tuple[str, ...], output: str) -> None:
@@ -85,7 +85,7 @@ def print_outcome(found: JobPlan) -> None:
 
 def _print_plan(found: JobPlan, spec: JobSpec, before: JobSpec | None) -> None:
     changed = differences(before, spec) if before is not None else []
-    what = f"{some(len(changed), 'field')} changed:" if changed else "the same as before"
+    what = f"{some(len(changed), 'field')} changed:" if changed else "no change"
     click.echo(f"job {found.job}: {what if before is not None else 'new'}")
     for line in changed:
         click.echo(show.printable(f"  {line}"))
@@ -136,7 +136,7 @@ def _exposure(found: JobPlan | JobExplanation) -> str:
         f"sandbox of its tasks: exposure {found.exposure} of 10, {found.exposure_default} without"
         f" its relaxations: {', '.join(found.relaxations)}"
     )
-    raw = "; `raw` is for who has the role host-admin" if "raw" in found.relaxations else ""
+    raw = "; `raw` requires the role host-admin" if "raw" in found.relaxations else ""
     allowed = " and ".join(f"`{name}`" for name in TO_BE_ALLOWED if name in found.relaxations)
     return words + raw + (f"; its entitlement has to allow {allowed}" if allowed else "")
 

@@ -24,12 +24,12 @@ def profile() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--reason", required=True, help="Shown with the change.")
 @click.option("--at-once", type=click.IntRange(1, 1000), default=1, show_default=True,
-              help="Machines that are changed together.")  # fmt: skip
+              help="Number of machines that are changed together.")  # fmt: skip
 @click.option("--gate", type=seconds(), default="1m", show_default=True,
-              help="A machine must be well for so long before the next one's turn.")  # fmt: skip
+              help="Time for which a machine must be healthy before the next one.")  # fmt: skip
 @click.option("--failures", type=click.IntRange(1, 1000), default=1, show_default=True,
-              help="Machines that fail before all go back.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Check it, change nothing.")
+              help="Number of failed machines after which all are rolled back.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Check it, but change nothing.")
 @output_option
 @click.pass_obj
 def propose(
@@ -43,10 +43,10 @@ def propose(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Bring the machines of ENTITLEMENT to the profile of FILE, a few at a time.
+    """Roll out the profile of FILE to the machines of ENTITLEMENT, a few at a time.
 
-    FILE is TOML, extends their present profile, and sets what owners may set. Changes that need a
-    boot, or disturb tasks, are made after the tasks have left, within the budgets of their jobs.
+    FILE is TOML, extends their present profile, and has only settings open to owners. Changes that
+    need a boot, or disturb tasks, wait until the tasks have left, within the budgets of their jobs.
     """
     wish = ProfileWish(
         text=_read(file), reason=reason, at_once=at_once, gate_s=gate, failures=failures
@@ -72,7 +72,7 @@ def status(target: Target, entitlement: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def rollback(target: Target, entitlement: str, output: str) -> None:
-    """Bring the machines of ENTITLEMENT back to the profile before the last change."""
+    """Roll the machines of ENTITLEMENT back to the profile before the last change."""
     _emit(output, target.ask(lambda client: client.rollback_profile(entitlement)))
 
 

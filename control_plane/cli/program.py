@@ -51,7 +51,7 @@ class Target:
         if held.not_after <= time.time():
             raise Forbidden(
                 f"the credential {self.credential} of {held.name} has expired",
-                hint="ask for a new one: twine-control-plane user add NAME --out FILE",
+                hint="create a new one: twine-control-plane user add NAME --out FILE",
             )
         endpoint = self.endpoint or held.url
         return ControlPlaneClient(endpoint, tls.client_context(held, tls.ENTRANCES))

@@ -43,7 +43,7 @@ def rebalance() -> None:
 )
 @click.pass_obj
 def rebalance_plan(target: Target, every: bool, output: str) -> None:
-    """Show what would be moved now, and the gain; nothing moves."""
+    """Show the moves that the ReBalancer would make now, and their gain; nothing moves."""
     found: RebalancePlan = target.ask(lambda client: client.plan_rebalance())
     if output == "svg":
         from control_plane.cli.rebalance_picture import picture
@@ -57,17 +57,17 @@ def rebalance_plan(target: Target, every: bool, output: str) -> None:
 @output_option
 @click.pass_obj
 def rebalance_status(target: Target, output: str) -> None:
-    """Show what the ReBalancer does now."""
+    """Show the state of the ReBalancer."""
     found: RebalanceStatus = target.ask(lambda client: client.rebalance_status())
     show.emit(output, found, lambda: _print_status(found))
 
 
 @rebalance.command("pause")
-@click.option("--reason", required=True, help="Shown to everybody who wonders why.")
+@click.option("--reason", required=True, help="Shown with the pause.")
 @output_option
 @click.pass_obj
 def rebalance_pause(target: Target, reason: str, output: str) -> None:
-    """Begin no more moves until `resume`, also after a restart."""
+    """Pause the ReBalancer: it begins no moves until `resume`, also after a restart."""
     wish = PauseWish(reason=reason)
     found: RebalanceStatus = target.ask(lambda client: client.pause_rebalance(wish))
     show.emit(output, found, lambda: _print_status(found))
@@ -77,7 +77,7 @@ def rebalance_pause(target: Target, reason: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def rebalance_resume(target: Target, output: str) -> None:
-    """Let the ReBalancer continue."""
+    """Resume the ReBalancer."""
     found: RebalanceStatus = target.ask(lambda client: client.resume_rebalance())
     show.emit(output, found, lambda: _print_status(found))
 
@@ -86,7 +86,7 @@ def rebalance_resume(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def rebalance_history(target: Target, output: str) -> None:
-    """Show the moves that ended, the newest first."""
+    """Show the ended moves, the newest first."""
     found: RebalanceHistory = target.ask(lambda client: client.rebalance_history())
     show.emit(output, found, lambda: _print_history(found))
 
@@ -97,7 +97,7 @@ def rebalance_history(target: Target, output: str) -> None:
     "--model",
     "file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Say a TOML file in words; nothing is asked for.",
+    help="Describe a TOML file in words, without a call to the region.",
 )
 @click.option(
     "-o",
@@ -111,7 +111,7 @@ def rebalance_history(target: Target, output: str) -> None:
 def rebalance_explain(target: Target, move: str, file: Path | None, output: str) -> None:
     """Show why MOVE is made, its gain and cost, and its progress.
 
-    Without MOVE: the present model in words: objects, containers, constraints and goals.
+    Without MOVE: the present model in words, with objects, containers, constraints and goals.
     """
     if file is not None:
         model = read_model(file.read_text(errors="replace"))
@@ -148,8 +148,8 @@ def _print_plan(plan: RebalancePlan, every: bool = False) -> None:
     show.table(("goal (less is better)", "before", "after"), rows)
     bound = "not known" if plan.bound is None else f"{plan.bound:.3f}"
     click.echo(
-        f"{len(plan.moves)} moves gain {plan.gain:.3f} and cost {plan.price:.3f};"
-        f" no plan gets below {bound}; hot machines: {plan.hot_before} -> {plan.hot_after}"
+        f"{len(plan.moves)} moves gain {plan.gain:.3f} and cost {plan.price:.3f}; lower bound of "
+        f"all plans: {bound}; hot machines: {plan.hot_before} -> {plan.hot_after}"
     )
     click.echo(
         f"{plan.tasks} tasks on {plan.machines} machines, {plan.movable} may move,"
@@ -188,7 +188,7 @@ def _print_power(plan: RebalancePlan) -> None:
         (p.place, *(f"{w:.0f}" for w in (p.before_w, p.after_w, p.limit_w))) for p in plan.power
     ]
     show.table(("power of", "watts before", "after", "costs from"), rows)
-    click.echo(f"{plan.watts_measured} machines say what they draw; the others are modelled")
+    click.echo(f"{plan.watts_measured} machines report their power draw; the others are modelled")
 
 
 def _print_status(status: RebalanceStatus) -> None:

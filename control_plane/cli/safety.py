@@ -14,16 +14,16 @@ from wire.options import also, seconds
 
 @click.group()
 def limit() -> None:
-    """Limits on what stops, moves, takes away or deletes."""
+    """Limits on operations that stop, move, take away or delete."""
 
 
 @limit.command("list")
 @output_option
 @click.pass_obj
 def limit_list(target: Target, output: str) -> None:
-    """Show all limits, what passed them, and what they hold back and why."""
+    """Show all limits, how much passed them, and what they hold back and why."""
     found: LimitViews = target.ask(lambda client: client.list_limits())
-    columns = ("limit", "per s", "at once", "passed", "held", "refused", "why, or who lifted it")
+    columns = ("limit", "per s", "at once", "passed", "held", "refused", "why, or lifted by")
     rows = [_row(view) for view in found.limits]
     show.emit(output, found, lambda: show.table(columns, rows))
 
@@ -39,7 +39,7 @@ def _row(view: LimitView) -> tuple[object, ...]:
 
 @limit.command("lift")
 @click.argument("name", type=click.Choice([name.value for name in LimitName]))
-@click.option("--for", "for_s", type=seconds(), default="10m", show_default=True, help="How long.")
+@click.option("--for", "for_s", type=seconds(), default="10m", show_default=True, help="Duration.")
 @click.option("--reason", required=True, help="Kept in the audit log.")
 @output_option
 @click.pass_obj
@@ -79,10 +79,10 @@ def _print(found: RestoredView) -> None:
     show.table(head, [_task_row(task) for task in found.tasks])
     if found.unheard:
         names = ", ".join(found.unheard[:20])
-        click.echo(show.printable(f"not heard yet: {len(found.unheard)} machines: {names}"))
+        click.echo(show.printable(f"no report yet: {len(found.unheard)} machines: {names}"))
     released = found.restored.released_at
     if not released:
-        click.echo("nothing is commanded before: twinectl restored release")
+        click.echo("the control plane sends no commands before: twinectl restored release")
 
 
 def _task_row(task: FoundTask) -> tuple[object, ...]:
@@ -94,20 +94,24 @@ def _task_row(task: FoundTask) -> tuple[object, ...]:
 
 @restored.command("release")
 @click.confirmation_option(
-    "--yes", prompt="What the copy wants is done then: have you looked at `restored show`?"
+    "--yes", prompt="The control plane then acts on the copy. Have you read `restored show`?"
 )
 @output_option
 @click.pass_obj
 def restored_release(target: Target, output: str) -> None:
     """Let the control plane act on the restored store; tasks unknown to it stay untouched."""
     found: Restored = target.ask(lambda client: client.release_restored())
-    show.emit(output, found, lambda: click.echo("the restored store is obeyed from now on"))
+    show.emit(
+        output,
+        found,
+        lambda: click.echo("the control plane acts on the restored store from now on"),
+    )
 
 
 @also(restored, "let-go")
 @restored.command("stop")
 @click.argument("task")
-@click.option("--machine", required=True, help="Where it runs.")
+@click.option("--machine", required=True, help="Machine on which it runs.")
 @click.pass_obj
 def restored_stop(target: Target, task: str, machine: str) -> None:
     """Permit the stop of TASK, which the restored store does not know."""

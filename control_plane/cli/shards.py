@@ -81,8 +81,8 @@ def shard_show(target: Target, number: int, output: str) -> None:
 
 @shard.command("move")
 @click.argument("entitlement")
-@click.option("--to", type=click.IntRange(min=0), required=True, help="The shard that gets it.")
-@click.option("--plan", is_flag=True, help="Only say what would move.")
+@click.option("--to", type=click.IntRange(min=0), required=True, help="Shard that gets it.")
+@click.option("--plan", is_flag=True, help="Only show what would move.")
 @output_option
 @click.pass_obj
 def shard_move(target: Target, entitlement: str, to: int, plan: bool, output: str) -> None:
@@ -95,7 +95,7 @@ def shard_move(target: Target, entitlement: str, to: int, plan: bool, output: st
 
 def _told(moved: ShardMoved, *, plan: bool) -> str:
     if moved.from_shard == moved.to_shard:
-        return f"entitlement {moved.entitlement} is in shard {moved.to_shard} already"
+        return f"entitlement {moved.entitlement} is already in shard {moved.to_shard}"
     verb = "would move" if plan else "moved"
     return (
         f"entitlement {moved.entitlement} {verb} from shard {moved.from_shard} to"
@@ -105,7 +105,7 @@ def _told(moved: ShardMoved, *, plan: bool) -> str:
 
 @shard.command("drain")
 @click.argument("number", type=click.IntRange(min=0))
-@click.option("--plan", is_flag=True, help="Only say what would move.")
+@click.option("--plan", is_flag=True, help="Only show what would move.")
 @output_option
 @click.pass_obj
 def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
@@ -120,7 +120,9 @@ def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
             raise NotFound(f"there is no shard {number}", hint="twinectl shard list")
         load = {shard: one.load for shard, one in loads.items() if shard != number}
         if not load:
-            raise InvalidInput(f"shard {number} is the only one: nothing can take its entitlements")
+            raise InvalidInput(
+                f"shard {number} is the only one: no other shard can take its entitlements"
+            )
         done = []
         for entitlement in loads[number].entitlements:
             to = min(load, key=lambda shard: (load[shard], shard))

@@ -41,7 +41,7 @@ def status(context: click.Context, output: str) -> None:
 
 
 def _tell(found: RegionStatus) -> None:
-    click.echo("the region is well" if found.ok else "not well:")
+    click.echo("no troubles" if found.ok else "not well:")
     for trouble in found.troubles:
         click.echo(f"  {show.printable(trouble)}")
     click.echo(f"machines      {_counts(found.machines)}")
@@ -72,7 +72,7 @@ def _row(of: ProcessStatus) -> tuple[object, ...]:
 
 @click.command("add")
 @click.argument("number", type=click.IntRange(1, 63), required=False)
-@click.option("--timeout", type=seconds(), default="5m", show_default=True, help="Longest wait.")
+@click.option("--timeout", type=seconds(), default="5m", show_default=True, help="Time limit.")
 @output_option
 @click.pass_obj
 def shard_add(target: Target, number: int | None, timeout: float, output: str) -> None:
@@ -115,5 +115,5 @@ async def _added(client: ControlPlaneClient, number: int | None, timeout_s: floa
     except TimeoutError:
         raise Unreachable(
             f"shard {number} is not ready after {show.duration(timeout_s)}: {last}",
-            hint="look at the log of its process (docs/scale.md, Shards as processes)",
+            hint="read the log of its process (docs/scale.md, Shards as processes)",
         ) from None

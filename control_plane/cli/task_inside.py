@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 @task.command("exec", context_settings={"ignore_unknown_options": True})
 @click.argument("name")
-@click.option("-t", "--tty/--no-tty", default=None, help="A terminal; as here, unless said.")
-@click.option("-i", "--stdin/--no-stdin", default=True, help="Pass input on; the default.")
+@click.option(
+    "-t", "--tty/--no-tty", default=None, help="Use a terminal; by default if this one is."
+)
+@click.option("-i", "--stdin/--no-stdin", default=True, help="Forward input; the default.")
 @click.argument("command", nargs=-1, required=True)
 @click.pass_obj
 def exec_(
@@ -59,7 +61,7 @@ def exec_(
 def logs(target: Target, /, name: str, output: str, **chosen: Any) -> None:
     """Print the output of task NAME (as `web-3`) on its machine; -o json: one object per line."""
     if chosen["follow"] and chosen["previous"]:
-        raise InvalidInput("--follow and --previous exclude each other: that run has ended")
+        raise InvalidInput("--follow and --previous exclude each other: the previous run has ended")
     show_log(target, *task_named(name), output, **chosen)
 
 
@@ -68,7 +70,7 @@ def logs(target: Target, /, name: str, output: str, **chosen: Any) -> None:
 @output_option
 @click.pass_obj
 def describe(target: Target, name: str, output: str) -> None:
-    """Show task NAME whole: its place, its agent's report, its usage."""
+    """Show task NAME: its placement, its agent's report, its usage."""
     job, index = task_named(name)
     found = target.ask(lambda client: client.describe_task(job, index))
     show.emit(output, found, lambda: show.table(("what", "value"), _rows(found)))
@@ -106,7 +108,9 @@ def _usage(usage: TaskUsage) -> list[tuple[str, str]]:
 
 @task.command()
 @click.argument("name")
-@click.option("--job", "is_job", is_flag=True, help="NAME is a job, though a task has that name.")
+@click.option(
+    "--job", "is_job", is_flag=True, help="NAME is a job, even if a task has the same name."
+)
 @output_option
 @click.pass_obj
 def top(target: Target, name: str, is_job: bool, output: str) -> None:
@@ -144,8 +148,8 @@ async def _find_task(client: ControlPlaneClient, name: str) -> tuple[str, int] |
     with suppress(NotFound):
         await client.get_job(name)
         return None
-    hint = "a task is its job and its index, as web-3; `twinectl job list` has the jobs"
-    raise NotFound(f"there is no task and no job {name}", hint=hint)
+    hint = "a task is its job and its index, as web-3; `twinectl job list` shows the jobs"
+    raise NotFound(f"there is neither a task nor a job {name}", hint=hint)
 
 
 async def _used_by(client: ControlPlaneClient, job: str) -> list[TaskDescription]:
@@ -169,7 +173,7 @@ async def _used_by(client: ControlPlaneClient, job: str) -> list[TaskDescription
 @task.command()
 @click.argument("name")
 @click.option("--reason", default="", help="Shown with the task.")
-@click.option("--now", "at_once", is_flag=True, help="Ask neither budget nor controller.")
+@click.option("--now", "at_once", is_flag=True, help="Skip the budget and the controller.")
 @output_option
 @click.pass_obj
 def restart(target: Target, name: str, reason: str, at_once: bool, output: str) -> None:

@@ -68,7 +68,7 @@ class Gate:
         if self._link and self._clock() - self._made > LINK_S:
             return f"its link was not opened within {LINK_S / 60:.0f} minutes"
         if self._clock() - self.asked_at > IDLE_S:
-            return f"no browser asked for anything for {IDLE_S / 60:.0f} minutes"
+            return f"its browser sent no request for {IDLE_S / 60:.0f} minutes"
         return ""
 
     def refusal(self, host: str, cookie: str) -> str:
@@ -86,15 +86,17 @@ class Gate:
 
 @click.command()
 @click.argument("page", default="")
-@click.option("--port", type=click.IntRange(0, 65_535), default=0, help="Of 127.0.0.1. [any]")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=0, help="Port of 127.0.0.1 [default: any]."
+)
 @click.option("--sessions", is_flag=True, help="List the browsers that have the console open.")
 @click.option("--end", metavar="SESSION", help="End the session of a browser.")
 @click.pass_obj
 def ui(target: Target, page: str, port: int, sessions: bool, end: str | None) -> None:
     """Serve the web console to one browser on this computer until Ctrl-C.
 
-    PAGE is opened first: `jobs/web`, `machines/m1`; without it, the region. Users see and end their
-    own sessions, operators all.
+    PAGE opens first: `jobs/web`, `machines/m1`; default: the region. Users see and end their own
+    sessions, operators all.
     """
     if end is not None:
         target.ask(lambda client: client.end_session(end))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WAIT = click.option("--wait", is_flag=True, help="Return when all tasks are healthy and updated.")
 _TIMEOUT = click.option(
-    "--timeout", type=seconds(), default="10m", show_default=True, help="For --wait."
+    "--timeout", type=seconds(), default="10m", show_default=True, help="Time limit of --wait."
 )
 
 
@@ -26,7 +26,7 @@ _TIMEOUT = click.option(
 @output_option
 @click.pass_obj
 def pause(target: Target, name: str, output: str) -> None:
-    """Take no more tasks of job NAME down for a newer version; begun ones are finished.
+    """Pause the update of job NAME: no further task is taken down; begun ones are finished.
 
     Repair, maintenance and stops continue.
     """
@@ -51,7 +51,7 @@ def resume(target: Target, name: str, output: str, wait: bool, timeout: float) -
 @_TIMEOUT
 @click.pass_obj
 def restart(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
-    """Restart every task of job NAME where it is, as many at once as an update may."""
+    """Restart every task of job NAME on its machine, as many at once as an update may."""
     _change(target, "restart", name, output, timeout if wait else None)
 
 
@@ -71,7 +71,7 @@ def rollback(target: Target, name: str, output: str, wait: bool, timeout: float)
 
 @click.command()
 @click.argument("name")
-@click.option("--entitlement", required=True, help="Where it is to run.")
+@click.option("--entitlement", required=True, help="Entitlement to which it moves.")
 @output_option
 @_WAIT
 @_TIMEOUT
@@ -81,7 +81,7 @@ def move(
 ) -> None:
     """Move job NAME to another entitlement: task by task, like an update.
 
-    You need the rights of both. `job rollback` brings it back.
+    You need the rights of both entitlements. `job rollback` moves it back.
     """
 
     async def work(client: ControlPlaneClient) -> JobStatus:

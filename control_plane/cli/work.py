@@ -25,7 +25,7 @@ _SOCKET = click.option(
     default=DEFAULT_SOCKET,
     show_default=True,
     metavar="PATH",
-    help="Where twine-optimus answers.",
+    help="Socket of twine-optimus.",
 )
 
 
@@ -77,7 +77,7 @@ def work_list(socket: str, output: str) -> None:
     def lines() -> None:
         click.echo(f"entitlement {found.entitlement}: capacity {found.capacity or 'not heard yet'}")
         if found.failing:
-            click.echo(show.printable(f"nothing is chosen: {found.failing}"), err=True)
+            click.echo(show.printable(f"no work is chosen: {found.failing}"), err=True)
         show.table(columns, rows)
 
     show.emit(output, found, lines)
@@ -87,6 +87,6 @@ def work_list(socket: str, output: str) -> None:
 @click.argument("name")
 @_SOCKET
 def work_cancel(name: str, socket: str) -> None:
-    """Stop a piece of work and forget it."""
+    """Stop a piece of work and remove it."""
     _ask(socket, lambda client: client.call(_ROUTE["cancel_work"], work=name))
     click.echo(f"work {name} is cancelled")

@@ -86,7 +86,7 @@ class Discovery:
         tasks = self._shards.tasks_of(job, shard)
         if tasks is None:
             hint = f"twinectl job shards {job}"
-            raise NotFound(f"nothing was said of shard {shard} of job {job}", hint=hint)
+            raise NotFound(f"the shard map of job {job} has no shard {shard}", hint=hint)
         found = self._now(job)
         listed = {e.task: e for e in found.endpoints}
         serving = [listed[t] for t in (task_id(job, i) for i in tasks) if t in listed]

@@ -107,7 +107,10 @@ class NoticeSender:
             except (TwineError, TimeoutError) as e:
                 self.counts["failed"] += 1
                 self._pauses[machine] = self._region.runtime.now() + RETRY_S
-                log.warning("notices were not taken", extra={"machine": machine, "reason": str(e)})
+                log.warning(
+                    ("an agent did not accept notices"),
+                    extra={"machine": machine, "reason": str(e)},
+                )
                 return
         self._pauses.pop(machine, None)
         self.counts["told"] += 1

@@ -151,7 +151,7 @@ class CapacityHandlers:
 def _name(call: Call) -> str:
     name = call.path["entitlement"]
     if not _NAME.fullmatch(name):
-        raise InvalidInput(f"{name!r} is no name: a-z, 0-9 and -, at most 63 characters")
+        raise InvalidInput(f"{name!r} is not a valid name: a-z, 0-9 and -, at most 63 characters")
     return name
 
 

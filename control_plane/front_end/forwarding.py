@@ -204,7 +204,10 @@ class Forwarding:
                 body = PlacesWish(tasks=jobs, leave=wish.leave)
                 answer: PlacesFound = await self._client(number).call(FIND_PLACES, body)
             except TwineError as e:
-                log.warning("places not found", extra={"shard": number, "reason": str(e)})
+                log.warning(
+                    ("the search for other machines failed"),
+                    extra={"shard": number, "reason": str(e)},
+                )
                 return PlacesFound()
             return answer
 

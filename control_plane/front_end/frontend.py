@@ -197,7 +197,7 @@ class FrontEnd(
     def _check_leading(self, route: Route) -> None:
         """Raise `Busy` if this process no longer leads: what it read may have changed since."""
         if route.name != "readyz" and (failure := self.store_failure()):
-            raise Busy(f"this control plane cannot answer any more: {failure}")
+            raise Busy(f"this control plane can no longer answer: {failure}")
 
     def revision_of(self, kind: str, name: str) -> int | None:
         """Return the revision of a stored record; None if that kind has none."""

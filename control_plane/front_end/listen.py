@@ -72,7 +72,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     except OSError as e:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {e.strerror or e}",
-            hint="is the address one of this host's, and the port free? `ss -tlnp` shows",
+            hint="does the address belong to this host, and is the port free? `ss -tlnp` shows",
         ) from e
     return sock
 

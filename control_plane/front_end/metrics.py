@@ -67,12 +67,12 @@ class Metrics:
         self._registry.register(_LimitMetrics(limits))
         Gauge(
             "twine_quarantined_records",
-            "Stored records that cannot be used and were set aside (check-store).",
+            "Stored records that are unusable and were set aside (check-store).",
             registry=self._registry,
         ).set_function(lambda: len(quarantined))
         Gauge(
             "twine_identities_ending",
-            "Hosts whose certificates end within a week because they do not renew them.",
+            "Hosts whose certificates end within a week without a renewal.",
             registry=self._registry,
         ).set_function(lambda: len(ending()))
         Gauge(
@@ -121,9 +121,9 @@ class _RoleMetrics(Collector):
         of = self._process()
         for name, text, value in (
             ("ready", "Whether the process is ready.", float(of.ok)),
-            ("leader_since_seconds", "When it began to lead; 0: not elected.", of.since or 0.0),
+            ("leader_since_seconds", "Start of its leadership; 0: not elected.", of.since or 0.0),
             ("term", "Epoch of its election.", float(of.term)),
-            ("lag_revisions", "Revisions of the store that it has not followed.", float(of.lag)),
+            ("lag_revisions", "Revisions of the store that it has not read yet.", float(of.lag)),
             ("machines", "Machines that it follows.", float(of.machines)),
         ):
             family = GaugeMetricFamily(f"twine_role_{name}", text, labels=["role"])
@@ -134,7 +134,7 @@ class _RoleMetrics(Collector):
         times.add_sample(times.name, {"quantile": "0.99"}, of.write_p99_s)
         yield times
         yield CounterMetricFamily(
-            "twine_store_writes", "Transactions that the store answered.", value=of.writes
+            "twine_store_writes", "Transactions answered by the store.", value=of.writes
         )
 
 
@@ -170,7 +170,7 @@ class _HealthMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "twine_machines_held_back",
-            "Machines whose state is not decided yet although they are silent, or are back.",
+            "Silent or returned machines whose state is not decided yet.",
             value=self._health.count(),
         )
 
@@ -189,7 +189,9 @@ class _LimitMetrics(Collector):
             "twine_limit_lifted", "Whether an operator lifted a limit.", labels=["limit"]
         )
         passed = CounterMetricFamily("twine_limit_passed", "What passed.", labels=["limit"])
-        refused = CounterMetricFamily("twine_limit_refused", "What had to wait.", labels=["limit"])
+        refused = CounterMetricFamily(
+            "twine_limit_refused", "Operations that had to wait.", labels=["limit"]
+        )
         for view in self._limits().limits:
             held.add_metric([view.name.value], bool(view.reason))
             lifted.add_metric([view.name.value], view.lifted_for_s is not None)
@@ -215,11 +217,15 @@ class _RebalanceMetrics(Collector):
         plan = status.plan
         for name, text, value in (
             ("hot_machines", "Machines that the last plan found hot.", plan and plan.hot_before),
-            ("gap_ratio", "Share of the possible gain that the last plan misses.", status.gap),
-            ("measured_tasks", "Tasks whose load their agents told lately.", status.measured),
+            (
+                "gap_ratio",
+                ("Share of the possible gain that the last plan does not reach."),
+                status.gap,
+            ),
+            ("measured_tasks", "Tasks whose load was reported recently.", status.measured),
             (
                 "gap_alarm",
-                "Whether three plans in a row missed much of what could be gained.",
+                "Whether three plans in a row missed much of the possible gain.",
                 bool(self._rebalancer.alarm()),
             ),
         ):
@@ -253,7 +259,11 @@ class _AllocatorMetrics(Collector):
         answers.add_metric(["miss"], sum(c.misses for c in counts))
         yield answers
         for name, text, value in (
-            ("conflicts", "Plans that others were faster than.", sum(c.conflicts for c in counts)),
+            (
+                "conflicts",
+                ("Plans that conflicted with an earlier one."),
+                sum(c.conflicts for c in counts),
+            ),
             ("stored", "Allocations written to the store.", sum(c.stored for c in counts)),
             ("machines_taken", "Machines taken from the free pool.", sum(c.taken for c in counts)),
             (
@@ -282,17 +292,21 @@ class _ElasticMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         counts = self._counts()
         for name, text, value in (
-            ("loans", "Machines on loan with a promise, or by hand.", counts.loans),
-            ("loans_leaving", "Machines on loan that were called back.", counts.leaving),
-            ("loans_late", "Machines that are not back though the promise is over.", counts.late),
-            ("owners_short", "Entitlements that wait for machines of their own.", counts.short),
+            ("loans", "Machines on loan, with a promise or by hand.", counts.loans),
+            ("loans_leaving", "Machines on loan that were recalled.", counts.leaving),
+            (
+                "loans_late",
+                ("Machines that are not back after the end of their promise."),
+                counts.late,
+            ),
+            ("owners_short", "Entitlements that wait for their own machines.", counts.short),
             ("borrowers_short", "Entitlements that want more loans.", counts.wanting),
-            ("kept_free", "Free machines that are not lent: owners may need them.", counts.kept),
+            ("kept_free", "Free machines that are not lent, in reserve for owners.", counts.kept),
         ):
             yield GaugeMetricFamily(f"twine_elastic_{name}", text, value=value)
         for name, text, ended in (
-            ("revoked", "Loans that were called back, and ended.", counts.revoked),
-            ("broken", "Machines that came back later than promised.", counts.broken),
-            ("interrupted", "Tasks that ran when their loan was called back.", counts.interrupted),
+            ("revoked", "Loans that were recalled and have ended.", counts.revoked),
+            ("broken", "Machines that were returned later than promised.", counts.broken),
+            ("interrupted", "Tasks that ran when their loan was recalled.", counts.interrupted),
         ):
             yield CounterMetricFamily(f"twine_elastic_{name}", text, value=ended)

@@ -85,8 +85,8 @@ class FrontEndRelay:
         peer = self._access(request, route)
         if peer.role not in ("user", ANYONE):
             raise Forbidden(
-                f"{peer.name} may not call this front end: it is for users",
-                hint="hosts and components call the core itself",
+                f"{peer.name} may not call this front end: it serves users only",
+                hint="hosts and components call the core directly",
             )
         return peer
 
@@ -154,5 +154,5 @@ class FrontEndRelay:
 def _core_away(why: TwineError) -> Busy:
     return Busy(
         f"the core did not answer: {why}",
-        hint="try again in some seconds; a change may have been made: look first",
+        hint="try again in some seconds; the change may have been made: read the object first",
     )

@@ -96,4 +96,4 @@ class SafetyHandlers:
     async def let_task_go(self, call: Call) -> Ack:
         """Permit the stop of a task that the restored store does not know."""
         self._restored.let_go(call.path["machine"], call.path["unknown"])
-        return Ack(detail="it is stopped once the limit on stops lets it pass")
+        return Ack(detail="it is stopped once the limit on stops permits it")

@@ -112,7 +112,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
     def _check_leading(self) -> None:
         if failure := self._store.failure():
-            raise Busy(f"this shard cannot answer any more: {failure}")
+            raise Busy(f"this shard can no longer answer: {failure}")
 
     def _check_owner(self, route: Route, call: Call) -> None:
         """Raise if a request belongs to another shard."""

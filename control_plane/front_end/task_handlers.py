@@ -33,5 +33,5 @@ def index_of(call: Call) -> int:
     """Return the index of a task in a path, or refuse an invalid one."""
     text = call.path["index"]
     if not (text.isascii() and text.isdigit() and len(text) < 7):
-        raise InvalidInput(f"{text!r} is no index of a task", hint="0, 1, 2, …")
+        raise InvalidInput(f"{text!r} is not an index of a task", hint="0, 1, 2, …")
     return int(text)

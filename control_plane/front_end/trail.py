@@ -103,7 +103,7 @@ class Trail:
             await self._store.txn({}, operations)
         except TwineError as e:
             raise Busy(
-                f"cannot carry out {entry.action}: the audit log cannot be written", hint=e.hint
+                f"cannot execute {entry.action}: the audit log cannot be written", hint=e.hint
             ) from e
         return entry
 

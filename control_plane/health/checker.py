@@ -40,7 +40,7 @@ from wire.errors import Conflict
 log = logging.getLogger(__name__)
 _AGAIN_S = 1.0
 """Interval between looks at a machine that is held back."""
-LEAVING = "its host said that it was going down"
+LEAVING = "its host announced that it goes down"
 _TURN = 64
 """Machines that are checked between two checks whether other tasks of the loop wait."""
 
@@ -80,7 +80,9 @@ class HealthChecker:
     async def run(self) -> None:
         """Follow all machines and judge their silence until cancelled."""
         self._next_slot = int(self._runtime.now() / TICK_S)
-        ends = self._runtime.on_pause(lambda s: self._anew(f"this process stood still {s:.0f} s"))
+        ends = self._runtime.on_pause(
+            lambda s: self._anew(f"this process was paused for {s:.0f} s")
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 for name in self._broker.table:
@@ -163,7 +165,7 @@ class HealthChecker:
         ]
         if not silent:
             raise Conflict(
-                "nothing to confirm: none of these machines is silent and not yet down",
+                "nothing to confirm: each of these machines answers, or is down already",
                 hint="twinectl machine held-back; drain machines that answer",
             )
         for watch in silent:
@@ -177,7 +179,7 @@ class HealthChecker:
     def _anew(self, why: str) -> None:
         """Start all silences again: this process may have been the silent one."""
         self._anew_at = self._runtime.now()
-        log.warning("silence of all machines is counted from now on", extra={"reason": why})
+        log.warning("the silence of all machines is counted from now on", extra={"reason": why})
 
     def _record_changed(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
@@ -327,7 +329,7 @@ class HealthChecker:
         if held is None and not watch.is_marked and not watch.confirmed:
             wait_s = self._limit.take(now)
             if wait_s > 0:
-                held = Held("so many machines went down that the rate limit holds", wait_s)
+                held = Held("the rate limit holds: too many machines went down", wait_s)
         self._hold(watch, held)
         if held is None and not watch.is_marked:
             watch.is_marked = True
@@ -345,7 +347,10 @@ class HealthChecker:
             watch.postponed_until = now + min(held.left_s, self._settings.down_after_s)
         elif now < watch.postponed_until:
             left_s = watch.postponed_until - now
-            held = Held("others of a part that looked cut off came back, it may follow", left_s)
+            held = Held(
+                ("most machines of its part, which seemed cut off, came back; it may follow"),
+                left_s,
+            )
         return held
 
     def _look_at_down(self, watch: Watch, now: float) -> None:
@@ -362,7 +367,9 @@ class HealthChecker:
         left_s = watch.back_at + probation_s(watch.failures, now, self._patience) - now
         if left_s > 0:
             times = remembered(watch.failures, now, self._patience)
-            reason = f"it was down {times} times lately and must answer for a while before it is up"
+            reason = (
+                f"it was down {times} times recently and must answer for a while before it is up"
+            )
             self._hold(watch, Held(reason, left_s))
             self._schedule(watch, now + min(left_s, self._settings.down_after_s))
             return
@@ -410,7 +417,7 @@ class HealthChecker:
         before = self._braked.get(part, 0)
         self._braked[part] = before + more
         if not before:
-            log.warning("brake on: many machines silent at once", extra={"reason": reason})
+            log.warning("brake on: many machines are silent at once", extra={"reason": reason})
         elif not self._braked[part]:
             del self._braked[part]
             log.info("brake off", extra={"part": part})

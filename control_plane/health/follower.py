@@ -135,7 +135,7 @@ class Follower:
                     if self._observations.observation(name).answering
                     else logging.DEBUG
                 )
-                log.log(level, "agent is of no use", extra={**fields, "reason": str(e)})
+                log.log(level, "agent does not work", extra={**fields, "reason": str(e)})
                 self._observations.silent(name, alive=True)
         except Exception:
             self._observations.silent(name)

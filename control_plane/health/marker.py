@@ -69,8 +69,10 @@ class Marker:
         except NotFound as e:
             log.info("a machine was removed while it was marked", extra={"reason": str(e)})
         except TwineError as e:
-            log.warning("the store does not take who is down or up", extra={"reason": str(e)})
+            log.warning(
+                ("the store did not accept a change of machine states"), extra={"reason": str(e)}
+            )
             self._trouble(str(e))
         except Exception as e:
-            log.exception("marks were not written")
+            log.exception("machine states were not written")
             self._trouble(str(e))

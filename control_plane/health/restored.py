@@ -13,8 +13,8 @@ from wire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 HINT = (
-    "nothing was stopped or moved there. Put the newest store back; or, if it is lost:"
-    " twine-control-plane restore-store --from COPY (docs/operating.md)"
+    "no task was stopped or moved on these hosts. Restore the newest store; or, if it is lost: "
+    "twine-control-plane restore-store --from COPY (docs/operating.md)"
 )
 
 
@@ -40,7 +40,9 @@ class RestoredHosts:
             return ""
         name = min(self._refusing)
         count = f"{len(self._refusing)} of {len(self._followed)} hosts"
-        return f"the store is older than what {count} were told ({name}: {self._refusing[name]})"
+        return (
+            f"the store is older than the term that {count} know ({name}: {self._refusing[name]})"
+        )
 
     def refused(self, machine: str, why: str) -> None:
         """Record that a host refuses us."""

@@ -44,5 +44,5 @@ class HealthService:
         if not machines and scope is None:
             raise InvalidInput("name machines, or give a scope")
         names = await self._scopes.machines(machines, scope)
-        why = f"{caller} said so: {reason}"
+        why = f"confirmed by {caller}: {reason}"
         return ConfirmedDown(machines=self._checker.confirm_down(names, why))

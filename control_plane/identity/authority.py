@@ -234,17 +234,19 @@ def open_authority(
         roots = parsed(path.read_bytes())
         path.chmod(0o600)
     except LookupError as e:
-        raise ConfigError(f"key and certificate in {path} do not belong together") from e
+        raise ConfigError(f"key and certificate in {path} do not match") from e
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as e:
         raise ConfigError(
             f"cannot use the authority in {path}: {_why_not(e)}",
-            hint="restore the file from a backup; if there is none: twine-control-plane "
+            hint="restore the file from a backup; if there is no backup: twine-control-plane "
             "new-authority, then let each host join again (docs/security.md)",
         ) from e
     if any(root.certificate.subject != root_name(cluster) for root in roots.trusted()):
         raise ConfigError(
-            f"the authority in {path} is that of another cluster, not of {cluster!r}",
-            hint="set `cluster` to the name it was created with, or use another state folder",
+            f"the authority in {path} belongs to another cluster, not to {cluster!r}",
+            hint=(
+                "set `cluster` to the name with which it was created, or use another state folder"
+            ),
         )
     lives = {"leaf_life_s": leaf_life_s, "task_leaf_life_s": task_leaf_life_s}
     return CertificateAuthority(roots, cluster, **lives, clock=clock)
@@ -253,13 +255,15 @@ def open_authority(
 def _why_not(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or "it cannot be read"
-    return "it holds no elliptic-curve key and certificate in PEM form, or damaged ones"
+    return "it holds no elliptic-curve key and certificate in PEM form, or they are damaged"
 
 
 def check_user_name(name: str) -> None:
     """Raise `InvalidInput` unless a certificate can carry this name of a user."""
     if not _USER.fullmatch(name):
-        raise InvalidInput(f"{name!r} is no name of a user: a-z, 0-9, dot, - and _, up to 63")
+        raise InvalidInput(
+            f"{name!r} is not a valid name of a user: a-z, 0-9, dot, - and _, up to 63"
+        )
 
 
 def check_host(host: str) -> None:
@@ -280,7 +284,7 @@ def public_key_of(csr_pem: str) -> ec.EllipticCurvePublicKey:
     names and extensions included, is ignored.
     """
     if len(csr_pem) > MAX_REQUEST_CHARS:
-        raise InvalidInput(f"the certificate request is over {MAX_REQUEST_CHARS} characters")
+        raise InvalidInput(f"the certificate request has more than {MAX_REQUEST_CHARS} characters")
     try:
         request = x509.load_pem_x509_csr(csr_pem.encode())
         key = request.public_key()

@@ -94,7 +94,7 @@ class DuplicateHosts:
         if self.is_second(machine, caller.boot_id):
             return self._second(machine)
         if machine in self._looking:
-            raise Busy(f"machine {machine} is being looked at already; ask again")
+            raise Busy(f"machine {machine} is being checked already; try again")
         self._looking.add(machine)
         try:
             async with self._places:
@@ -128,7 +128,7 @@ class DuplicateHosts:
             async with asyncio.timeout(LOOK_S):
                 return await self.ask(machine)
         except (TwineError, TimeoutError) as e:
-            log.debug("no answer to compare with", extra={"machine": machine, "reason": str(e)})
+            log.debug("no answer to compare", extra={"machine": machine, "reason": str(e)})
             return None
 
     async def _conclude(self, machine: str, one: Round, address: str) -> PresenceAnswer:

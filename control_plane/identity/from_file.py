@@ -71,7 +71,7 @@ class FileIdentity:
             if held != self._held:
                 self._held = held
                 self._contexts.take(held)
-                log.info("new credential taken", extra={"not_after": held.not_after})
+                log.info("new credential loaded", extra={"not_after": held.not_after})
 
     def _read(self) -> tls.Credential:
         held = tls.load(self._path)

@@ -26,8 +26,8 @@ async def refuse_if_lost(store: Store, path: Path) -> None:
         return
     if hosts := await _joined(store):
         raise ConfigError(
-            f"the authority is gone: there is no {path}, and {len(hosts)} hosts trust it",
-            hint="restore the file from a backup; if there is none: twine-control-plane "
+            (f"the authority is missing: {path} does not exist, and {len(hosts)} hosts trust it"),
+            hint="restore the file from a backup; if there is no backup: twine-control-plane "
             "new-authority, then let each host join again (docs/security.md)",
         )
 

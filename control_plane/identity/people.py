@@ -161,7 +161,9 @@ class People:
         group = Group(name=name, members=sorted(set(spec.members)))
         async with self._lock:
             if name not in self._groups and len(self._groups) >= MAX_GROUPS:
-                raise Conflict(f"there are {MAX_GROUPS} groups already", hint="remove one")
+                raise Conflict(
+                    (f"the maximum of {MAX_GROUPS} groups exists already"), hint="remove one"
+                )
             if self._groups.get(name) != group:
                 await self._write(GROUPS + name, msgspec.json.encode(group))
                 self._groups[name] = group
@@ -188,7 +190,10 @@ class People:
             if known is not None:
                 return known
             if len(grants) >= MAX_GRANTS:
-                raise Conflict(f"there are {MAX_GRANTS} {role}s already", hint="use a group")
+                raise Conflict(
+                    (f"the maximum of {MAX_GRANTS} {role}s exists already"),
+                    hint="grant the role to a group",
+                )
             grant = Grant(who=who, role=role, at=self._runtime.wall(), by=by)
             await self._write(_GRANTED[role] + who, msgspec.json.encode(grant))
             grants[who] = grant
@@ -203,14 +208,14 @@ class People:
             if role is Role.OPERATOR and who in self._operators and who not in grants:
                 raise Conflict(
                     f"{who} is an operator by the configuration",
-                    hint="take it out of `operators` there and start the control plane again",
+                    hint="remove it from `operators` there and restart the control plane",
                 )
             if who not in grants:
-                raise NotFound(f"{who!r} is no {role}", hint="twinectl role list")
+                raise NotFound(f"{who!r} does not have the role {role}", hint="twinectl role list")
             await self._write(_GRANTED[role] + who, None)
             del grants[who]
             self._callers.clear()
-        log.warning("a role was taken away", extra={"role": role, "who": who})
+        log.warning("a role was revoked", extra={"role": role, "who": who})
 
     async def _write(self, key: str, value: bytes | None) -> None:
         """Write one key at the revision that was read; under the lock."""

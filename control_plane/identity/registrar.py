@@ -147,7 +147,7 @@ class Registrar:
         except Forbidden as e:
             self._failures.add(address)
             extra = {"machine": request.machine, "address": address, "reason": str(e)}
-            log.warning("a host may not join", extra=extra)
+            log.warning("a host was refused to join", extra=extra)
             raise
         leaf = self._authority.issue(public_key, CertificateSubject("host", request.machine, hosts))
         await self._inventory.joined(request)
@@ -162,14 +162,14 @@ class Registrar:
         if self.duplicates.is_second(machine, request.boot_id):
             raise Forbidden(
                 self.duplicates.words(machine),
-                hint="join it under a name of its own: twinectl token create --host NAME",
+                hint="join it under another name: twinectl token create --host NAME",
             )
         try:
             view = await self._inventory.get_machine(machine)
         except NotFound as e:
             raise Forbidden(
-                f"machine {machine} is not part of the region any more",
-                hint="to take it back, join it with a new token",
+                f"machine {machine} is no longer part of the region",
+                hint="to restore it, join it with a new token",
             ) from e
         subject = CertificateSubject("host", machine, (host_of(view.record.address),))
         leaf = self._authority.issue(public_key, subject)
@@ -206,14 +206,14 @@ class Registrar:
         record = _token(entry) if entry else None
         wanted = record.secret_sha256 if record else _hash("no such token")
         if not hmac.compare_digest(_hash(secret), wanted) or entry is None or record is None:
-            raise _refused("it is not one of ours")
+            raise _refused("this control plane did not issue it")
         now = self._runtime.wall()
         if record.used_at is not None:
             raise _refused("it was used already")
         if now >= record.expires_at:
             raise _refused("it has expired")
         if not hmac.compare_digest(record.machine, request.machine):
-            raise _refused(f"it was made for another host than {request.machine}")
+            raise _refused(f"it is for another host than {request.machine}")
         return entry, record
 
     async def _burn(self, entry: Entry, record: TokenRecord) -> None:
@@ -259,7 +259,7 @@ class JoinFailures:
         if len(times) >= MAX_FAILURES:
             wait_s = int(times[0] + WINDOW_S - now) + 1
             raise Busy(
-                f"{len(times)} joins from {address or 'here'} were refused within a minute",
+                (f"{len(times)} joins from {address or 'here'} were refused within a minute"),
                 hint=f"try again in {wait_s} s, with a token from `twinectl token create`",
             )
 
@@ -277,7 +277,7 @@ def host_of(address: str) -> str:
     match = _ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match["port"]) <= 65_535:
         raise InvalidInput(
-            f"{address!r} is no address of an agent",
+            f"{address!r} is not an address of an agent",
             hint="for instance 10.77.0.11:7443 or [fd00::11]:7443 or vm1.example:7443",
         )
     host: str = (match["v6"] or match["host"]).lower()
@@ -302,16 +302,16 @@ def check_named(host: str, source: str, own: Collection[str]) -> None:
     if came_from.is_loopback or host == source:
         return
     if host in own:
-        reason = "that is where the control plane is"
+        reason = "that is the address of the control plane"
     elif at is not None and (
         at.is_loopback or at.is_link_local or at.is_multicast or at.is_unspecified
     ):
-        reason = "others cannot reach a host there"
+        reason = "other hosts cannot reach a host there"
     else:
         return
     raise Forbidden(
         f"a host that joins from {source} cannot have a certificate for {host}: {reason}",
-        hint="start its agent with the address at which it is reached",
+        hint="start its agent with a reachable address of the host",
     )
 
 

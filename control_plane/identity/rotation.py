@@ -123,8 +123,9 @@ class Rotation:
             if found and not force:
                 raise Conflict(
                     f"to {step.value} locks out: {'; '.join(found)}",
-                    hint="hosts renew within minutes, credentials end or are written again; "
-                    "--force does it all the same, and who is locked out has to join again",
+                    hint="hosts renew within minutes; credentials expire or are created again; "
+                    "--force proceeds anyway, and hosts and users that are locked out "
+                    "have to join again",
                 )
             if self.file is not None:
                 await self._runtime.offload(durable.write, self.file, text_of(roots))

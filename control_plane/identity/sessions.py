@@ -65,7 +65,7 @@ class BrowserSessions:
         if session in self._ended:
             raise SessionEnded(
                 f"this session was ended by {self._ended[session]}",
-                hint="`twinectl ui` opens another; with a certificate, load the page again",
+                hint="`twinectl ui` opens another one; with a certificate, load the page again",
             )
         known = self._open.get(session)
         if known is not None and known.who != who:

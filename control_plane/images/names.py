@@ -51,10 +51,12 @@ class ImageNames:
         if known is not None and by and known.owner != by:
             raise Forbidden(
                 f"the image name {name} belongs to {known.owner or 'an operator'}",
-                hint="choose another one, or ask them to let it mean this image",
+                hint="choose another one, or ask the owner to assign it to this image",
             )
         if known is None and len(self._names) >= NAMES_MAX:
-            raise Conflict(f"there are {NAMES_MAX} names of images already", hint="remove images")
+            raise Conflict(
+                (f"the maximum of {NAMES_MAX} names of images exists already"), hint="remove images"
+            )
         owner = known.owner if known is not None else by
         self._save({**self._names, name: _Named(digest=digest, owner=owner)})
 

@@ -82,7 +82,7 @@ class ImageStore:
         known = await self.find(digest)
         if known is not None:
             if known.format is not format_:
-                raise Conflict(f"image {digest} is here already, as {known.format.value}")
+                raise Conflict(f"image {digest} already exists, as {known.format.value}")
             await _drain(stream, self._max_bytes)
             return known
         temporary = self._incoming / secrets.token_hex(8)
@@ -103,7 +103,7 @@ class ImageStore:
         except OSError as e:
             raise HostError(
                 f"cannot store image {digest}: {e.strerror}",
-                hint=f"look at the free space of {self._folder} on the control plane",
+                hint=f"check the free space of {self._folder} on the control plane",
             ) from e
         finally:
             self._arriving.pop(temporary, None)
@@ -114,7 +114,7 @@ class ImageStore:
     async def find(self, digest: str) -> ImageInfo | None:
         """Return the metadata of an image, None if it is not here."""
         if not _DIGEST.fullmatch(digest):
-            raise InvalidInput(f"{digest!r} is no digest", hint="sha256: and 64 hex digits")
+            raise InvalidInput(f"{digest!r} is not a digest", hint="sha256: and 64 hex digits")
         return await asyncio.to_thread(self._read, digest)
 
     async def list_images(self) -> Images:
@@ -158,7 +158,10 @@ class ImageStore:
         """
         if not is_signed(signature.key, signature.signature, signature.name, digest):
             raise Unprocessable(
-                f"this is no signature of image {digest} as {signature.name} with {signature.key}",
+                (
+                    f"this signature does not match image {digest} as {signature.name} with "
+                    f"{signature.key}"
+                ),
                 hint="twinectl image sign DIGEST --name NAME --key FILE makes one",
             )
         async with self._signing:
@@ -167,7 +170,7 @@ class ImageStore:
                 raise NotFound(f"there is no image {digest}", hint="twinectl image push FILE")
             others = [s for s in known.signatures if s.key != signature.key]
             if len(others) >= MAX_SIGNATURES:
-                raise Conflict(f"image {digest} has {len(others)} signatures, and may have no more")
+                raise Conflict(f"image {digest} has {len(others)} signatures, which is the maximum")
             info = replace(known, signatures=[*others, signature], names=[])
             try:
                 path = self._path(digest).with_suffix(".json")
@@ -227,8 +230,8 @@ class ImageStore:
             coming = sum(count for who, count in self._arriving.values() if who == owner)
             if used[owner] + coming > most:
                 raise TooLarge(
-                    f"the images of {owner} would take more than their share of {most} bytes:"
-                    f" {used[owner]} are there, {coming} on their way",
+                    f"the images of {owner} would exceed their share of {most} bytes: "
+                    f"{used[owner]} are stored, {coming} are being received",
                     hint="twinectl image list; an operator removes those that no job runs",
                 )
             yield chunk
@@ -251,7 +254,7 @@ class ImageStore:
             async for chunk in stream:
                 size += len(chunk)
                 if size > self._max_bytes:
-                    raise TooLarge(f"image {digest} is over {self._max_bytes} bytes")
+                    raise TooLarge(f"image {digest} has more than {self._max_bytes} bytes")
                 buffer += chunk
                 if len(buffer) >= CHUNK_BYTES:
                     await asyncio.to_thread(_append, file, hasher.update, bytes(buffer))
@@ -261,7 +264,7 @@ class ImageStore:
             if found != digest:
                 raise Unprocessable(
                     f"the stream of {size} bytes has digest {found}, not {digest}: not stored",
-                    hint="was it cut off or changed on its way?",
+                    hint="was it truncated or changed on its way?",
                 )
             await asyncio.to_thread(_sync, file)
         return size

@@ -114,7 +114,9 @@ class OpsPlanner:
                     try:
                         await self._look(name)
                     except TwineError as e:  # the next check tries again
-                        log.warning("plan does not go on", extra={"plan": name, "reason": str(e)})
+                        log.warning(
+                            "check of a plan failed", extra={"plan": name, "reason": str(e)}
+                        )
             await self._runtime.sleep(_LOOK_S)
 
     # -- what operators ask
@@ -129,7 +131,7 @@ class OpsPlanner:
         try:
             msgspec.convert(name, Name)
         except msgspec.ValidationError as e:
-            raise InvalidInput(f"a plan cannot be called {name!r}: {e}") from e
+            raise InvalidInput(f"{name!r} is not a valid name of a plan: {e}") from e
         async with self._plans.lock(name):
             self._refuse_known(name)
             waves = await self._divided(name, wish)
@@ -193,7 +195,7 @@ class OpsPlanner:
         }
         strays = sorted(set(machines) - known)
         if strays:
-            raise NotFound(f"plan {name}: {', '.join(strays[:5])} in no wave that is under way")
+            raise NotFound(f"plan {name}: {', '.join(strays[:5])} are in no active wave")
         await self._outages.end_plan(machines, name)
         await self._look(name)
         return self.show(name)
@@ -296,7 +298,7 @@ class OpsPlanner:
         async with self._plans.lock(name):
             plan = self._plans.get(name)
             if plan.ended is not None:
-                raise Conflict(f"plan {name} is {plan.state} already")
+                raise Conflict(f"plan {name} is already {plan.state}")
             now = self._runtime.date()
             await self._plans.commit(name, replace(plan, state=state, detail="", ended=now))
             for wave in self._waves_of(plan):
@@ -312,17 +314,15 @@ class OpsPlanner:
         _check(wish)
         names = await self._outages.machines(wish.machines, wish.scope)
         if len(names) > MACHINES_MAX:
-            raise InvalidInput(
-                f"plan {name} is about {len(names)} machines, more than {MACHINES_MAX}"
-            )
+            raise InvalidInput(f"plan {name} has {len(names)} machines, more than {MACHINES_MAX}")
         return await self._previewer.waves(names, wish)
 
     def _refuse_known(self, name: str) -> None:
         known = self._plans.find(name)
         if known is not None:
             raise Conflict(
-                f"there is a plan {name!r} already: it is {known.state}",
-                hint="a plan is not changed: cancel it, and announce another one",
+                f"there is already a plan {name!r}: it is {known.state}",
+                hint="a plan cannot be changed: cancel it, and announce another one",
             )
 
     def _waves_of(self, plan: PlanRecord) -> list[WaveRecord]:
@@ -413,11 +413,11 @@ def _check(wish: MaintenanceWish) -> None:
     """Raise `InvalidInput` for a contradictory wish."""
     kind = KIND.get(wish.work, EventKind.MAINTENANCE)
     if wish.tasks_survive and kind is not EventKind.MAINTENANCE:
-        raise InvalidInput(f"no task survives a {wish.work}")
+        raise InvalidInput(f"tasks do not survive a {wish.work}")
     if wish.tasks_survive and (wish.deadline_s is None or wish.duration_s is None):
         raise InvalidInput(
-            "work that tasks survive needs a deadline and a duration: so long is their silence"
-            " expected",
+            "work that tasks survive needs a deadline and a duration: they bound the expected "
+            "silence",
             hint="--deadline 10m --duration 3m",
         )
     if wish.ends is Ends.TIME and (wish.deadline_s is None or wish.duration_s is None):
@@ -425,7 +425,7 @@ def _check(wish: MaintenanceWish) -> None:
     if wish.shed_w and wish.work is not Work.POWER_CAP:
         raise InvalidInput(f"only power-cap sheds power, not {wish.work}", hint="--work power-cap")
     if wish.ends is Ends.EMPTY and wish.tasks_survive:
-        raise InvalidInput("work that tasks survive does not end when they are gone")
+        raise InvalidInput("work that tasks survive cannot end when they are gone")
 
 
 async def _nobody_else(_: PlacesWish) -> PlacesFound:

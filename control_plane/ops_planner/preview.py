@@ -227,12 +227,12 @@ class Previewer:
         told = []
         if unknown:
             told.append(
-                f"{len(unknown)} jobs are in shards of other processes that are away,"
-                f" {unknown[0]} for instance: places for their tasks were not looked for"
+                f"{len(unknown)} jobs are in shards of unavailable processes, {unknown[0]} for "
+                "instance: other machines for their tasks were not searched"
             )
         if not at_once:
             moving = sum(map(len, leaving.values()))
-            told.append(f"{moving} tasks are too many to plan together: each job was judged alone")
+            told.append(f"{moving} tasks are too many to plan together: each job was planned alone")
         return told
 
     async def _ask_others(

@@ -79,7 +79,7 @@ def application(optimus: Optimus) -> web.Application:
         name, user = call.path["work"], call.peer.name
         known = [one for one in optimus.queue().work if one.name == name]
         if known and user not in (known[0].user, "root"):
-            raise Forbidden(f"work {name!r} is of {known[0].user}")
+            raise Forbidden(f"work {name!r} belongs to {known[0].user}")
         await optimus.cancel(name)
         return Ack()
 
@@ -92,7 +92,7 @@ def _authorize(request: web.Request, _: Route) -> Peer:
     """Return the caller by its user's name; the mode of the socket's file restricts callers."""
     user = local_user(request.transport)
     if user is None:
-        raise Forbidden("best-effort work is handed in on the unix socket only")
+        raise Forbidden("best-effort work is accepted on the unix socket only")
     try:
         name = pwd.getpwuid(user[0]).pw_name
     except KeyError:

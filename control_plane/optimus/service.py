@@ -72,8 +72,8 @@ class Optimus:
         spec = (await self._api.get_entitlement(self._entitlement)).record.spec
         if spec.machines != 0 or not spec.borrows:
             raise Unprocessable(
-                f"entitlement {self._entitlement!r} is not for best-effort work alone",
-                hint="give it machines = 0 and elastic.borrow (docs/elastic.md)",
+                f"entitlement {self._entitlement!r} is not only for best-effort work",
+                hint="set machines = 0 and elastic.borrow in it (docs/elastic.md)",
             )
 
     async def run(self) -> None:
@@ -84,7 +84,7 @@ class Optimus:
                 self._failing = ""
             except TwineError as e:
                 self._failing = str(e)
-                log.warning("nothing was chosen", extra={"reason": str(e)})
+                log.warning("no work was chosen", extra={"reason": str(e)})
             await self._runtime.sleep(self._every_s)
 
     async def look(self) -> None:
@@ -175,9 +175,9 @@ class Optimus:
         if known is not None:
             if known.wish == wish and known.user == user:
                 return known
-            raise Conflict(f"there is work {name!r} already, of {known.user}")
+            raise Conflict(f"there is already work {name!r}, of {known.user}")
         if wish.job.tasks < 1:
-            raise InvalidInput(f"cannot take work {name!r}: job.tasks: 0 tasks do nothing")
+            raise InvalidInput(f"cannot accept work {name!r}: job.tasks: 0 tasks have no effect")
         made = QueuedWork(name=name, user=user, wish=wish, submitted_at=self._runtime.date())
         await self._put(name, made)
         return made

@@ -107,7 +107,7 @@ class Portal:
                 raise more.refusal(name)
             if self._needs_approval(known, spec):
                 raise Forbidden(
-                    f"cannot give entitlement {name!r} more capacity: it has to be approved",
+                    (f"cannot give entitlement {name!r} more capacity: approval is required"),
                     hint="twinectl entitlement request",
                 )
             return await self._grant(name, spec)
@@ -159,7 +159,7 @@ class Portal:
             if (known.generation if known else 0) != request.based_on:
                 raise Conflict(
                     f"cannot approve {request_id}: entitlement {name!r} has changed since",
-                    hint=f"deny it, and ask again: twinectl entitlement show {name}",
+                    hint=f"deny it, and request it again: twinectl entitlement show {name}",
                 )
             if request.spec is None:
                 self._check_unused(name, use)
@@ -223,20 +223,20 @@ class Portal:
             self.table.get(name)
             if not wish.queue:
                 self._check_unused(name, use)
-            return "left to another user to decide" if wish.queue else ""
+            return "another user has to decide" if wish.queue else ""
         more = await self._check(name, spec, use.jobs)
         if more is not None:
             if wish.queue:
                 return f"the region has too few machines: {more.short}"
             raise more.refusal(name)
         if wish.queue:
-            return "left to another user to decide"
+            return "another user has to decide"
         if self._needs_approval(known, spec):
-            return "more capacity has to be approved"
+            return "approval is required for more capacity"
         if unasked := self._raised(known, spec, who):
-            return f"{' and '.join(unasked)} has to be approved"
+            return f"approval is required for {' and '.join(unasked)}"
         if known is None and not who.may_create:
-            return "a new entitlement has to be approved"
+            return "approval is required for a new entitlement"
         return ""
 
     async def _check(
@@ -279,7 +279,7 @@ class Portal:
                 hint="ask an operator, or one of portal.approvers in the configuration",
             )
         if request.state is not RequestState.PENDING:
-            raise Conflict(f"{request_id} is {request.state.value} already")
+            raise Conflict(f"{request_id} is already {request.state.value}")
         return request
 
     def may_decide(self, who: Person) -> bool:
@@ -306,7 +306,7 @@ class Portal:
     ) -> EntitlementRequest:
         request = self._ended(request, state, who, note)
         await self.requests.save(request)
-        log.info("entitlement request ended", extra=_fields(request))
+        log.info("entitlement request was decided", extra=_fields(request))
         return request
 
     def _ended(
@@ -336,7 +336,7 @@ class Portal:
             entry = await self.table.store.get(USES + name)
             self._check_unused(name, Use(self.jobs_of(name)))
             if self._applying[name]:
-                raise Conflict(f"cannot delete entitlement {name!r}: a job comes to it just now")
+                raise Conflict(f"cannot delete entitlement {name!r}: a job is being moved to it")
             compare = {USES + name: entry.revision if entry is not None else 0}
             self._going[name] = None
             try:

@@ -117,8 +117,8 @@ class CapacityService:
             return []
         held = [(m.machine_type, rru_of(m)) for m in self._sources.held(pool)]
         return [
-            f"it holds more than that quota allows, {words}: nothing is stopped for it, and what is"
-            " too much goes back as its tasks leave"
+            f"it holds more than its quota, {words}: tasks are not stopped for that, and the "
+            "excess machines are released as their tasks leave"
             for words in pool_quota(pool, specs).left(held).over()
         ]
 

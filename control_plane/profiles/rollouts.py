@@ -112,7 +112,7 @@ class ProfileRollouts:
                     await (self._look(name) if name else self._free_stuck())
                 except TwineError as e:  # the next check tries again
                     fields = {"entitlement": name, "reason": str(e)}
-                    log.warning("profile does not go on", extra=fields)
+                    log.warning("check of a profile rollout failed", extra=fields)
             await self._runtime.sleep(_LOOK_S)
 
     # -- calls
@@ -174,20 +174,20 @@ class ProfileRollouts:
             if record.spec.materialization:
                 raise InvalidInput(
                     f"the machines of {entitlement!r} are those of {record.spec.materialization!r}",
-                    hint="propose the profile there",
+                    hint="propose the profile for that entitlement",
                 )
             errors = check_text(wish.text, root, self._keys.get(root, ()))
             name = version_name(root, wish.text)
             if errors:
                 listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
                 raise InvalidInput(
-                    f"the profile for {entitlement!r} cannot be taken: {listed}",
+                    f"the profile for {entitlement!r} is refused: {listed}",
                     errors=tuple(errors),
                 )
             known = self._rollouts.find(entitlement)
             if known is not None and is_under_way(known) and known.name != name:
                 raise Conflict(
-                    f"entitlement {entitlement!r} is on its way to {target(known)}",
+                    f"entitlement {entitlement!r} is changing to {target(known)}",
                     hint="twinectl profile status, or profile rollback",
                 )
             if (
@@ -235,11 +235,11 @@ class ProfileRollouts:
             known = self._rollouts.find(entitlement)
             if known is None or known.state is ProfileState.RETURNED:
                 raise Conflict(
-                    f"entitlement {entitlement!r} has no profile to go back from",
+                    f"entitlement {entitlement!r} has no previous profile",
                     hint="twinectl profile status",
                 )
             if known.state is not ProfileState.BACK:
-                reason = f"{by} wants {known.base} again"
+                reason = f"{by} requested {known.base} again"
                 changed = replace(known, state=ProfileState.BACK, reason=reason, trial=())
                 await self._rollouts.commit(entitlement, changed)
         return self.show(entitlement)
@@ -316,7 +316,7 @@ class ProfileRollouts:
         if after.state is not known.state:
             fields = {"entitlement": known.entitlement, "profile": target(after)}
             fields["state"] = after.state.value
-            log.info("profile goes on", extra=fields)
+            log.info("profile rollout continues", extra=fields)
 
     async def _unstick(self, hosts: Sequence[SwitchingHost]) -> None:
         """Drain one machine that waits for a boot; end the drains of machines that are done."""
@@ -350,7 +350,7 @@ class ProfileRollouts:
         event = UnavailabilityEvent(
             event_id=f"{machine}-profile-{now:.3f}",
             kind=EventKind.PROFILE,
-            reason=f"it is brought to profile {profile}",
+            reason=f"it is changing to profile {profile}",
             start=now,
         )
         await self._broker.carry_out(machine, BeginEvent(event=event))

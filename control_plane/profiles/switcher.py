@@ -146,7 +146,7 @@ class Switcher:
             return self._settings.retry_s
         self._raised_at[record.machine] = now
         log.info(
-            "profile asked for again",
+            "profile requested again",
             extra={"machine": record.machine, "reason": switch.reason},
         )
         await self._broker.carry_out(

@@ -323,11 +323,11 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
 
 
 _STATES = {
-    MoveState.PLANNED: "It is planned, and begins in its turn.",
+    MoveState.PLANNED: "It is planned, and begins after earlier moves.",
     MoveState.WAITING: "It waits for its job's budget, for its controller, or for its image.",
-    MoveState.MOVING: "The task is on its way.",
-    MoveState.DONE: "The task serves there.",
-    MoveState.WITHDRAWN: "It was not made",
+    MoveState.MOVING: "The task is moving.",
+    MoveState.DONE: "The task is healthy there.",
+    MoveState.WITHDRAWN: "It failed or was withdrawn",
     MoveState.FAILED: "It failed",
 }
 
@@ -335,26 +335,28 @@ _STATES = {
 def explained(move: MoveView, now: float) -> list[str]:
     """Return lines with the reason for a move and its progress."""
     found = [
-        f"Task {move.job}-{move.task} is to go from {move.from_machine} to {move.to_machine}.",
+        (f"Task {move.job}-{move.task} should move from {move.from_machine} to {move.to_machine}."),
         f"It relieves {move.why}.",
         f"The sum of the goals falls by {move.gain:.3f}; the move costs {move.price:.3f}.",
     ]
     if move.gain < move.price:
         found.append("It makes room for another move of the plan, which gains more.")
     if move.wave:
-        found.append(f"It begins after wave {move.wave}: it needs what moves of that leave free.")
+        found.append(f"It begins after wave {move.wave}, whose moves free the room for it.")
     state = _STATES[move.state]
     found.append(f"{state}: {move.reason}." if move.reason else state)
-    found.append(f"That is so for {max(0.0, now - move.at):.0f} s.")
+    found.append(f"This state has lasted {max(0.0, now - move.at):.0f} s.")
     return found
 
 
 _SWAP_STATES = {
-    SwapState.PLANNED: "It is planned, and begins once the moves of its plan are over.",
+    SwapState.PLANNED: "It is planned, and begins after the moves of its plan.",
     SwapState.DRAINING: "The tasks of both machines leave them.",
-    SwapState.HANDING_OVER: "Both are empty, and are taken for the other entitlement.",
+    SwapState.HANDING_OVER: (
+        "Both machines are empty, and are being assigned to the other entitlement."
+    ),
     SwapState.DONE: "Each entitlement has the machine of the other.",
-    SwapState.WITHDRAWN: "It was called off",
+    SwapState.WITHDRAWN: "It was withdrawn",
     SwapState.FAILED: "It failed",
 }
 
@@ -368,5 +370,5 @@ def swap_explained(swap: SwapView, now: float) -> list[str]:
         f"Why: {swap.why}.",
         f"The sum of the goals falls by {swap.gain:.3f}; the exchange costs {swap.price:.3f}.",
         f"{state}: {swap.reason}." if swap.reason else state,
-        f"That is so for {max(0.0, now - swap.at):.0f} s.",
+        f"This state has lasted {max(0.0, now - swap.at):.0f} s.",
     ]

@@ -158,7 +158,7 @@ class ReBalancer:
         if plan is None or plan.plan is None:
             return
         ended = {move.id for move in self._state().history}
-        why = "" if self._settings.mode is RebalanceMode.APPLY else "the mode is not apply any more"
+        why = "" if self._settings.mode is RebalanceMode.APPLY else "the mode is no longer apply"
         if now - plan.plan.made_at > _RESUMED * self._settings.every_s:
             why = "the control plane restarted, and the plan is too old"
         self._plan = replace(plan.plan, resumed_at=now)
@@ -282,7 +282,7 @@ class ReBalancer:
             if await self._moves.begin(move.job, move.task, move.to_machine, reason):
                 self._note(to(move, MoveState.WAITING, now))
             else:
-                self._note(to(move, MoveState.WITHDRAWN, now, "its job is not at rest"))
+                self._note(to(move, MoveState.WITHDRAWN, now, "its job has another operation"))
                 await self._ended(self._move(move.id))
 
     def _objection(self, move: MoveView) -> str:
@@ -293,16 +293,16 @@ class ReBalancer:
         if claim is not None:
             target = self._places.owner(claim.machine.pool).machines.get(move.to_machine)
         if claim is None or claim.machine.name != move.from_machine:
-            return f"the task is not on {move.from_machine} any more"
+            return f"the task is no longer on {move.from_machine}"
         if target is None or target.pool not in (FREE, claim.machine.pool):
-            return f"{move.to_machine} is not the entitlement's any more"
+            return f"{move.to_machine} no longer belongs to the entitlement"
         terms = self.planner.terms(move.job)
         if terms is None or not terms.movable(move.task):
-            return "its job has something else to do"
+            return "its job has another operation"
         if judge(claim.demand, target, target):
-            return f"{move.to_machine} has no room any more"
+            return f"{move.to_machine} no longer has room"
         if move.gain > move.price and not self._gains(claim, target, move.power_gain):
-            return "nothing is gained any more"
+            return "the move no longer has a gain"
         return ""
 
     def _gains(self, claim: Claim, target: Machine, power_gain: float) -> bool:
@@ -397,8 +397,8 @@ class ReBalancer:
         most = self._settings.gap_alarm
         if len(self._gaps) == GAPS and min(self._gaps) > most:
             return (
-                f"rebalancing: {GAPS} plans in a row gain less than {1 - most:.0%} of what could be"
-                " gained: rules of jobs or full machines keep tasks where they are"
+                f"rebalancing: {GAPS} plans in a row gain less than {1 - most:.0%} of the "
+                "possible gain: rules of jobs or full machines keep tasks in place"
             )
         return ""
 

@@ -130,7 +130,7 @@ class MachineSwaps:
             if record is None or record.entitlement != FREE:
                 refused.append(f"{machine} was taken by another entitlement")
             elif not await self._places.of_pool(pool).take(machine, pool):
-                refused.append(f"{pool} may not take {machine} now")
+                refused.append(f"{pool} may not use {machine} now")
         if not refused:
             await self._end(swap, SwapState.DONE, "")
         elif now - swap.at > _TAKE_S:

@@ -12,7 +12,7 @@ from wire.errors import NotFound
 _WORDS = {
     LimitName.STOPS: "stops of tasks on machines",
     LimitName.CAPPED_MOVES: "moves of tasks off machines whose power is capped",
-    LimitName.CAPACITY: "operations on purpose where much capacity is lost already",
+    LimitName.CAPACITY: "voluntary operations where much capacity is already lost",
     LimitName.TAKE_AWAY: "machines taken from entitlements",
     LimitName.MARK_DOWN: "machines declared down",
     LimitName.PROFILES: "switches of host profiles",
@@ -62,7 +62,9 @@ class Limit:
             return 0.0
         wait_s = self._bucket.take(now)
         if wait_s > 0:
-            self.hold_back(now, f"at most {self.per_s:g} per second after {self.burst} at once")
+            self.hold_back(
+                now, f"the limit is {self.per_s:g} per second after {self.burst} at once"
+            )
         else:
             self.passed += 1
         return wait_s

@@ -153,9 +153,9 @@ class Readable(Generic[T]):
         missed = self.latest - after
         if not 0 <= missed <= len(self._history):
             raise Compacted(
-                f"cannot tell the changes of {self.prefix} after {after}: known are those from"
-                f" {self.latest - len(self._history)} to {self.latest}",
-                hint="list again, and go on from the revision of the list",
+                f"cannot list the changes of {self.prefix} after {after}: known are those from "
+                f"{self.latest - len(self._history)} to {self.latest}",
+                hint="list again, and continue from the revision of the list",
             )
         start = len(self._history) - missed
         return list(islice(self._history, start, None if limit is None else start + limit))

@@ -195,7 +195,7 @@ class Runtime:
 
     def paused(self, seconds: float) -> None:
         """Record that this process stood still until now."""
-        log.warning("this process stood still", extra={"seconds": round(seconds, 1)})
+        log.warning("this process was paused", extra={"seconds": round(seconds, 1)})
         for told in tuple(self._on_pause):
             told(seconds)
 

@@ -205,7 +205,7 @@ class Table(Readable[T]):
         except TwineError as e:
             raise UnknownOutcome(
                 f"unknown whether {self._word} {', '.join(sorted(names))} was written: {e}",
-                hint="look whether it is there before sending it again",
+                hint="read the object before you send the change again",
             ) from e
         if not revision:
             await self._refresh(names)

@@ -181,7 +181,7 @@ class EventLog:
         task = next((task for task in tasks if task.index == index), None)
         if task is None:
             if not is_known:
-                raise NotFound(f"nothing is known of task {index} of job {job!r}")
+                raise NotFound(f"there are no events of task {index} of job {job!r}")
             return TaskStory(job=job, task=index, events=events)
         return TaskStory(
             job=job,

@@ -100,10 +100,10 @@ class JobControl:
         name = change.job
         if name in self._jobs.set_aside:
             raise Conflict(
-                f"cannot apply job {name!r}: its stored record is damaged and was set aside;"
-                " its tasks run on",
-                hint="restore it, or drop it:"
-                f" twine-control-plane check-store --forget jobs/{name}",
+                f"cannot apply job {name!r}: its stored record is damaged and was set aside; its "
+                "tasks continue to run",
+                hint="restore the record, or drop it: twine-control-plane check-store --forget "
+                f"jobs/{name}",
             )
         before = self._checked(change, self._jobs.find(name))
         image = None if change.is_resize else await self._find_image(before.image)
@@ -113,7 +113,9 @@ class JobControl:
             spec = self._checked(change, known)
             is_other_image = spec.image != before.image and not change.is_resize
             if is_other_image or spec.entitlement != before.entitlement:
-                raise Conflict(f"job {name!r} was changed meanwhile", hint="write it again")
+                raise Conflict(
+                    f"job {name!r} was changed by another request", hint="write it again"
+                )
             if not change.is_resize:
                 self._check(change.fitting(spec), image, moves=change.moves)
             self._check_share(spec, known)
@@ -246,7 +248,10 @@ class JobControl:
         pool = pool_of(record.spec.entitlement, specs[record.spec.entitlement])
         if machine is not None and machine.pool != pool:
             raise Conflict(
-                f"task {name}-{index} cannot move to {to}: that is not {pool!r}'s",
+                (
+                    f"task {name}-{index} cannot move to {to}: the machine does not belong "
+                    f"to {pool!r}"
+                ),
                 hint=f"twinectl machine list --entitlement {pool}",
             )
         now = Moment(self._runtime.date(), self._runtime.now())
@@ -264,15 +269,15 @@ class JobControl:
         record = going_on(self._jobs.get(name))
         if record.spec.entitlement == entitlement:
             raise Conflict(
-                f"cannot move job {name!r}: it is in entitlement {entitlement!r} already",
+                f"cannot move job {name!r}: it is already in entitlement {entitlement!r}",
                 hint=f"twinectl job status {name}",
             )
         kept = [n for n, volume in record.spec.volumes.items() if volume.kind in STAYING]
         if kept:
             raise Conflict(
-                f"cannot move job {name!r}: what is in {', '.join(kept)} stays on the machines of"
-                f" entitlement {record.spec.entitlement!r}",
-                hint="apply the job without these volumes first, if their content may be left",
+                f"cannot move job {name!r}: its volumes {', '.join(kept)} stay on the machines "
+                f"of entitlement {record.spec.entitlement!r}",
+                hint="apply the job without these volumes first, if their content may be lost",
             )
         return await self.write(moving(name, entitlement, writer, self._runtime.date()))
 

@@ -139,7 +139,7 @@ class JobPlanner:
     async def _image_note(self, record: JobRecord) -> str:
         """Return why no task can be started from the job's image now; empty: they can."""
         why = await self._control.distrust(record.spec)
-        return why and f"no task is started, and those that run stay: {why}"
+        return why and f"no task is started, and running tasks stay: {why}"
 
     async def _uneven(self, record: JobRecord) -> str:
         """Return where a job has too many tasks, and why they stay; empty: nowhere."""
@@ -160,9 +160,9 @@ class JobPlanner:
         if found is None:
             return ""
         if not await self._runtime.compute(len(record.tasks), is_quiet, record):
-            why = "tasks move once nothing else is done to the job"
+            why = "tasks move after the other operations of the job"
         elif repairs:
-            why = "tasks move in a moment"
+            why = "tasks move soon"
         else:
             why = "no machine there has room that the job may use"
         return (
@@ -214,7 +214,7 @@ def _waiting(record: JobRecord, now: float) -> list[str]:
             whom = f"for its controller {controller.name}"
         elif operation.state is OperationState.ACKNOWLEDGED:
             whom = (
-                f"for its turn (let by {operation.approved})"
+                f"for its turn (approved by {operation.approved})"
                 if operation.approved
                 else "for its turn"
             )
@@ -222,7 +222,7 @@ def _waiting(record: JobRecord, now: float) -> list[str]:
             whom = "for a place, its image or its turn"
         until = ""
         if operation.deadline is not None:
-            until = f", in {max(0.0, operation.deadline - now):.0f} s at the latest"
+            until = f", at the latest in {max(0.0, operation.deadline - now):.0f} s"
         found.append(
             f"task {task.index}: {operation.kind} because of {operation.cause} waits {whom}"
             f" for {max(0.0, now - operation.since):.0f} s{until}"

@@ -66,8 +66,8 @@ class Losses:
         """Return how much of a data center is lost."""
         lost, capped = self._lost[dc], self._capped_tasks[dc]
         return (
-            f"{lost + capped} of {self._tasks[dc]} tasks in {dc} do not serve or have too little"
-            f" power, more than {self._share:.0%}: nothing more is taken down there"
+            f"{lost + capped} of {self._tasks[dc]} tasks in {dc} do not serve or have too little "
+            f"power, more than {self._share:.0%}: no further tasks are taken down there"
         )
 
     def _any(self) -> bool:

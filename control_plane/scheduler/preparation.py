@@ -59,6 +59,9 @@ class PreparedMachines:
                 self._until.pop(machine, None)
         except TwineError as e:
             self._until.pop(machine, None)
-            log.info("machine not taken ahead", extra={"machine": machine, "reason": str(e)})
+            log.info(
+                "machine could not be prepared in advance",
+                extra={"machine": machine, "reason": str(e)},
+            )
         finally:
             self._taking.discard(machine)

@@ -40,7 +40,9 @@ class RebalanceOperations:
         try:
             await self._jobs.update(job, lambda r: without_rebalance(r, index))
         except TwineError as e:
-            log.info("move not taken back", extra={"job": job, "task": index, "reason": str(e)})
+            log.info(
+                "move could not be withdrawn", extra={"job": job, "task": index, "reason": str(e)}
+            )
 
     def moving(self, job: str, index: int) -> str:
         """Return the target machine of a task's ReBalancer move; empty: it has no such move."""

@@ -66,8 +66,9 @@ class RestoredStore:
         if not self.waits:
             return ""
         return (
-            "the store was restored from a copy: nothing is commanded until `twinectl restored"
-            " show` was looked at and `twinectl restored release` said"
+            "the store was restored from a copy: the control plane sends no commands until an "
+            "operator reads `twinectl restored show` and runs `twinectl restored "
+            "release`"
         )
 
     async def view(self) -> RestoredView:
@@ -104,12 +105,14 @@ class RestoredStore:
         """Begin to carry out what the store wants; `Conflict` where nothing waits for a release."""
         async with self._lock:
             if self._noted is None or not self.waits:
-                raise Conflict("nothing waits for a release: the store is obeyed")
+                raise Conflict("no restored store waits for a release")
             noted = replace(self._noted, released_at=self._region.runtime.wall(), released_by=by)
             compare = {RESTORED: self._revision}
             self._revision = await self._store.txn(compare, [Put(RESTORED, encode(noted))])
             self._noted = noted
-            log.warning("the restored store is obeyed from now on", extra={"by": by})
+            log.warning(
+                "the control plane acts on the restored store from now on", extra={"by": by}
+            )
             self.begin()
             return noted
 
@@ -123,7 +126,7 @@ class RestoredStore:
         epoch = self._noted.epoch if self._noted is not None else 0
         if status is None or is_known or not is_of_before(status, epoch):
             raise NotFound(
-                f"machine {machine} runs no task {task} that only the restored store does not know",
+                (f"machine {machine} runs no task {task} that the restored store does not contain"),
                 hint="twinectl restored show",
             )
         self._region.observations.let_go.setdefault(machine, set()).add(task)

@@ -340,7 +340,7 @@ class Scheduler:
         )
         now = self.runtime.now()
         if waiting and not self._capped.ready(now):
-            self._capped.hold_back(now, "others leave machines whose power is capped", 60.0)
+            self._capped.hold_back(now, "tasks leave machines whose power is capped", 60.0)
         return waiting > 0
 
     def forget(self, name: str) -> None:

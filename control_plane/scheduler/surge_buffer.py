@@ -49,9 +49,9 @@ class SurgeBuffer:
         now = _extra(record)
         if now > _extra(before) and self.left(before, entitlement) != of:
             raise Conflict(
-                f"cannot add extra tasks to job {record.name!r}: other jobs of entitlement"
-                f" {before.spec.entitlement!r} took or gave back some just now",
-                hint="it is tried again",
+                f"cannot add extra tasks to job {record.name!r}: other jobs of entitlement "
+                f"{before.spec.entitlement!r} changed their number just now",
+                hint="it is retried",
             )
         extras, name = self._extras[record.spec.entitlement], record.name
         if now > extras.get(name, 0):

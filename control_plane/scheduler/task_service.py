@@ -48,8 +48,11 @@ class TaskService:
         placed = found.placement.machine if found is not None and found.placement else ""
         if record is None or found is None or placed != machine:
             raise Forbidden(
-                f"{machine} may not have the identity of task {task}: it was not given the task",
-                hint="a task that was started on the host itself has none",
+                (
+                    f"{machine} may not have the identity of task {task}: the task was not "
+                    "placed on it"
+                ),
+                hint="a task that was started on the host itself has no identity",
             )
         spec = spec_of(record, found)
         if not spec.identity:

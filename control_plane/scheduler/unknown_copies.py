@@ -45,9 +45,9 @@ class UnknownCopies:
                 name = task_id(record.name, task.index)
                 if other := self.elsewhere(name, task.placement.machine):
                     return (
-                        f"task {name} runs on {other}, which the restored store does not know; it"
-                        f" starts once that is released: twinectl restored stop {name} --machine"
-                        f" {other}"
+                        f"task {name} runs on {other}, which the restored store does not "
+                        "contain; it starts once that is released: twinectl restored "
+                        f"stop {name} --machine {other}"
                     )
         return ""
 

@@ -82,7 +82,8 @@ class OwnershipMap:
             raise ConfigError(
                 f"cannot run with shards = {shards}: {len(away)} entitlements are in later ones,"
                 f" {', '.join(away[:3])} for instance",
-                hint="start with as many shards as before, and move them: twinectl shard move",
+                hint="start with the same number of shards as before, and move them: "
+                "twinectl shard move",
             )
 
     async def give(self, entitlement: str, shard: int) -> None:

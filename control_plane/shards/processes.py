@@ -168,6 +168,6 @@ class RoleLeaders:
 def away(shard: int, why: str) -> Unreachable:
     """Return the error of a request for a shard whose process does not answer."""
     return Unreachable(
-        f"shard {shard} is away: {why}; its tasks run on",
+        f"shard {shard} is unavailable: {why}; its tasks continue to run",
         hint="try again in some seconds; all other shards answer",
     )

@@ -105,7 +105,7 @@ def troubles(
     not_up = {state: n for state, n in machines.items() if n and state != MachineState.UP.value}
     told += [f"{n} machines are {state}" for state, n in sorted(not_up.items())]
     if held_back:
-        told.append(f"{held_back} machines are silent and nothing is concluded yet")
+        told.append(f"{held_back} machines are silent and their state is not decided yet")
     told += [f"limit {view.name.value}: {view.reason}" for view in limits if view.reason]
     return told
 

@@ -35,7 +35,9 @@ class Bounds:
     def check(self, operations: Sequence[Operation]) -> None:
         """Count a transaction that is over a bound, or raise `ValueError` if strict."""
         if len(operations) > ROWS_MAX:
-            self._over(operations[0].key, f"{len(operations)} operations, at most {ROWS_MAX}")
+            self._over(
+                operations[0].key, f"{len(operations)} operations; the maximum is {ROWS_MAX}"
+            )
         for operation in operations:
             if isinstance(operation, Put) and len(operation.value) > VALUE_MAX:
                 self._over(operation.key, f"a value of {len(operation.value)} bytes")
@@ -45,5 +47,5 @@ class Bounds:
             raise ValueError(f"a transaction is too large for every engine: {what} at {key}")
         kind = key.split("/", 1)[0]
         if kind not in self.offenders:
-            log.warning("transaction is over a bound", extra={"key": key, "what": what})
+            log.warning("transaction exceeds a bound", extra={"key": key, "what": what})
         self.offenders[kind] += 1

@@ -86,11 +86,14 @@ def look(path: Path) -> Facts:
     with _named(path), closing(_opened(path)) as db:
         trouble = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if trouble != "ok":
-            raise ConfigError(f"{path} is damaged: {trouble}", hint="take another copy")
+            raise ConfigError(f"{path} is damaged: {trouble}", hint="make another copy")
         meta = dict(db.execute("SELECT name, value FROM meta"))
         if not 2 <= meta.get("schema", 0) <= statements.SCHEMA:
             raise ConfigError(
-                f"{path} has schema {meta.get('schema')}, this release knows {statements.SCHEMA}",
+                (
+                    f"{path} has schema {meta.get('schema')}; this release supports "
+                    f"{statements.SCHEMA}"
+                ),
                 hint="run the release that wrote it",
             )
         (keys,) = db.execute("SELECT count(*) FROM state").fetchone()
@@ -131,7 +134,7 @@ def put_in_place(made: Path, folder: Path, aside: Path) -> None:
 
 def _opened(path: Path) -> sqlite3.Connection:
     if not path.is_file():
-        raise ConfigError(f"there is no store's file at {path}")
+        raise ConfigError(f"there is no store file at {path}")
     return sqlite3.connect(path, timeout=30.0)
 
 
@@ -141,9 +144,9 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as e:
-        raise ConfigError(f"cannot use {path}: {e}", hint="is it a store's file, and whole?") from e
+        raise ConfigError(f"cannot use {path}: {e}", hint="is it a complete store file?") from e
     except FileExistsError as e:
-        raise ConfigError(f"{e.filename2 or e.filename} is there already") from e
+        raise ConfigError(f"{e.filename2 or e.filename} already exists") from e
     except OSError as e:
         raise ConfigError(f"cannot use {e.filename or path}: {e.strerror}") from e
 

@@ -198,7 +198,7 @@ class EtcdStore:
     async def wait_failed(self) -> None:
         """Never return; raise the reason once this process can never write again."""
         why = await asyncio.shield(self._leading().lost)
-        raise Busy(f"this control plane leads no longer: {why}")
+        raise Busy(f"this control plane no longer leads: {why}")
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
         """Yield changes after a revision."""
@@ -265,7 +265,8 @@ class EtcdStore:
             name = found[others[0] if self._migrating else _MIGRATING].decode()
             raise Busy(
                 f"cannot open the store: another process has it ({name})",
-                hint="a migration needs it alone: stop all control planes, or wait until it ends",
+                hint="a migration needs exclusive access: stop all control planes, or wait "
+                "until it ends",
             )
         self._shift = int(found.get(_SHIFT, b"0"))
         self.note = None

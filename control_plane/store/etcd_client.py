@@ -180,13 +180,13 @@ def _refused(error: aio.AioRpcError) -> TwineError:
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Busy(
-            f"etcd takes no writes: {details}",
+            f"etcd accepts no writes: {details}",
             hint="compact and defragment it, then `etcdctl alarm disarm` (docs/operating.md)",
         )
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return ConfigError(f"etcd refuses this client: {details}", hint="check [etcd] certificate")
     if code is grpc.StatusCode.OUT_OF_RANGE:
-        return Compacted(f"etcd has compacted what is asked for: {details}", hint="list again")
+        return Compacted(f"etcd has compacted the requested revision: {details}", hint="list again")
     return Busy(f"etcd refused a call: {code.name}: {details}")
 
 

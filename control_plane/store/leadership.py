@@ -184,7 +184,7 @@ class Leadership:
                 pause_s = _RETRY_S  # at the next member
                 continue
             if ttl_s == 0:
-                self._lose("its lease has ended")
+                self._lose("its lease has expired")
             else:
                 self._good_until = asked + ttl_s * (1 - _MARGIN)
 

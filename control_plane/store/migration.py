@@ -93,7 +93,7 @@ async def migrate(
     else:
         await _prove(source, target, numbers, said)
     await target.finish(numbers)
-    said(f"{target.name} is the store")
+    said(f"{target.name} is already the store")
     return True
 
 
@@ -103,7 +103,7 @@ async def _moved_before(
     """Return whether only the last step is left; False: no step is left."""
     coming = target.note
     if left.state is not MigrationState.MOVED:
-        raise ConfigError(f"a migration into {source.name} is not complete: it cannot be a source")
+        raise ConfigError(f"a migration into {source.name} is incomplete: it cannot be a source")
     if coming is not None and (coming.run, coming.state) == (left.run, MigrationState.PROVED):
         return True
     if coming is None and not await target.empty():
@@ -121,21 +121,21 @@ async def _prove(
     coming = target.note
     if coming is None and not await target.empty():
         raise ConfigError(
-            f"there is a store with records in {target.name} already",
-            hint="take another [etcd] prefix, or move that store's folder out of the way",
+            f"{target.name} already has a store with records",
+            hint="use another [etcd] prefix, or move that store's folder away",
         )
     await _check(source.store)
     going_on = coming is not None and coming.state is not MigrationState.MOVED
     run = coming.run if coming is not None and going_on else randbits(61) + 1
     above = Numbers(numbers.epoch, numbers.revision + REVISIONS_BETWEEN)
     await target.begin(MigrationNote(run, MigrationState.INCOMING, _now()), above)
-    said(f"{target.name} is marked as not complete")
+    said(f"{target.name} is marked as incomplete")
     copied = await copy(source.store, target.store)
     said(f"{copied} records written or removed")
     found, read_back = await digest(source.store), await digest(target.store)
     if found != read_back:
         raise ConfigError(
-            f"{target.name} holds {read_back}, not {found}: nothing was moved",
+            f"{target.name} holds {read_back}, not {found}: the store was not moved",
             hint="does another program write to it? run the same command again",
         )
     await target.set_note(MigrationNote(run, MigrationState.PROVED, _now()))
@@ -173,8 +173,8 @@ async def _check(source: Store) -> None:
     large = [e.key async for e in _entries(source) if len(e.value) > VALUE_MAX]
     if large:
         raise ConfigError(
-            f"{len(large)} records have more than {VALUE_MAX} bytes, {large[0]} for instance",
-            hint="etcd does not take them: split the entitlement or job of that name first",
+            (f"{len(large)} records have more than {VALUE_MAX} bytes, {large[0]} for instance"),
+            hint="etcd does not accept them: split the entitlement or job of that name first",
         )
 
 

@@ -159,7 +159,9 @@ async def put_aside(store: Store, name: str) -> Damage:
     kind = next((kind for prefix, kind in _KINDS.items() if name.startswith(prefix)), None)
     if kind is None:
         known = ", ".join(_KINDS)
-        raise NotFound(f"{name!r} is no record that can be set aside", hint=f"those below {known}")
+        raise NotFound(
+            f"{name!r} is not a record that can be set aside", hint=f"those below {known}"
+        )
     damage = _damage(entry, kind) or Damage(entry, "set aside by hand")
     await set_aside(store, damage)
     return damage
@@ -169,7 +171,7 @@ async def forget(store: Store, name: str) -> None:
     """Delete a record that was set aside."""
     entry = await store.get(QUARANTINE + name)
     if entry is None:
-        raise NotFound(f"no record {name!r} was set aside", hint="twine-control-plane check-store")
+        raise NotFound(f"record {name!r} is not set aside", hint="twine-control-plane check-store")
     await store.txn({entry.key: entry.revision}, [Delete(entry.key)])
 
 

@@ -193,8 +193,8 @@ def decode(data: bytes, kind: type[T], key: str) -> T:
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema > SCHEMAS[kind]:
             raise ConfigError(
-                f"cannot read {key}: schema {schema} is newer than {SCHEMAS[kind]},"
-                " the newest that this release knows",
+                f"cannot read {key}: schema {schema} is newer than {SCHEMAS[kind]}, the newest "
+                "supported one",
                 hint="run the release that wrote it, or restore the store's last backup",
             )
         return msgspec.json.decode(data, type=kind)
@@ -205,7 +205,8 @@ def decode(data: bytes, kind: type[T], key: str) -> T:
 def _damaged(key: str, error: Exception) -> DamagedRecord:
     return DamagedRecord(
         f"cannot read {key}: the stored record is damaged: {error}",
-        hint="`twine-control-plane check-store` lists what is; or restore the store's last backup",
+        hint="`twine-control-plane check-store` lists damaged records; or restore the "
+        "store's last backup",
     )
 
 

@@ -199,8 +199,8 @@ class SqliteStore:
         if copied_at := meta.get("copied_at"):
             made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(copied_at))
             raise ConfigError(
-                f"{self._path / 'twine.db'} is a copy, made at {made}: a control plane that goes"
-                " on with it would end what runs since",
+                f"{self._path / 'twine.db'} is a copy, made at {made}: a control plane that uses "
+                "it would end tasks that were started since",
                 hint="twine-control-plane restore-store --from COPY (docs/operating.md)",
             )
         if not self._migrating:
@@ -257,7 +257,7 @@ def take_lock(path: Path) -> int:
     except BlockingIOError as e:
         os.close(lock)
         raise Busy(
-            f"cannot open the store in {path.parent}: another control plane is running on it",
-            hint="stop the other process, or give this one a state folder of its own",
+            f"cannot open the store in {path.parent}: another control plane uses it",
+            hint="stop the other process, or use another state folder for this one",
         ) from e
     return lock

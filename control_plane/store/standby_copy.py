@@ -53,7 +53,7 @@ class StandbyCopy:
     async def has(self, revision: int) -> bool:
         """Return whether the copy has everything up to a revision; else drop it."""
         if not await self.reached(revision, _PATIENCE_S):
-            log.warning("the copy is too old, the store is read", extra={"revision": self.at})
+            log.warning("the copy is too old; the store is read", extra={"revision": self.at})
             self._drop()
         return self.is_used
 

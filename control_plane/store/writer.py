@@ -160,7 +160,7 @@ class Writer:
             log.critical("the writer of the store has died", exc_info=error)
             self._failure = Busy(
                 f"the store cannot be used: its writer has ended: {error!r}",
-                hint="this process ends; what was acknowledged is on disk",
+                hint="this process ends; acknowledged writes are on disk",
             )
         self._failed.set()
         begun = {id(write) for write in group}
@@ -244,9 +244,9 @@ class Writer:
         if found != self._epoch:
             self._connection.execute("ROLLBACK")
             raise Superseded(
-                f"cannot write to the store: another control plane opened it since, for the"
-                f" {found}th time, this one for the {self._epoch}th",
-                hint="one process only may own a state folder; nothing was changed",
+                "cannot write to the store: another control plane has opened it since, for the "
+                f"{found}th time; this one opened it for the {self._epoch}th",
+                hint="only one process may own a state folder; nothing was changed",
             )
 
     def _trim(self) -> None:
@@ -307,5 +307,5 @@ def unusable(error: sqlite3.Error) -> Busy:
 def _unknown(why: str) -> UnknownOutcome:
     return UnknownOutcome(
         f"unknown whether the store made a write: {why}",
-        hint="look whether it is there before sending it again",
+        hint="read the object before you send the change again",
     )

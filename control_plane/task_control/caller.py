@@ -48,7 +48,7 @@ class ControllerCaller:
         except TwineError:
             raise
         except (RecursionError, ValueError) as e:  # nested without end, no text, no number
-            raise ProtocolError(f"{ref.url} answered with something else than we understand") from e
+            raise ProtocolError(f"{ref.url} sent an answer that is not a valid reply") from e
 
 
 class _OneCall(WireClient):

@@ -39,7 +39,7 @@ _AT_ONCE = 32
 
 async def no_controller(ref: ControllerRef, _: TaskControlRequest) -> TaskControlResponse:
     """Raise `Unreachable`: for control planes that cannot call controllers."""
-    raise Unreachable(f"this control plane calls no controllers, and not {ref.name}")
+    raise Unreachable(f"this control plane cannot call controllers such as {ref.name}")
 
 
 @dataclass(slots=True)
@@ -162,9 +162,11 @@ class Controllers:
             calls = f"{talk.failures} call{'s' if talk.failures > 1 else ''}"
             return f"{who} did not answer {calls} in {since_s:.0f} s: {talk.trouble}"
         if not talk.heard.by:
-            return f"{who} had nothing to be asked yet"
+            return f"{who} has not been called yet"
         ago_s = self._runtime.now() - talk.answered_at
-        strays = f"; {talk.strays} acknowledgements were of nothing asked" if talk.strays else ""
+        strays = (
+            f"; {talk.strays} acknowledgements were for unknown operations" if talk.strays else ""
+        )
         return (
             f"{who} answered {ago_s:.0f} s ago: {len(talk.heard.acks)} of"
             f" {len(talk.said.request)} acknowledged{strays}"

@@ -34,7 +34,7 @@ class FormAction:
 
 def _reason(form: Fields) -> str:
     if not form.get("reason"):
-        raise InvalidInput("a reason is missing", hint="say in the form why")
+        raise InvalidInput("a reason is missing", hint="enter a reason in the form")
     return form["reason"]
 
 
@@ -43,7 +43,7 @@ def _checked(kind: Any, **fields: Any) -> Any:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as e:
-        raise InvalidInput(f"the form cannot be used: {e}") from e
+        raise InvalidInput(f"the form is invalid: {e}") from e
 
 
 def _note(form: Fields) -> DecisionNote:

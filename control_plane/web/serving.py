@@ -134,8 +134,8 @@ class Console:
         allowed = {"format", *page.parameters}
         if unknown := set(request.query) - allowed:
             raise InvalidInput(
-                f"this page takes no parameter {', '.join(sorted(unknown))}",
-                hint=f"it takes {', '.join(sorted(allowed))}",
+                f"this page has no parameter {', '.join(sorted(unknown))}",
+                hint=f"its parameters: {', '.join(sorted(allowed))}",
             )
         api = RouteCalls(self._front_end, self._routes, request)
         asked = PageRequest(

@@ -109,7 +109,7 @@ def controlled(
     """Return the record after a user's request, and the runs that it ended."""
     if request.verb in (ControlVerb.SKIP, ControlVerb.ABORT) and not request.reason:
         raise InvalidInput(
-            f"{request.verb} needs a reason: it is kept in the history", hint="--reason TEXT"
+            f"{request.verb} needs a reason, which the history keeps", hint="--reason TEXT"
         )
     run = record.active
     if run is None:
@@ -121,7 +121,7 @@ def controlled(
     if request.verb is ControlVerb.ABORT:
         return _aborted(record, run, request, who, now)
     if run.state is RunState.ROLLING_BACK:
-        reason = f"run {run.number} rolls back already: {run.reason}"
+        reason = f"run {run.number} is already rolling back: {run.reason}"
         raise _refused(record, request, reason, "wait for its end, or abort it")
     match request.verb:
         case ControlVerb.PAUSE:
@@ -178,7 +178,7 @@ def _paused(
     record: PipelineRecord, run: PipelineRun, request: ControlRequest, who: str, now: float
 ) -> PipelineRecord:
     if run.paused:
-        raise _refused(record, request, f"run {run.number} is paused already")
+        raise _refused(record, request, f"run {run.number} is already paused")
     run = logged(replace(run, paused=True), now, who, f"pauses{_because(request)}")
     return replace(record, active=run)
 
@@ -252,7 +252,7 @@ def _rollback_of_the_past(
 ) -> PipelineRecord:
     """Return the record with a run that only rolls back an ended one."""
     if last is None or last.state is RunState.ROLLED_BACK:
-        raise _refused(record, request, "no run changed anything that is still there")
+        raise _refused(record, request, "no run made a change that is still in force")
     back = record.good if last.state is not RunState.DONE else record.previous
     missing = [job for job in last.pushed if back.get(job) in (None, last.image)]
     if missing:

@@ -68,7 +68,7 @@ def advance(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
         return _wait(record, f"cannot see {_jobs(missing)}: the front end does not answer")
     gone = [job for job in run.spec.targets if not jobs[job].image]
     if gone:
-        return _end(record, RunState.STOPPED, f"{_jobs(gone)} does not exist any more", now)
+        return _end(record, RunState.STOPPED, f"{_jobs(gone)} no longer exists", now)
     if run.ending is not None:
         return _freeze_and_end(record, run, jobs, now)
     if run.state is RunState.ROLLING_BACK:
@@ -90,7 +90,7 @@ def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
         return DeliveryDecision(replace(record, waiting=replace(run, waits=why)))
     seen_all = [jobs[job] for job in record.spec.targets]
     if all(seen.image == run.image and seen.settled for seen in seen_all) and not record.frozen:
-        run = ended(run, RunState.DONE, "every task runs the image already", now)
+        run = ended(run, RunState.DONE, "all tasks already run the image", now)
         good = record.good | dict.fromkeys(record.spec.targets, run.image)
         return DeliveryDecision(replace(record, waiting=None, good=good), ended=(run,))
     good = dict(record.good)
@@ -180,7 +180,7 @@ def _step(
         if step.stage.kind is not StageKind.ALL and not any(
             wanted(step.stage, jobs[job].size) for job in step.jobs
         ):
-            run = logged(run, now, WHO, f"{step.name} is no task at this size")
+            run = logged(run, now, WHO, f"{step.name} is zero tasks at this size")
             return _next(replace(record, active=run), run, now)
     pushes = tuple(
         to_push(record, run, step, jobs[job])

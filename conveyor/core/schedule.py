@@ -35,12 +35,14 @@ def start_time(text: str) -> StartTime:
     match = _START.fullmatch(text.strip().lower())
     hint = "for instance mon-fri 10:00, sat 06:30 or 10:00"
     if match is None or int(match["hour"]) > 23 or int(match["minute"]) > 59:
-        raise InvalidInput(f"{text!r} is no time of a week", hint=hint)
+        raise InvalidInput(f"{text!r} is not a time of a week", hint=hint)
     minute = int(match["hour"]) * 60 + int(match["minute"])
     try:
         days = window(f"{match['days'] or ''}00:00-24:00").days
     except InvalidInput as e:
-        raise InvalidInput(f"{text!r} is no time of a week: its days are wrong", hint=hint) from e
+        raise InvalidInput(
+            f"{text!r} is not a time of a week: its days are wrong", hint=hint
+        ) from e
     return StartTime(days, minute)
 
 
@@ -50,7 +52,7 @@ def moment(text: str) -> float:
     try:
         found = datetime.fromisoformat(text)
     except ValueError as e:
-        raise InvalidInput(f"{text!r} is no date and time", hint=hint) from e
+        raise InvalidInput(f"{text!r} is not a date and time", hint=hint) from e
     if found.tzinfo is None:
         raise InvalidInput(f"{text!r} has no time zone", hint=hint)
     return found.timestamp()

@@ -47,8 +47,10 @@ class Direct:
         version = f"# version: {entry.version}\n" if entry.version else ""
         host.disk.write(host.fs.path(FILE), f"{_HEAD}\n{version}{entry.line}\n")
         if self.read(host) != self.kept(host, entry):
-            raise HostError(f"cannot stage the command line in {FILE}: it reads otherwise")
-        return f"staged in {FILE}; no boot loader to tell"
+            raise HostError(
+                f"cannot stage the command line in {FILE}: its content differs after the write"
+            )
+        return f"staged in {FILE}; the host has no known boot loader"
 
     def clear(self, host: Host) -> None:
         """Remove the file."""

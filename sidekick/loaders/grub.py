@@ -89,7 +89,9 @@ class Grub:
         text = _laid_in(_whole(host, CUSTOM), _text(first, entry))
         host.disk.write(host.fs.path(CUSTOM), text)
         if self.read(host) != entry:
-            raise HostError(f"cannot stage the command line in {CUSTOM}: it reads otherwise")
+            raise HostError(
+                f"cannot stage the command line in {CUSTOM}: its content differs after the write"
+            )
         return f"staged in {CUSTOM}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:
@@ -113,7 +115,7 @@ class Grub:
             return f"there is no {ONCE}"
         kind = _file_system(host)
         if kind not in WRITABLE:
-            return f"GRUB cannot note on {kind} that an entry was tried"
+            return f"GRUB cannot record on {kind} that an entry was tried"
         return ""
 
     def boot_once(self, host: Host) -> None:

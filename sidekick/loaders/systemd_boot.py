@@ -86,7 +86,9 @@ class SystemdBoot:
         if entry.default and before != NAME:
             host.processes.run(["bootctl", "set-default", NAME])
         if self.read(host) != entry:
-            raise HostError(f"cannot stage the command line in {path}: it reads otherwise")
+            raise HostError(
+                f"cannot stage the command line in {path}: its content differs after the write"
+            )
         return f"staged in {path}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:

@@ -68,7 +68,7 @@ def setting_of(name: str) -> Setting:
     kind = kind_of(name)
     if kind not in SETTINGS:
         raise HostError(
-            f"sidekick knows no settings of the kind {kind!r} ({name})",
+            f"sidekick does not support settings of the kind {kind!r} ({name})",
             hint="a newer sidekick applied it: install that one again, and roll back with it",
         )
     return SETTINGS[kind]

@@ -87,8 +87,8 @@ class AffinitySetting(Setting):
         if setting.endswith(FEW):
             return "this host has too few processors to divide them so"
         return {
-            IRQS: "its interfaces have no interrupts of their own that could be moved",
-            TASKS: f"{SLICE} has no cpuset: the controller is not there or not enabled",
+            IRQS: "its interfaces have no interrupts that could be moved",
+            TASKS: f"{SLICE} has no cpuset: the controller is missing or disabled",
         }.get(setting, "")
 
     def read(self, host: Host, setting: str) -> str | None:

@@ -224,7 +224,7 @@ class HugepagesSetting(Setting):
             return Applied(ApplyOutcome.APPLIED, str(actual), detail)
         if actual > goal:
             return Applied(
-                ApplyOutcome.FAILED, str(actual), f"{actual - goal} pages too many are still in use"
+                ApplyOutcome.FAILED, str(actual), f"{actual - goal} excess pages are still in use"
             )
         short = f"{actual} of {goal} pages after {tries} tries with compaction{refused}"
         return _short(host, change, actual, short)
@@ -239,7 +239,7 @@ class HugepagesSetting(Setting):
                 detail = "reserved by the staged command line"
                 return replace(report, outcome=ApplyOutcome.PENDING_REBOOT, detail=detail)
             if wanted.options.get("if_short") == "keep":
-                detail = f"{report.actual} of {wanted.value} pages; the profile takes that"
+                detail = f"{report.actual} of {wanted.value} pages; the profile accepts that"
                 return replace(report, outcome=ApplyOutcome.PARTIAL, detail=detail)
         return report
 
@@ -258,7 +258,7 @@ class HugepagesSetting(Setting):
             actual, _ = _ask(host, path, goal, page)
         if actual != goal:
             raise KernelFileError(
-                f"cannot bring {change.setting} back to {change.before} pages: it has {actual}"
+                f"cannot restore {change.setting} to {change.before} pages: it has {actual}"
             )
 
 
@@ -408,16 +408,16 @@ def _short(host: Host, change: SettingChange, actual: int, short: str) -> Applie
     """Return what a lasting shortfall means, by the profile's policy."""
     policy = change.options.get("if_short", "undo")
     if policy == "keep":
-        return Applied(ApplyOutcome.PARTIAL, str(actual), f"{short}; the profile takes that")
+        return Applied(ApplyOutcome.PARTIAL, str(actual), f"{short}; the profile accepts that")
     if policy == "undo":
         return Applied(ApplyOutcome.FAILED, str(actual), short)
     _, size, node = change.setting.split(".")
     line = host.fs.find("/proc/cmdline") or ""
     booted = Pairs.of(group_in(line, HUGEPAGES)).reserved(SIZES[size], node, len(nodes_of(host)))
     if booted >= int(change.after):
-        detail = f"{short}, although the kernel was told at boot to reserve {booted}"
+        detail = f"{short}, although the kernel was booted with {booted}"
         return Applied(ApplyOutcome.FAILED, str(actual), detail)
-    return Applied(ApplyOutcome.PENDING_REBOOT, str(actual), f"{short}; left to the next boot")
+    return Applied(ApplyOutcome.PENDING_REBOOT, str(actual), f"{short}; it waits for the next boot")
 
 
 def _is_staged(wanted: WantedSetting, observed: Observed) -> bool:

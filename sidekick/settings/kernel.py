@@ -114,7 +114,7 @@ class KernelSetting(Setting):
                 text = f"{argument!r} {reason} (in {where})"
                 errors.append(FieldError(field=CMDLINE, reason=text))
         if section.version is not None and not _RELEASE.fullmatch(section.version):
-            reason = f"{section.version!r} is not the release of a kernel"
+            reason = f"{section.version!r} is not a kernel release"
             errors.append(FieldError(field=RELEASE, reason=reason))
         return errors
 
@@ -224,9 +224,9 @@ def _image(setting: str) -> str:
 def _why_not(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if key_of(argument) in OF_HUGEPAGES:
-        return "belongs into [hugepages]"
+        return "belongs in [hugepages]"
     if key_of(argument) == GUARD:
-        return "is put there by sidekick itself"
+        return "is set by sidekick itself"
     if key not in ALLOWED:
         return "is not among the arguments a profile may set"
     if equals and not _VALUE.fullmatch(value):

@@ -70,7 +70,7 @@ class LeadingSetting(Setting):
                 actual = self.read(host, partner) or ""
                 if not self.same(actual, value):
                     raise KernelFileError(
-                        f"cannot bring {partner} back to {value!r}: it reads {actual!r}"
+                        f"cannot restore {partner} to {value!r}: it reads {actual!r}"
                     )
 
     def _noted(self, change: SettingChange, observed: Observed, leader: str) -> SettingChange:

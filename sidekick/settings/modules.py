@@ -56,7 +56,8 @@ class ModulesSetting(Setting):
         return [
             FieldError(
                 field="modules.load",
-                reason=f"{name} is not for a profile ({profile.source_of(f'modules.{name}')})",
+                reason=f"{name} may not be set by a profile "
+                f"({profile.source_of(f'modules.{name}')})",
             )
             for name in (found.load if found else ())
             if name in REFUSED

@@ -56,7 +56,7 @@ class PowerSetting(Setting):
             words = [given] if isinstance(given, str) else given
             if words is not None and not (words and all(_WORD.fullmatch(w) for w in words)):
                 where = profile.source_of(f"power.{key}")
-                reason = f"{given!r} is no word, and no list of words ({where})"
+                reason = f"{given!r} is not a word or a list of words ({where})"
                 errors.append(FieldError(field=f"power.{key}", reason=reason))
         return errors
 
@@ -92,7 +92,7 @@ class PowerSetting(Setting):
         """Return why a host does not have it."""
         key, choice = _key(setting)
         if choice:
-            return f"its frequency driver offers no {key} {choice}"
+            return f"its frequency driver does not offer {key} {choice}"
         return f"this kernel has no frequency driver with a choice of {key}; guests have none"
 
     def read(self, host: Host, setting: str) -> str | None:

@@ -79,8 +79,7 @@ class PrefetchSetting(Setting):
     def lacking(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
         return (
-            "no register that is known to switch it: not one of the known models, a guest, "
-            "or the msr module is not loaded"
+            "no known register for it: an unknown model, a guest, or the msr module is not loaded"
         )
 
     def read(self, host: Host, setting: str) -> str | None:

@@ -79,7 +79,7 @@ class ScratchSetting(Setting):
         found: Scratch | None = profile.section(self.kind)
         paths = {"device": found.device or "", "mount": found.mount} if found else {}
         return [
-            FieldError(field=f"scratch.{key}", reason=f"{path!r} climbs with ..")
+            FieldError(field=f"scratch.{key}", reason=f"{path!r} contains ..")
             for key, path in paths.items()
             if ".." in path.split("/")
         ]
@@ -108,8 +108,8 @@ class ScratchSetting(Setting):
     def lacking(self, setting: str) -> str:
         """Return why a host cannot have it."""
         return (
-            f"{device_of(setting)} is not there, is in use, or holds data that is not ours "
-            f"(only an empty device or one labelled {LABEL!r} is taken)"
+            f"{device_of(setting)} is missing, in use, or holds foreign data (only an empty "
+            f"device or one with the label {LABEL!r} is used)"
         )
 
     def outlives_boot(self, setting: str, booted_with: Sequence[str]) -> bool:  # noqa: ARG002
@@ -133,11 +133,11 @@ class ScratchSetting(Setting):
         now = (self.read(host, setting) or "").split()
         words = value.split()
         if not now:
-            raise HostError(f"cannot use {device} for scratch: it is not ours to touch any more")
+            raise HostError(f"cannot use {device} for scratch: it no longer belongs to sidekick")
         run = host.processes.run
         maker = _MKFS[words[0].partition(":")[0]][0] if words[0] not in (EMPTY, now[0]) else ""
         if maker and not host.fs.exists(maker):
-            raise HostError(f"cannot make {words[0]} on {device}: there is no {maker} here")
+            raise HostError(f"cannot make {words[0]} on {device}: the host has no {maker}")
         if "at" in now:
             run(["/bin/umount", now[2]])
         _let_go(host, device)
@@ -148,7 +148,7 @@ class ScratchSetting(Setting):
             size = int(share_mib) * MIB if share_mib else _size(host, device)
             if size < LEAST[kind]:
                 least = LEAST[kind] // MIB
-                raise HostError(f"{device} is too small for {words[0]}: it takes {least} MiB")
+                raise HostError(f"{device} is too small for {words[0]}: the minimum is {least} MiB")
             sized = [w.format(share_mib) for w in _SIZE_ARGUMENT[kind]] if share_mib else []
             run([*_MKFS[kind], *sized, device], timeout_s=300.0)
         if "at" in words:

@@ -68,11 +68,11 @@ class Recorded:
 
     def start(self, unit: str) -> None:
         """Refuse."""
-        raise SystemdError(f"cannot start {unit}: systemd is not at work on this host")
+        raise SystemdError(f"cannot start {unit}: systemd does not run on this host")
 
     def stop(self, unit: str) -> None:
         """Refuse."""
-        raise SystemdError(f"cannot stop {unit}: systemd is not at work on this host")
+        raise SystemdError(f"cannot stop {unit}: systemd does not run on this host")
 
     def reset_failed(self, unit: str) -> None:
         """Do nothing: no service of a tree has failed."""

@@ -66,7 +66,7 @@ class ServicesSetting(Setting):
             where = profile.source_of(f"services.{name}")
             reason = ""
             if REFUSED.fullmatch(name):
-                reason = f"{name} is not a profile's to start or stop ({where})"
+                reason = f"{name} may not be started or stopped by a profile ({where})"
             elif name.endswith("@.service"):
                 reason = f"{name} is a template: name an instance of it ({where})"
             if reason:
@@ -92,7 +92,8 @@ class ServicesSetting(Setting):
                 source = profile.source_of(f"services.{name}")
                 if REFUSED.fullmatch(own):
                     raise Unprocessable(
-                        f"{name} is {own}, which is not a profile's to start or stop ({source})"
+                        f"{name} is {own}, which may not be started or stopped by a "
+                        f"profile ({source})"
                     )
                 if own in wanted and wanted[own].value != value:
                     raise Unprocessable(f"{own} cannot both run and be stopped ({source})")
@@ -153,7 +154,7 @@ class ServicesSetting(Setting):
             services_of(host).reset_failed(_unit(change.setting))
         actual = self.read(host, change.setting)
         if not _both(change.before, actual):
-            raise HostError(f"{change.setting} was {change.before} before and is {actual} now")
+            raise HostError(f"{change.setting} was {change.before} before and is now {actual}")
 
 
 def state_of(unit: ServiceUnit) -> str:
@@ -180,7 +181,7 @@ def _settle(host: Host, change: SettingChange) -> str:
         if state == STOPPED and change.after == RUNNING:
             return _why_ended(unit)
         if unit.invocation_id != first.invocation_id:
-            return "it ended and was started again at once"
+            return "it ended and was restarted at once"
         if host.monotonic() >= until:
             break
         host.sleep(POLL_S)

@@ -54,7 +54,7 @@ class SmtSetting(Setting):
 
     def lacking(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
-        return "cores run one thread only, or firmware or the command line has forced it off"
+        return "its cores run one thread only, or firmware or the command line has forced SMT off"
 
     def read(self, host: Host, setting: str) -> str | None:  # noqa: ARG002
         """Return `on` or `off`."""

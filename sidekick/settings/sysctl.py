@@ -59,13 +59,13 @@ _NUMBER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|(?P<octal>0[0-7]+)|0|[1-9]\d*)")
 CONFIGURED = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
 """Where others keep sysctls (sysctl.d(5)): loading those again changes ours."""
 REFUSED = (
-    (r"vm/nr_hugepages.*", "belongs into [hugepages]"),
+    (r"vm/nr_hugepages.*", "belongs in [hugepages]"),
     (r"vm/(drop_caches|compact_memory|stat_refresh)", "is an action, not a value"),
     (r".*/flush|kernel/ns_last_pid|kernel/random/(uuid|boot_id)", "is not a value"),
     (r"kernel/(modules_disabled|kexec_load_disabled|kexec_load_limit_.*)", "cannot be undone"),
     (
         r"kernel/(unprivileged_bpf_disabled|yama/ptrace_scope|tainted|cad_pid)",
-        "cannot be undone: once raised, the kernel refuses to lower it until the next boot",
+        "cannot be undone: the kernel refuses to lower it until the next boot",
     ),
     (
         r"net/netfilter/nf_hooks_lwtunnel",
@@ -73,7 +73,7 @@ REFUSED = (
     ),
     (
         r"net/ipv6/conf/[^/]+/(disable_ipv6|addr_gen_mode)",
-        "cannot be undone: it drops addresses and routes, which do not come back with the value",
+        ("cannot be undone: it drops addresses and routes, which the old value does not restore"),
     ),
     (r"kernel/(core_pattern|modprobe|hotplug|poweroff_cmd)", "makes the kernel run programs"),
     (r"kernel/usermodehelper/.*|fs/binfmt_misc/.*", "makes the kernel run programs"),
@@ -81,7 +81,7 @@ REFUSED = (
     (r"net/ipv6/conf/[^/]+/stable_secret", "cannot be undone: once set, it cannot be unset"),
     (
         r"net/ipv4/(ip_forward|conf/all/forwarding)|net/ipv6/conf/all/.*",
-        "also changes settings of every interface, which could not be given back",
+        "also changes settings of every interface, which cannot be restored",
     ),
 )
 """What a profile may not set: a value that undo cannot restore, or one that is not its own."""
@@ -257,7 +257,7 @@ class SysctlSetting(Setting):
                     key, equals, value = line.strip().lstrip("-").partition("=")
                     same_name = equals and _below_proc_sys(key.strip()) == path
                     if same_name and self.same(value, report.actual):
-                        return f"to what {folder}/{name}:{number} says"
+                        return f"to the value in {folder}/{name}:{number}"
         return ""
 
     def undo(self, host: Host, change: SettingChange) -> None:
@@ -273,7 +273,7 @@ class SysctlSetting(Setting):
             actual = host.fs.read(path_of(change.setting))
             if not self.same(actual, change.before):
                 raise KernelFileError(
-                    f"cannot bring {change.setting} back to {change.before!r}: it reads {actual!r}"
+                    f"cannot restore {change.setting} to {change.before!r}: it reads {actual!r}"
                 )
 
 

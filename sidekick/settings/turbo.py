@@ -54,7 +54,9 @@ class TurboSetting(Setting):
 
     def lacking(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
-        return "no Turbo to switch: the processor or its firmware forbids it, or it is a guest"
+        return (
+            "Turbo cannot be switched: the processor or its firmware forbids it, or this is a guest"
+        )
 
     def read(self, host: Host, setting: str) -> str | None:  # noqa: ARG002
         """Return `on`, `off`, or one of them for each policy where they differ."""

@@ -201,7 +201,7 @@ def test_a_paused_owner_keeps_the_store_and_one_that_lost_it_writes_nothing(tmp_
             async with SqliteStore(tmp_path) as store:
                 return await store.txn({}, [Put("b", value)])
 
-        with pytest.raises(Busy, match="another control plane is running on it"):
+        with pytest.raises(Busy, match="another control plane uses it"):
             asyncio.run(other(b"no"))
         (tmp_path / "lock").unlink()
         assert asyncio.run(other(b"yes")) == 2
@@ -249,9 +249,7 @@ def test_of_two_hundred_that_wake_together_one_owns_the_store(tmp_path: Path) ->
         thread.join()
     assert [epoch for epoch, _ in owned] == list(range(1, rounds + 1))
     assert len(refused) == rounds * (count - 1)
-    assert {words.partition(": ")[2] for words in refused} == {
-        "another control plane is running on it"
-    }
+    assert {words.partition(": ")[2] for words in refused} == {"another control plane uses it"}
 
     async def found() -> list[tuple[int, int]]:
         async with SqliteStore(tmp_path) as store:

@@ -83,7 +83,7 @@ def test_a_job_of_machines_is_placed_known_entered_updated_and_gone(
     switched(lab, on=False)
     plan = lab.ctl("job", "plan", str(file))
     assert plan["unplaced"] == [0]
-    why = "not as required: capability.own-init exists because"
+    why = "requirement not met: capability.own-init exists because"
     assert any(why in reason for reason in plan["reasons"]), plan["reasons"]
     lab.run("twinectl", "job", "apply", str(file))
     assert why in lab.ctl("job", "explain", "web")["summary"]

@@ -127,7 +127,7 @@ def test_a_limit_holds_by_whatever_name_of_its_device_it_is_put(guest: OneGuest)
     line = "twine-agent run named --image /root/image.tar --file /root/named.toml"
     refused = guest.ssh(f"{line} -- /bin/busybox true 2>&1 || true")
     there = ", ".join(link for link in links if "/by-uuid/" in link)
-    said = f"there is no block device /dev/disk/by-uuid/none, the machine has {there}"
+    said = f"there is no block device /dev/disk/by-uuid/none; the machine has {there}"
     assert said in refused
     (task,) = json.loads(guest.ssh("twine-agent ps -o json"))["tasks"]
     assert task["restarts"] == 0

@@ -219,7 +219,7 @@ def test_a_canary_that_fails_brings_the_job_back_and_one_that_holds_goes_on(
         words = ("--set", f"image={image}")
         web.run("twinectl", "job", "apply", str(bad), *words)
         web.until("it went back", lambda: len(rollouts(web)) > told)
-        assert rollouts(web)[told].startswith("back to version ")
+        assert rollouts(web)[told].startswith("rolled back to version ")
         web.rest()
         kept = {t for t, unit in web.invocations().items() if before.get(t) == unit}
         assert len({t for t in kept if t.startswith("web-")}) == 5  # all but the canary
@@ -227,7 +227,7 @@ def test_a_canary_that_fails_brings_the_job_back_and_one_that_holds_goes_on(
         applied(web, good, images["v2"])
         web.until("it is told", lambda: len(rollouts(web)) > told + 1)
         assert "1 canaries" in rollouts(web)[told]
-        assert rollouts(web)[told + 1].endswith("runs on all tasks")
+        assert rollouts(web)[told + 1].startswith("all tasks run version ")
     assert asked_unlisted(outcomes[0]) == []
     for outcome in outcomes:
         assert outcome["failed"] == 0, outcome["failures"]

@@ -58,7 +58,7 @@ def _judge(
         if work.ranking.capped:
             limits.update(work.ranking.limits(machine))
         if machine.name in group.leave:
-            limits["is to be left"] += 1
+            limits["is to be emptied"] += 1
         for term in group.among:
             if not holds(term, machine):
                 limits[term.reason if isinstance(term, Because) else text_of(term)] += 1

@@ -228,7 +228,7 @@ class Tally:
         if others + sum(self._counts.values()) <= self.machines:
             return []
         s = "s" if self.machines > 1 else ""
-        return [f"of {self.machines} machine{s} in all: each counts for all of its reasons"]
+        return [f"of {self.machines} machine{s} in all: each counts once per reason"]
 
     def lacks(self) -> frozenset[str]:
         """Return the kinds of reasons that occurred: `memory`, `cpu`, …"""
@@ -239,7 +239,7 @@ class Tally:
         wanted = "; ".join(map(text_of, demand.requires))
         unit = "RRU" if demand.rru else "cores"
         return {
-            "excluded": f"not as required: {wanted}",
+            "excluded": f"requirement not met: {wanted}",
             "memory": f"memory: {_mib(demand.memory_bytes)} wanted,"
             f" at most {_mib(most.get('memory', 0))} free",
             "cpu": f"CPU: {_number(demand.rru or demand.cpus)} {unit} wanted,"

@@ -61,7 +61,7 @@ def planning(
         unplaced += left
     unplaced = work.without_those_that_may_stay(unplaced, waiting)
     if unplaced and request.gang:
-        work.give_up(waiting, f"all or nothing was asked for, and {len(unplaced)} lack room")
+        work.give_up(waiting, f"all or nothing was requested, and {len(unplaced)} lack room")
         everyone = [task for _, tasks in waiting for task in tasks]
         unplaced = work.without_those_that_may_stay(everyone, waiting)
     reasons = work.reasons if unplaced else ()

@@ -141,6 +141,6 @@ class Power:
         if budget is None:
             return ""
         return (
-            f"power: {budget.place} has {max(0, budget.left(extra))} W left of"
-            f" {budget.limit} W, a machine more draws {machine.capacity.power_w} W"
+            f"power: {budget.place} has {max(0, budget.left(extra))} W left of {budget.limit} W; "
+            f"another machine draws {machine.capacity.power_w} W"
         )

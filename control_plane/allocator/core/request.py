@@ -110,7 +110,7 @@ class Allowance:
         capacity = machine.capacity
         kind = capacity.machine_type
         if self.datacenter is not None and machine.place.datacenter != self.datacenter:
-            return f"not in {self.datacenter}, where the entitlement is pinned to"
+            return f"not in {self.datacenter}, the data center of the entitlement"
         if self.types and kind not in self.types:
             return f"type {kind} is not among the entitlement's types"
         if self.machines is not None and self.machines <= 0:
@@ -122,7 +122,7 @@ class Allowance:
         if self.unpromised:
             key = (kind, machine.place.datacenter, micro(capacity.rru))
             if self.unpromised.get(key, 1) <= self._taken.get(key, 0):
-                return "promised to others"
+                return "reserved for others"
         return ""
 
     def take(self, machine: Machine) -> None:

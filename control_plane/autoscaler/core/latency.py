@@ -187,7 +187,10 @@ def load_of_task(
         minutes = sum(b.minutes for b in state.known)
         why = f"a task carries {most:.4g} within {limit:g} s, learnt from {minutes:.0f} min"
     elif given is not None:
-        most, why = given / target.share, f"target {given:g} until {limit:g} s is learnt"
+        most, why = (
+            given / target.share,
+            (f"target {given:g} until the load that keeps {limit:g} s is learnt"),
+        )
     else:
         seen = sum(b.minutes for b in state.bins)
         why = f"which load a task carries within {limit:g} s is not learnt yet: {seen:.0f} min of "

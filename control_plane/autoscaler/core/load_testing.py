@@ -32,7 +32,7 @@ def weights_for(multiple: float, task: int, others: Collection[int]) -> dict[int
 def beyond(wish: LoadTestWish, step: LoadTestStep) -> str:
     """Return which limit a step exceeds, in words; empty: none."""
     if not all(map(math.isfinite, (step.load, step.latency_s, step.errors))):
-        return "a measurement is no number"
+        return "a measurement is not a number"
     if step.latency_s > wish.latency_max_s:
         return f"latency of {step.latency_s:.3g} s is over {wish.latency_max_s:g} s"
     if step.errors > wish.errors_max:

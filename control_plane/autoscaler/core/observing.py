@@ -48,12 +48,12 @@ def pushing(record: JobRecord) -> str:
         if rollout.halted:
             return f"the update to version {record.version} failed"
         if rollout.returns_from:
-            return f"the job goes back from version {rollout.returns_from}"
+            return f"the job is rolled back from version {rollout.returns_from}"
     if all(task.version == record.version for task in record.tasks):
         return ""
     if record.paused:
         return f"the update to version {record.version} is paused"
-    return f"the update to version {record.version} goes on"
+    return f"the update to version {record.version} is in progress"
 
 
 def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:

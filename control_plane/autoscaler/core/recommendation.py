@@ -263,7 +263,9 @@ def recommend(
     if why:
         notes.insert(0, why)
     if size.tasks > size.at_target:
-        notes.append(f"{size.at_target} at target, more for the loss of 1 of {seen.msbs} MSBs")
+        notes.append(
+            f"{size.at_target} at target, plus a reserve for the loss of 1 of {seen.msbs} MSBs"
+        )
     bounded = min(max(size.tasks, low), high)
     if bounded != size.tasks:
         when = f" ({schedule} UTC)" if schedule else ""
@@ -279,7 +281,7 @@ def recommend(
             way = policy.up if limited < bounded else policy.down
             notes.append(f"speed limit of {way.share:.0%} in {way.per_s:g} s: {tasks} now")
         elif tasks > max(bounded, low):
-            notes.append(f"{tasks} stay while others start")
+            notes.append(f"{tasks} tasks stay until others have started")
     return Recommendation(
         at=seen.at,
         tasks=tasks,
@@ -310,12 +312,12 @@ def _why_held(
     if seen.pushing:
         return f"not reduced: {seen.pushing}"
     if load is None:
-        return "not reduced: the load is not measured at present"
+        return "not reduced: the load is not measured now"
     ill = seen.healthy < seen.tasks
     if ill and not (state.growing_since and _least(seen, tasks, state) < seen.tasks):
         return f"not reduced: {seen.healthy} of {seen.tasks} tasks are healthy"
     if policy.latency is not None and load > 0 and fresh_latency(seen) is None:
-        why = seen.latency_missing or "it is stale or no time"
+        why = seen.latency_missing or "it is stale or not a time"
         return f"not reduced: the latency is not measured: {why}"
     if seen.tasks * (1 - TOLERANCE) <= tasks and seen.tasks <= bounds_at(policy, seen.at)[1]:
         return f"within {TOLERANCE:.0%} of the present size"
@@ -353,13 +355,13 @@ def _hold(seen: JobObservation, low: int, why: str) -> Recommendation:
 
 def _why_missing(policy: Autoscale, seen: JobObservation, why: str) -> str:
     if seen.capacity <= 0:
-        return f"the job has no limit that {policy.signal.value} could be a share of"
+        return f"the job has no limit to which {policy.signal.value} could be related"
     if seen.load is None:
         return seen.missing or "the load is not known"
     if policy.target is None:
         return why or "there is no target"
     if not math.isfinite(seen.load) or seen.load < 0:
-        return f"the load is {seen.load:g}, which is no load"
+        return f"the load is {seen.load:g}, which is not valid"
     age = seen.at - seen.measured_at
     if abs(age) > STALE_S:
         return f"the last measurement is {age:.0f} s old"

@@ -77,21 +77,21 @@ def released(record: MachineRecord, now: float) -> MachineRecord:
 def not_releasable(record: MachineRecord) -> str:
     """Return why a machine may not go to the free pool, as a predicate."""
     if record.entitlement == FREE:
-        return taken(record) or "is in the free pool already"
+        return taken(record) or "is already in the free pool"
     if record.loan is not None and record.loan.donor != FREE:
-        return f"is on loan from entitlement {record.loan.donor!r}, to which it goes back"
+        return f"is on loan from entitlement {record.loan.donor!r}, to which it returns"
     return ""
 
 
 def not_lendable(record: MachineRecord, donor: str, borrower: str, now: float) -> str:
     """Return why `donor` cannot lend this machine, as a predicate; its tasks are not seen."""
     if record.loan is not None:
-        return f"is on loan already, to entitlement {record.entitlement!r}"
+        return f"is already on loan, to entitlement {record.entitlement!r}"
     if record.entitlement != donor:
         where = f"entitlement {record.entitlement!r}" if record.entitlement else "the free pool"
         return f"is in {where}, not in {f'entitlement {donor!r}' if donor else 'the free pool'}"
     if borrower == donor:
-        return f"is in entitlement {borrower!r} already"
+        return f"is already in entitlement {borrower!r}"
     if record.hold is not None:
         return taken(record)
     if record.state is not MachineState.UP:

@@ -246,7 +246,7 @@ class _Rows:
         for column, value in row.items():
             check = _CHECKS.get(column)
             if check is None:
-                self._wrong(where, column, f"is no column; there are {', '.join(COLUMNS)}")
+                self._wrong(where, column, f"is not a column; columns are {', '.join(COLUMNS)}")
             elif value != "":
                 try:
                     values[column] = check(value)
@@ -259,7 +259,7 @@ class _Rows:
         if name is not None:
             first = self._seen.setdefault(name, where)
             if first != where:
-                self._wrong(where, "machine", f"{name!r} is listed at {first}, too")
+                self._wrong(where, "machine", f"{name!r} is already listed at {first}")
         if len(self.errors) == before:
             self._machines.append(self._machine(values))
 
@@ -300,10 +300,10 @@ def _header(header: list[str]) -> tuple[FieldError, ...]:
     for column in header:
         if column not in COLUMNS:
             known = ", ".join(COLUMNS)
-            reason = f"{column!r} is no column; there are {known}"
+            reason = f"{column!r} is not a column; columns are {known}"
             errors.append(FieldError(field="line 1", reason=reason))
         elif header.count(column) > 1:
-            errors.append(FieldError(field="line 1", reason=f"column {column!r} is there twice"))
+            errors.append(FieldError(field="line 1", reason=f"column {column!r} occurs twice"))
     missing = [column for column in REQUIRED if column not in header]
     if missing:
         reason = f"columns are missing: {', '.join(missing)}"

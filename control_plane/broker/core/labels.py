@@ -19,7 +19,7 @@ def read_labels(value: object) -> dict[str, str]:
     if isinstance(value, str):
         pairs = [pair.partition("=") for pair in value.replace(";", " ").split()]
         if strays := [name for name, equals, _ in pairs if not equals]:
-            raise ValueError(f"must be NAME=VALUE with spaces between, {strays[0]!r} has no value")
+            raise ValueError(f"must be NAME=VALUE with spaces between; {strays[0]!r} has no value")
         names = [name for name, _, _ in pairs]
         if len(set(names)) < len(names):
             raise ValueError("must have each name once")
@@ -31,9 +31,9 @@ def read_labels(value: object) -> dict[str, str]:
     labels: dict[str, str] = {}
     for name, text in found.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(f"must have names of a-z, 0-9, - _ and dots; {name!r} is none")
+            raise ValueError(f"must have names of a-z, 0-9, - _ and dots; {name!r} does not")
         if not isinstance(text, str) or not _VALUE.fullmatch(text):
-            raise ValueError(f"must have values of A-Z, a-z, 0-9 and -._:+; {text!r} is none")
+            raise ValueError(f"must have values of A-Z, a-z, 0-9 and -._:+; {text!r} does not")
         labels[name] = text
     if len(labels) > MAX_LABELS:
         raise ValueError(f"must be at most {MAX_LABELS} labels")

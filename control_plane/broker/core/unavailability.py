@@ -31,18 +31,18 @@ _FINAL = (EventKind.DECOMMISSION, EventKind.REFRESH)
 _PASSING = (EventKind.MAINTENANCE, EventKind.POWER_CAP, EventKind.PROFILE)
 """Afterwards the machine is as it was."""
 _SOON = {
-    EventKind.MAINTENANCE: "is going to be taken for maintenance",
-    EventKind.DECOMMISSION: "is going to be decommissioned",
-    EventKind.REFRESH: "is going to be replaced",
-    EventKind.REVOKED: "is called back from its loan",
-    EventKind.POWER_CAP: "is going to have less power",
-    EventKind.PROFILE: "is going to get another host profile",
+    EventKind.MAINTENANCE: "will be taken for maintenance",
+    EventKind.DECOMMISSION: "will be decommissioned",
+    EventKind.REFRESH: "will be replaced",
+    EventKind.REVOKED: "will be recalled from its loan",
+    EventKind.POWER_CAP: "will have less power",
+    EventKind.PROFILE: "will get another host profile",
 }
 _NOW = {
     EventKind.MAINTENANCE: "is being taken for maintenance",
     EventKind.DECOMMISSION: "is being decommissioned",
     EventKind.REFRESH: "is being replaced",
-    EventKind.REVOKED: "is called back from its loan",
+    EventKind.REVOKED: "is being recalled from its loan",
     EventKind.POWER_CAP: "has less power than it needs",
     EventKind.PROFILE: "is getting another host profile",
 }

@@ -58,7 +58,9 @@ def _fault(owners: Sequence[OwnerUse]) -> Buffer:
     msb, central = max(region.items(), key=lambda item: (item[1], item[0]), default=("", 0))
     siloed = sum(max(owner.by_msb.values(), default=0) for owner in owners)
     why = f"MSB {msb} has {central} machines with tasks, the most; {len(owners)} owners lose up to"
-    return Buffer(kind="fault", central=central, siloed=siloed, why=f"{why} {siloed} in theirs")
+    return Buffer(
+        kind="fault", central=central, siloed=siloed, why=f"{why} {siloed} in their largest MSB"
+    )
 
 
 def _maintenance(owners: Sequence[OwnerUse]) -> Buffer:
@@ -83,5 +85,8 @@ def _growth(owners: Sequence[OwnerUse]) -> Buffer:
     central = ceil(quantile(summed(parts), GROWTH_SHARE))
     siloed = sum(ceil(quantile([*map(float, p.values())], GROWTH_SHARE)) for p in parts)
     slots = len({number for part in parts for number in part})
-    why = f"{GROWTH_SHARE:.0%} of {slots} stretches of an hour grew by {central} machines at most"
+    why = (
+        f"in {GROWTH_SHARE:.0%} of {slots} periods of an hour the growth was at most "
+        f"{central} machines"
+    )
     return Buffer(kind="growth", central=central, siloed=siloed, why=why)

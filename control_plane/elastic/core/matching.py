@@ -263,7 +263,7 @@ def called_back(
         if loan.machine in calls:
             continue
         if loan.until is not None and loan.until - loan.promise_s <= now:
-            calls[loan.machine] = _call(loan, "its time is over")
+            calls[loan.machine] = _call(loan, "its time has expired")
         elif not loan.tasks and loan.idle_s >= idle_after_s:
             calls[loan.machine] = _call(loan, "its borrower does not use it")
     return list(calls.values())[:most]

@@ -42,7 +42,7 @@ def excuse(signs: Signs, now: float, graces: Graces) -> Held | None:
     refused connections after that do not show that they run.
     """
     if now < signs.joined_until:
-        return Held("it has just joined, its agent may be starting", signs.joined_until - now)
+        return Held("it has just joined; its agent may be starting", signs.joined_until - now)
     if now < signs.away_until:
         return Held("it was told to reboot", signs.away_until - now)
     if signs.is_switching and signs.silent_s < graces.reboot_s:
@@ -51,7 +51,7 @@ def excuse(signs: Signs, now: float, graces: Graces) -> Held | None:
     is_alive = signs.alive_at is not None and now - signs.alive_at < graces.alive_s
     if is_alive and not signs.is_leaving and signs.silent_s < graces.agent_s:
         return Held(
-            "its host lives, only its agent is of no use: its tasks most likely run",
+            "its host is up, and only its agent does not work: its tasks most likely run",
             graces.agent_s - signs.silent_s,
         )
     return None

@@ -49,9 +49,9 @@ def verdict(rack: Part, silent_s: float, brakes: Brakes) -> Held | None:
     delay_s = brakes.delays_s[held.level]
     whose = "this control plane" if held.level is Level.REGION else f"the {held.level.value}"
     return Held(
-        f"{held.lost} of {held.machines} machines of {held.level.value} {held.name} are silent"
-        f" together, more than {brakes.share:.0%}: perhaps {whose} is cut off; nothing of it"
-        f" moves until they have been silent for {delay_s:g} s",
+        f"{held.lost} of {held.machines} machines of {held.level.value} {held.name} are silent "
+        f"together, more than {brakes.share:.0%}: perhaps {whose} is cut off; its tasks "
+        f"stay until the machines have been silent for {delay_s:g} s",
         delay_s - silent_s,
         held.name,
     )

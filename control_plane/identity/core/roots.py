@@ -93,16 +93,16 @@ def parsed(text: bytes) -> Roots:
         if block[1].endswith(b"PRIVATE KEY"):
             loaded = serialization.load_pem_private_key(block[0], None)
             if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-                raise TypeError("the key is no elliptic-curve key")
+                raise TypeError("the key is not an elliptic-curve key")
             key = loaded
         else:
             root = Root(x509.load_pem_x509_certificate(block[0]), key)
             (former if key is None else issuing).append(root)
             if key is not None and root.certificate.public_key() != key.public_key():
-                raise LookupError("key and certificate do not belong together")
+                raise LookupError("key and certificate do not match")
             key = None
     if not 1 <= len(issuing) <= 2 or len(former) > 1:
-        raise ValueError("there is no key with its certificate")
+        raise ValueError("the key of the certificate is missing")
     coming = issuing[1] if len(issuing) > 1 else None
     return Roots(issuing[0], coming, former[0] if former else None)
 
@@ -111,10 +111,10 @@ def after(roots: Roots, step: Step, fresh: Root) -> Roots:
     """Return the roots after a step, or raise `Conflict` if another step is next."""
     if step is Step.PREPARE:
         if roots.coming is not None:
-            raise Conflict("a new root is prepared already", hint="twinectl authority activate")
+            raise Conflict("a new root already exists", hint="twinectl authority activate")
         if roots.former is not None:
             raise Conflict(
-                "the former root is still trusted", hint="first twinectl authority retire"
+                "the former root is still trusted", hint="first run twinectl authority retire"
             )
         return replace(roots, coming=fresh)
     if step is Step.RETIRE:
@@ -122,7 +122,7 @@ def after(roots: Roots, step: Step, fresh: Root) -> Roots:
             raise Conflict("there is no former root", hint="twinectl authority show")
         return replace(roots, former=None)
     if roots.coming is None:
-        raise Conflict("no new root is prepared", hint="first twinectl authority prepare")
+        raise Conflict("there is no new root yet", hint="first run twinectl authority prepare")
     if step is Step.ABANDON:
         return replace(roots, coming=None)
     return Roots(roots.coming, former=replace(roots.active, key=None))
@@ -149,12 +149,12 @@ def hinders(
         wanted = roots.coming.ca_hash
         behind = [h for h, t in hosts.items() if t is None or wanted not in t.trusts]
         old = [c for c in credentials if wanted not in c.trusts]
-        return _told(behind, "do not know the new root yet", old, "was made before it")
+        return _told(behind, "do not know the new root yet", old, "was created before it")
     if step is Step.RETIRE and roots.former is not None:
         wanted = roots.active.ca_hash
         behind = [h for h, t in hosts.items() if t is None or t.issuer != wanted]
         old = [c for c in credentials if c.issuer != wanted]
-        return _told(behind, "have a certificate of the former root", old, "is of it")
+        return _told(behind, "have a certificate of the former root", old, "was issued by it")
     return []
 
 

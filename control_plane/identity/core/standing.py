@@ -51,7 +51,7 @@ def refusal(needs: str, caller: Caller, about: Owned, owns_any: bool = False) ->
             return None
         return Refusal(
             f"{caller.name} owns no entitlement",
-            "ask for one: twinectl entitlement request NAME --machines N",
+            "request one: twinectl entitlement request NAME --machines N",
         )
     if needs == Needs.APPROVER:
         if caller.is_approver:
@@ -61,7 +61,7 @@ def refusal(needs: str, caller: Caller, about: Owned, owns_any: bool = False) ->
             "ask an operator, or one of portal.approvers in the configuration",
         )
     return Refusal(
-        f"{caller.name} is no operator",
+        f"{caller.name} is not an operator",
         f"ask an operator (twinectl role list): twinectl role grant user:{caller.name} operator",
     )
 
@@ -73,7 +73,7 @@ def _unless_owner(caller: Caller, about: Owned, *, new_may_be: bool) -> Refusal 
         if owners is not None and not caller.is_among(owners):
             listed = ", ".join(owners[:5]) or "the operators only"
             return Refusal(
-                f"{caller.name} does not own entitlement {name!r}, which belongs to {listed}",
+                (f"{caller.name} does not own entitlement {name!r}, which belongs to {listed}"),
                 f"ask an owner or an operator: twinectl entitlement update {name}"
                 f" --add-owner user:{caller.name}",
             )
@@ -89,6 +89,6 @@ def refusal_of_raw(caller: Caller, job: str) -> Refusal | None:
     if caller.is_host_admin:
         return None
     return Refusal(
-        f"tasks of job {job} have no sandbox (`raw`), and {caller.name} is no host admin",
+        (f"tasks of job {job} have no sandbox (`raw`), and {caller.name} is not a host admin"),
         f"ask an operator: twinectl role grant user:{caller.name} host-admin",
     )

@@ -33,7 +33,7 @@ class Why(StrEnum):
     """Why a task is to run its version."""
 
     PUSH = "it is part of the push"
-    STABLE = "the push leaves it as it was"
+    STABLE = "the push does not include it"
     CANARY = "it is a canary"
     HOLD = "the job is held"
 

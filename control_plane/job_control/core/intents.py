@@ -180,9 +180,9 @@ def check_writer(
     show = f"twinectl job intents {record.name}"
     if wish is not None and wish.expect is not None and wish.expect != known.version:
         raise Conflict(
-            f"cannot write the {dimension} of job {record.name!r}: it is at version"
-            f" {known.version} and version {wish.expect} was to be replaced",
-            hint=f"{show}, and write again on top of that",
+            f"cannot write the {dimension} of job {record.name!r}: it is at version "
+            f"{known.version}, and the request replaces version {wish.expect}",
+            hint=f"{show}, and send the change for that version",
         )
     takes_over = wish is not None and wish.take_over
     is_free = known.value is None or not known.is_owned or writer in ("", known.writer)
@@ -254,7 +254,7 @@ def lapsed(record: JobRecord, now: float) -> JobRecord:
         return record
     for dimension, ends_at in _ends(record):
         if now >= ends_at:
-            writer, reason = record.intents[dimension].writer, "its time is over"
+            writer, reason = record.intents[dimension].writer, "its time has expired"
             record = written(record, Dimension(dimension), None, writer, now, reason=reason)
     return sized(record)
 
@@ -316,7 +316,7 @@ def views(record: JobRecord, unified: UnifiedSpec) -> list[IntentView]:
         waits[Dimension.CANARY] = "; ".join(filter(None, (waits.get(Dimension.CANARY), lacks)))
     found = [_view(record.intents[one], one, effects[one], waits) for one in known]
     for name in sorted(record.intents.keys() - set(Dimension)):
-        effect = "none: this release does not know the dimension"
+        effect = "none: this release does not support the dimension"
         found.append(IntentView(dimension=name, intent=record.intents[name], effect=effect))
     return found
 
@@ -326,11 +326,11 @@ def _effects(record: JobRecord, unified: UnifiedSpec) -> dict[Dimension, str]:
     counts = Counter(task.version for task in unified.tasks.values())
     canary, size = canary_of(record), size_of(record)
     return {
-        Dimension.HOLD: "nothing that an intent asks for is begun",
-        Dimension.PUSH: f"{counts[record.version]} of {_tasks(unified.size)} are to run"
-        f" version {record.version}",
+        Dimension.HOLD: "no change that an intent asks for begins",
+        Dimension.PUSH: f"{counts[record.version]} of {_tasks(unified.size)} should run version "
+        f"{record.version}",
         Dimension.SIZE: f"{_tasks(unified.size)}{_bounds(size)}",
-        Dimension.CANARY: f"to run version {canary.version}: {_tasks(counts[canary.version])}"
+        Dimension.CANARY: f"{_tasks(counts[canary.version])} should run version {canary.version}"
         + traffic_told(record)[0]
         if canary is not None
         else "",
@@ -345,7 +345,7 @@ def _tasks(number: int) -> str:
 
 def _bounds(size: SizeIntent) -> str:
     told = [
-        f"{size.tasks} asked for" if size.tasks != size.wanted else "",
+        f"{size.tasks} requested" if size.tasks != size.wanted else "",
         "" if size.minimum is None else f"at least {size.minimum}",
         "" if size.maximum is None else f"at most {size.maximum}",
     ]

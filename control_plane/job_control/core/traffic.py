@@ -95,4 +95,4 @@ def traffic_told(record: JobRecord) -> tuple[str, str]:
     words = f", with {part:.2%} of the requests"
     if abs(part - traffic) <= ROUNDING:
         return words, ""
-    return words, f"{traffic:.2%} of the requests: weights reach from 1 to {WEIGHT_MAX}"
+    return words, f"{traffic:.2%} of the requests: weights must be from 1 to {WEIGHT_MAX}"

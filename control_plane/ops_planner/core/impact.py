@@ -86,8 +86,8 @@ def warnings(
             why = "; ".join(impact.reasons)
             end = "they stop at the deadline" if has_deadline else "their machines wait for them"
             found.append(
-                f"job {impact.job}: {impact.unplaced} of {impact.there} tasks have no other"
-                f" place, {end}: {why}"
+                f"job {impact.job}: {impact.unplaced} of {impact.there} tasks have no other "
+                f"machine, {end}: {why}"
             )
     return found
 
@@ -102,8 +102,8 @@ def overlaps(machines: Mapping[str, Sequence[str]], jobs: Mapping[str, Sequence[
     found = []
     for plan, shared in sorted(machines.items()):
         found.append(
-            f"{plan}: {len(shared)} of these machines are in it too ({_named(shared)}); tasks leave"
-            " once, by the earlier deadline"
+            f"{plan}: it also has {len(shared)} of these machines ({_named(shared)}); tasks "
+            "leave once, by the earlier deadline"
         )
     for plan, shared in sorted(jobs.items()):
         found.append(

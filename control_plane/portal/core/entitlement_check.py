@@ -110,14 +110,14 @@ def _reservation_errors(
         found.append(_error("machines", f"the quota of {base_name!r} is given by {given}"))
     if wanted.machine_types and set(wanted.machine_types) != set(base.machine_types):
         types = ", ".join(base.machine_types) or "any"
-        reason = f"the machine types are those of {base_name!r}: {types}"
+        reason = f"its machine types must be those of {base_name!r}: {types}"
         found.append(_error("machine_types", reason))
     if base.machine_types and (strays := set(wanted.per_type) - set(base.machine_types)):
         listed = ", ".join(sorted(strays))
         found.append(_error("per_type", f"{base_name!r} has no machines of type {listed}"))
     if wanted.datacenter not in (None, base.datacenter):
         where = base.datacenter or "not pinned to a data center"
-        found.append(_error("datacenter", f"the machines are those of {base_name!r}: {where}"))
+        found.append(_error("datacenter", f"its machines must be those of {base_name!r}: {where}"))
     return found
 
 
@@ -129,7 +129,7 @@ def _pool_errors(
     for other in members({**specs, name: wanted}).get(name, [])[1:]:
         wrong = _reservation_errors(other, specs[other], name, {**specs, name: wanted})
         found += [
-            _error(e.field, f"the reservation {other!r} would not fit it any more: {e.reason}")
+            _error(e.field, f"the reservation {other!r} would not fit any more: {e.reason}")
             for e in wrong
         ]
     return found

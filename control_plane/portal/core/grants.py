@@ -107,7 +107,7 @@ class Shortage:
         """Return in words how much could be granted, where that is one number; else empty."""
         if len(self.asked) != 1 or self.asked.keys() != self.lacking.keys():
             return ""
-        return f"{_in_words(Counter(self.asked) - Counter(self.lacking))} could be granted of these"
+        return f"{_in_words(Counter(self.asked) - Counter(self.lacking))} of these could be granted"
 
 
 def shortage(
@@ -164,9 +164,9 @@ def raises(before: EntitlementSpec | None, after: EntitlementSpec) -> dict[Raise
         found[Raise.PRIORITY] = f"priority {after.priority} instead of {base.priority}"
     rights = list[str]()
     if allowed := newly_allowed(before, after):
-        rights.append(f"that its jobs may have {', '.join(allowed)}")
+        rights.append(f"the relaxations {', '.join(allowed)} of its jobs")
     if base.image_keys and (not after.image_keys or {*after.image_keys} - {*base.image_keys}):
-        rights.append("that other keys, or none, vouch for its images")
+        rights.append("the change or removal of its image keys")
     if rights:
         found[Raise.RIGHTS] = " and ".join(rights)
     return found

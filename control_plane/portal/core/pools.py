@@ -82,12 +82,12 @@ class PoolRemainder:
             return f"the quota of {quota.machines} machines is used up"
         if quota.rru is not None:
             if rru <= 0:
-                return "its quota is in RRU, and how many the machine has is not known"
+                return "its quota is in RRU, and the RRU of the machine are unknown"
             free = micro(quota.rru) - self._micro_rru
             if micro(rru) > free:
                 return (
-                    f"{max(free, 0) / MICRO:g} RRU are left of its quota of {quota.rru:g},"
-                    f" the machine has {rru:g}"
+                    f"{max(free, 0) / MICRO:g} RRU are left of its quota of {quota.rru:g}; the "
+                    f"machine has {rru:g}"
                 )
         return ""
 

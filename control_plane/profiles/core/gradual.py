@@ -128,7 +128,7 @@ def _returned(rollout: ProfileRollout) -> ProfileRollout:
     if len(rollout.failed) < rollout.failures:
         return rollout
     listed = ", ".join(rollout.failed[:3])
-    reason = f"{rollout.name} failed on {listed}: back to {rollout.base}"
+    reason = f"{rollout.name} failed on {listed}: rolling back to {rollout.base}"
     return replace(rollout, state=ProfileState.BACK, reason=reason, unproved=False)
 
 
@@ -169,8 +169,8 @@ def _words(host: SwitchingHost, wanted: str) -> str:
     if host.wanted != wanted:
         return f"{host.name} is asked for {wanted}"
     if host.proof is Proof.VERIFIED:
-        well = "" if host.well else "; tasks there are not well"
+        well = "" if host.well else "; tasks there are unhealthy"
         return f"{host.name} proved it {host.proved_s:.0f} s ago{well}"
     if host.leaving and not host.empty:
-        return f"{host.name}: tasks leave for it"
+        return f"{host.name}: its tasks leave"
     return f"{host.name}: {host.proof}"

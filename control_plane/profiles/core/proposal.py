@@ -27,7 +27,7 @@ def check_text(text: str, extends: str, allowed: Sequence[str]) -> list[FieldErr
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as e:
-        return [FieldError(field="text", reason=f"it is no TOML: {e}")]
+        return [FieldError(field="text", reason=f"it is not TOML: {e}")]
     found = []
     if not isinstance(document.get("description"), str):
         found.append(FieldError(field="description", reason="a sentence is missing"))
@@ -37,7 +37,7 @@ def check_text(text: str, extends: str, allowed: Sequence[str]) -> list[FieldErr
     known = ", ".join(allowed) or "nothing"
     for name in dict.fromkeys(_settings(document)):
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed):
-            reason = f"its owners may not set it; they may set {known}"
+            reason = f"owners may not set it; they may set {known}"
             found.append(FieldError(field=name, reason=reason))
     return found[:MAX_ERRORS]
 

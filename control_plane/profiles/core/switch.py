@@ -61,14 +61,14 @@ def next_step(
         case ProfileState.APPLYING:
             return Switch(Step.WAIT)
         case ProfileState.PENDING_REBOOT | ProfileState.DEGRADED if empty and asked_full:
-            return Switch(Step.RAISE, f"no task is in the way any more: {seen.detail}")
+            return Switch(Step.RAISE, f"tasks no longer block it: {seen.detail}")
         case ProfileState.PENDING_REBOOT:
             if empty:
                 return Switch(Step.WAIT_REBOOT, "settings take effect at the next boot")
-            return Switch(Step.WAIT, "it needs a reboot, and tasks still run there")
+            return Switch(Step.WAIT, "it needs a reboot, but tasks still run there")
         case ProfileState.DRIFTED:
             return Switch(Step.RAISE, f"settings drifted: {seen.detail}")
         case ProfileState.DEGRADED:
-            return Switch(Step.QUARANTINE, seen.detail or "the agent calls it degraded")
+            return Switch(Step.QUARANTINE, seen.detail or "the agent reports it as degraded")
         case ProfileState.NONE:
             return Switch(Step.SEND)

@@ -59,7 +59,7 @@ class FitsIn(ModelTerm, frozen=True, kw_only=True, tag="fits"):
 
     def words(self) -> str:
         """Say it in words."""
-        twice = ", also of what is leaving" if self.twice_while_moving else ""
+        twice = ", including objects that are leaving" if self.twice_while_moving else ""
         return f"no container has more {self.dimension} in use than it offers{twice}"
 
 
@@ -99,7 +99,10 @@ class BesideGroup(ModelTerm, frozen=True, kw_only=True, tag="beside"):
 
     def words(self) -> str:
         """Say it in words."""
-        return f"{len(self.needs)} groups have what they depend on in the same {self.scope}"
+        return (
+            f"{len(self.needs)} groups have the groups on which they depend in the same "
+            f"{self.scope}"
+        )
 
 
 class Above(ModelTerm, frozen=True, kw_only=True, tag="above"):
@@ -144,8 +147,8 @@ class InProportion(ModelTerm, frozen=True, kw_only=True, tag="proportion"):
     def words(self) -> str:
         """Say it in words."""
         return (
-            f"{self.weight:g} x what is missing to {self.ratio:g} of free {self.other}"
-            f" for each free {self.dimension}"
+            f"{self.weight:g} x shortage of free {self.other} against {self.ratio:g} for each "
+            f"free {self.dimension}"
         )
 
 
@@ -168,7 +171,7 @@ class MovedOfGroup(ModelTerm, frozen=True, kw_only=True, tag="group-moves"):
 
     def words(self) -> str:
         """Say it in words."""
-        return f"{self.weight:g} x objects that move of the group that has most of them"
+        return f"{self.weight:g} x moving objects of the group with the most moves"
 
 
 class MoveDistance(ModelTerm, frozen=True, kw_only=True, tag="distance"):
@@ -225,7 +228,7 @@ def read_model(text: str) -> PlacementModel:
         document: dict[str, Any] = tomllib.loads(text)
         model = msgspec.convert(document, PlacementModel, strict=False)
     except (tomllib.TOMLDecodeError, RecursionError) as e:
-        raise InvalidInput(f"the model is no TOML: {e}") from None
+        raise InvalidInput(f"the model is not TOML: {e}") from None
     except msgspec.ValidationError as e:
         raise InvalidInput(f"the model is not valid: {e}", hint="docs/rebalancing.md") from None
     for wrong in faults(model):
@@ -236,7 +239,7 @@ def read_model(text: str) -> PlacementModel:
 def faults(model: PlacementModel) -> Iterator[str]:
     """Yield what is wrong with a model: names that are missing, double or not there."""
     if len(model.objects) > SOLVED_MAX:
-        yield f"it has {len(model.objects)} objects; {SOLVED_MAX} at most"
+        yield f"it has {len(model.objects)} objects; the maximum is {SOLVED_MAX}"
     for what, names in (("object", model.objects), ("container", model.containers)):
         for name, number in Counter(each.name for each in names).items():
             if number > 1:
@@ -247,10 +250,12 @@ def faults(model: PlacementModel) -> Iterator[str]:
     for each in model.objects:
         for name in (each.at, *each.may):
             if name not in containers:
-                yield f"object {each.name!r} names the container {name!r}, which is not there"
+                yield f"object {each.name!r} names the container {name!r}, which does not exist"
         for dimension, amount in each.needs.items():
             if not 0 <= amount < float("inf"):
-                yield f"object {each.name!r} needs {amount:g} {dimension}: not a number from 0 on"
+                yield (
+                    f"object {each.name!r} needs {amount:g} {dimension}: not a number of at least 0"
+                )
     known = set(model.dimensions())
     for rule in (*model.constraints, *model.goals):
         yield from _faults_of(rule, known, groups, scopes, len(model.containers))
@@ -263,7 +268,7 @@ def _faults_of(
     for field in ("dimension", "other"):
         name = getattr(rule, field, None)
         if name is not None and name not in known:
-            yield f"{kind!r} names the dimension {name!r}, which nothing has"
+            yield f"{kind!r} names the dimension {name!r}, which no object or container has"
     scope = getattr(rule, "scope", "")
     if scope not in scopes:
         yield f"{kind!r} names the scope {scope!r}, which no container has"
@@ -298,8 +303,8 @@ def words_of(model: PlacementModel) -> list[str]:
     bound = sum(bool(o.may) for o in model.objects)
     if bound:
         found.append(f"{bound} objects may be in some containers only.")
-    found += [f"Must hold: {rule.words()}." for rule in model.constraints]
-    found += [f"Wanted: less of {goal.words()}." for goal in model.goals]
+    found += [f"Constraint: {rule.words()}." for rule in model.constraints]
+    found += [f"Goal: less of {goal.words()}." for goal in model.goals]
     return found
 
 

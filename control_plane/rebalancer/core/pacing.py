@@ -40,11 +40,11 @@ def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> Mo
         state = MoveState.MOVING if task.has_begun else MoveState.WAITING
         return to(move, state, now) if state is not move.state else move
     if task.serves_on == move.from_machine:
-        return to(move, MoveState.WITHDRAWN, now, move.reason or "its job had something else to do")
+        return to(move, MoveState.WITHDRAWN, now, move.reason or "its job had another operation")
     if task.serves_on:
-        return to(move, MoveState.FAILED, now, f"the task went to {task.serves_on}")
+        return to(move, MoveState.FAILED, now, f"the task moved to {task.serves_on}")
     if now - move.at > patience_s:
-        return to(move, MoveState.FAILED, now, "the task did not serve in time")
+        return to(move, MoveState.FAILED, now, "the task did not become healthy in time")
     return move
 
 

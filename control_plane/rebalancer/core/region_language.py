@@ -44,8 +44,8 @@ _PAIRS_MAX = 2_000_000
 def words_about(model: RegionModel) -> list[str]:
     """Return lines that say what a region's model has, what must hold and what is wanted."""
     power = [
-        f"Wanted: less of {model.weights.power:g} x what {place.name} draws above"
-        f" {place.limit_w:.0f} W, in machines at full load."
+        f"Goal: less of {model.weights.power:g} x power that {place.name} draws above "
+        f"{place.limit_w:.0f} W, in machines at full load."
         for place in model.places
     ]
     return [*words_of(in_language(model)), *power]
@@ -57,9 +57,9 @@ def in_language(model: RegionModel) -> PlacementModel:
     tasks, pairs = len(columns.can_move), len(columns.can_move) * len(model.machines)
     if tasks > SOLVED_MAX or pairs > _PAIRS_MAX:
         raise TooLarge(
-            f"{tasks} tasks on {len(model.machines)} machines are too many for words:"
-            f" {SOLVED_MAX} tasks and {_PAIRS_MAX} pairs of both at most",
-            hint="twinectl rebalance plan says how large it is",
+            f"{tasks} tasks on {len(model.machines)} machines are too many for a description: "
+            f"the maximum is {SOLVED_MAX} tasks and {_PAIRS_MAX} pairs of both",
+            hint="twinectl rebalance plan shows its size",
         )
     job, index, kind, where = (
         unpacked(INT, column)

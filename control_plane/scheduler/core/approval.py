@@ -143,7 +143,7 @@ def _unhealthy(task: TaskRecord, view: View) -> UnhealthyTask:
 
 def _why(task: TaskRecord, view: View) -> str:
     if available(task, view):
-        return "an operation was acknowledged, and may begin any moment"
+        return "an operation was acknowledged, and may begin at any moment"
     if task.reason:
         return task.reason
     if task.phase is TaskPhase.RUNNING and task.listed:

@@ -110,7 +110,7 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     made.record = begin_removals(made, seen, may_go)
     _propose(made, seen)
     if made.waits_for_surge:
-        made.detail = "it waits for its turn: other jobs have all extra tasks of the entitlement"
+        made.detail = "it waits for its turn: other jobs use all extra tasks of the entitlement"
     return made
 
 
@@ -297,11 +297,11 @@ def _proposed(
         )
         if is_needed and known.kind is kind:
             return task
-        task = made.ledger.close(task, OperationState.WITHDRAWN, "it is not needed any more")
+        task = made.ledger.close(task, OperationState.WITHDRAWN, "it is no longer needed")
     if task.index not in picked:
         return task
     if task.operation is not None:
-        task = made.ledger.close(task, OperationState.WITHDRAWN, "overtaken by what follows")
+        task = made.ledger.close(task, OperationState.WITHDRAWN, "a later operation replaces it")
     return made.ledger.open(task, kind, cause, reason, OperationState.PROPOSED, deadline)
 
 
@@ -318,7 +318,12 @@ def _need(
         return OperationKind.UPDATE, cause_of_update(record, task), reason, None
     if is_restarted(task) and task.operation is not None:
         return OperationKind.RESTART, Cause.OWNER, task.operation.reason, None
-    return OperationKind.MOVE, Cause.REBALANCE, "the job stands more evenly then", None
+    return (
+        OperationKind.MOVE,
+        Cause.REBALANCE,
+        "the tasks of the job are then spread more evenly",
+        None,
+    )
 
 
 def _why_leave(machine: SeenMachine) -> Cause:

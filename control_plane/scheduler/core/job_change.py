@@ -94,7 +94,7 @@ def returning(name: str, version: int, writer: str, now: float) -> JobChange:
         return back_to(record.spec, record.specs[version])
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
-        reason = f"its owner wants version {version} again instead of {known.version}"
+        reason = f"its owner restored version {version} instead of {known.version}"
         return pushed(returned(known, spec, reason), writer, now, reason=reason)
 
     return JobChange(name, writer, now, checked, record, moves=True)
@@ -142,9 +142,9 @@ def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
         is_part = wish.share < 1.0 or wish.tasks is not None
         if is_part and not stable_of(begun(after)):
             raise Conflict(
-                f"cannot push to a part of job {name!r}: no earlier version of it is known that"
-                " the other tasks could run in its entitlement",
-                hint="push to all of it (share 1)",
+                f"cannot push to a part of job {name!r}: no earlier version of it is known that "
+                "the other tasks could run in its entitlement",
+                hint="push to all tasks (share 1)",
             )
         return pushed(
             after,
@@ -213,8 +213,8 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
         base = record.specs.get(stable_of(begun(record)), record.spec)
         if wish.traffic is not None and not base.ports:
             raise InvalidInput(
-                f"cannot give a canary of job {name!r} {wish.traffic:.2%} of the requests: the job"
-                " has no port that clients could be sent to",
+                f"cannot give a canary of job {name!r} {wish.traffic:.2%} of the requests: the "
+                "job has no port for clients",
                 hint="leave traffic out, or add `ports` to the job file",
             )
         return replace(
@@ -293,7 +293,7 @@ def going_on(record: JobRecord) -> JobRecord:
     if record.stopping:
         raise Conflict(
             f"job {record.name!r} is being stopped",
-            hint="wait until `twinectl job status` does not list it any more",
+            hint="wait until `twinectl job status` no longer shows it",
         )
     return record
 
@@ -302,7 +302,10 @@ def check_whole(record: JobRecord, verb: str) -> None:
     """Raise `Conflict` unless all tasks are to run one version."""
     if not is_plain(record):
         raise Conflict(
-            f"job {record.name!r} cannot be {verb}: not all of its tasks are to run one version",
+            (
+                f"job {record.name!r} cannot be {verb}: its tasks are not all meant to run "
+                "one version"
+            ),
             hint=f"twinectl job intents {record.name}; finish the push, end the canary or the hold",
         )
 

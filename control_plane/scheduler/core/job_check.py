@@ -42,7 +42,7 @@ def check_job(
         errors.append(_error("image", f"the image store has no image {spec.image}"))
     entitlement = entitlements.get(spec.entitlement)
     if entitlement is None:
-        names = ", ".join(sorted(entitlements)) or "there is none yet"
+        names = ", ".join(sorted(entitlements)) or "there are no entitlements yet"
         errors.append(
             _error("entitlement", f"there is no entitlement {spec.entitlement!r} ({names})")
         )
@@ -52,14 +52,14 @@ def check_job(
     runtimes = {s.runtime for s in known.specs.values()} if known is not None else set[str]()
     if spec.runtime and spec.runtime not in runtimes:
         errors.append(
-            _error("runtime", f"operators choose it: twinectl job runtime {spec.name} --to NAME")
+            _error("runtime", f"operators set it: twinectl job runtime {spec.name} --to NAME")
         )
     if known is not None and known.spec.entitlement != spec.entitlement and not moves:
         errors.append(
             _error(
                 "entitlement",
-                f"the job runs in {known.spec.entitlement!r}; to have it in {spec.entitlement!r}:"
-                f" twinectl job move {spec.name} --entitlement {spec.entitlement}",
+                f"the job runs in {known.spec.entitlement!r}; to move it to {spec.entitlement}: "
+                f"twinectl job move {spec.name} --entitlement {spec.entitlement}",
             )
         )
     return tuple(errors)
@@ -85,7 +85,7 @@ def check_neighbours(
         for i, neighbour in enumerate(getattr(spec, field)):
             where, name = f"{field}[{i}].job", neighbour.job
             if name == spec.name:
-                hint = "a preference with at_most or pack says how its own tasks go"
+                hint = "to place the tasks of one job, use a preference with at_most or pack"
                 yield _error(where, f"{name!r} is the job itself; {hint}")
                 continue
             other = find(name)
@@ -95,9 +95,11 @@ def check_neighbours(
             if field == "apart_from":
                 continue
             if (name, neighbour.property) in apart:
-                yield _error(where, f"{name!r} is in apart_from with the same property, too")
+                yield _error(where, f"apart_from also has {name!r} with the same property")
             if other is not None and any(n.job == spec.name for n in other.spec.together_with):
-                yield _error(where, f"{name!r} waits for this job already: one has to come first")
+                yield _error(
+                    where, f"{name!r} already waits for this job: only one of them can be first"
+                )
 
 
 def check_named(spec: JobSpec, records: Iterable[JobRecord]) -> Iterator[FieldError]:
@@ -178,13 +180,15 @@ def _check_text(spec: JobSpec) -> list[FieldError]:
         errors += [
             _error(
                 field,
-                f"${{{name}}} stands for nothing: use ${{task}}, ${{machine}} or"
+                f"${{{name}}} has no value: use ${{task}}, ${{machine}} or"
                 " ${port:NAME} with one of the job's ports; $${ gives a literal ${",
             )
             for name in unknown_templates(text, spec.ports)
         ]
     errors += [
-        _error(f"environment.{key}", f"names that begin with {RESERVED_PREFIX} are set by Twine")
+        _error(
+            f"environment.{key}", f"names that begin with {RESERVED_PREFIX} are reserved for Twine"
+        )
         for key in spec.environment
         if key.startswith(RESERVED_PREFIX)
     ]
@@ -199,8 +203,9 @@ def _check_relaxations(spec: JobSpec, entitlement: EntitlementSpec) -> list[Fiel
         return []
     options = " ".join(f"--relaxation {r}" for r in sorted(wanted | {*entitlement.relaxations}))
     why = (
-        f"entitlement {spec.entitlement!r} does not allow {' and '.join(lacking)}: twinectl"
-        f" entitlement update {spec.entitlement} {options}, by who may decide requests"
+        f"entitlement {spec.entitlement} does not allow {' and '.join(lacking)}: a user who may "
+        f"decide requests can run twinectl entitlement update {spec.entitlement} "
+        f"{options}"
     )
     return [_error("relaxations", why)]
 
@@ -257,7 +262,7 @@ def _check_overcommit(spec: JobSpec, entitlement: EntitlementSpec) -> list[Field
     return [
         _error(
             f"overcommit.{name}",
-            f"{want:g} is wanted and the entitlement allows {most:g}",
+            f"{want:g} is requested and the entitlement allows {most:g}",
         )
         for name, want, most in (
             ("cpu", wanted.cpu, allowed.cpu),

@@ -191,7 +191,7 @@ class Ledger:
             replace(task, placement=old.placement),
             OperationKind.MOVE,
             Cause.FAILURE if task.reason else Cause.GONE,
-            task.reason or "its machine is not the entitlement's any more",
+            task.reason or "its machine no longer belongs to the entitlement",
             OperationState.PROPOSED,
         )
         return replace(opened, placement=task.placement)
@@ -223,7 +223,7 @@ class Ledger:
         self, task: TaskRecord, job: JobRecord, state: OperationState = OperationState.RUNNING
     ) -> TaskRecord:
         """Return a task with an operation that removes it; withdraws its present operation."""
-        task = self.close(task, OperationState.WITHDRAWN, "the task is not wanted any more")
+        task = self.close(task, OperationState.WITHDRAWN, "the task is no longer wanted")
         cause = Cause.SURGE if task.extra else Cause.RESIZE
         cause = Cause.STOP if job.stopping else cause
         return self.open(task, OperationKind.REMOVE, cause, state=state)

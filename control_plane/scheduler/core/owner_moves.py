@@ -20,7 +20,7 @@ def with_move(record: JobRecord, index: int, to: str, reason: str, now: Moment) 
     if is_moved(task) and task.operation is not None and task.operation.to_machine == to:
         return record
     if to == _free(record, task, "move", (TaskPhase.RUNNING,)).machine:
-        raise Conflict(f"task {record.name}-{index} is on {to} already")
+        raise Conflict(f"task {record.name}-{index} is already on {to}")
     ledger = Ledger(record, now)
     moved = ledger.open(task, OperationKind.MOVE, Cause.OWNER, reason, OperationState.PROPOSED)
     assert moved.operation is not None

@@ -232,19 +232,19 @@ class _Fold:
         status = machine.tasks.get(task_id(self._record.name, task.index))
         if status is None or status.generation < task.generation:
             if task.phase is TaskPhase.RUNNING:
-                return self._again(task, "the agent does not know it any more")
+                return self._again(task, "the agent no longer knows it")
             refused = machine.refused.get(task_id(self._record.name, task.index))
             if refused and self._now.spent_s(task) >= _GIVE_UP_S:
                 return self._elsewhere(task, refused)
             if not refused and not machine.ready:
-                refused = "its machine did not prove the entitlement's profile yet"
+                refused = "its machine has not proved the entitlement's profile yet"
             if not refused and (old := self._staying.get(task_id(self._record.name, task.index))):
-                refused = f"what is left of it on {old} is ended first"
+                refused = f"its remains on {old} are removed first"
             return replace(task, reason=refused) if refused and refused != task.reason else task
         if status.generation > task.generation:
             self.generation = max(self.generation, status.generation)
             if not is_of_before(status, machine.restored):
-                return self._again(task, "it was changed by another caller on its machine")
+                return self._again(task, "another caller changed it on its machine")
             # the restored store is older than the running task: that stays until its owner acts
             task = replace(task, generation=status.generation)
         task = _with_status(task, status)
@@ -290,7 +290,7 @@ class _Fold:
         if result == "lost":
             return self._again(task, "its machine was rebooted")
         if result == "cut-off":
-            return self._again(task, "its machine was cut off and ended it, as its job asks")
+            return self._again(task, "its machine was cut off and ended it, as its job requests")
         when = spec_of(self._record, task).restart.when
         finished = status.state is TaskState.STOPPED and result == "success"
         by_itself = status.state is TaskState.STOPPED or _failed_by_itself(status)
@@ -339,7 +339,7 @@ class _Fold:
         if status is not None and status.generation == task.generation:
             task = self._to(task, TaskPhase.STARTING, reason="its machine is back")
             return self._alive(task, machine)
-        return self._again(task, "its machine is back, without it")
+        return self._again(task, "its machine is back without it")
 
     def _lost(self, task: TaskRecord) -> TaskRecord:
         return self._to(

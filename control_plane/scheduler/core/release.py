@@ -83,7 +83,7 @@ def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -
             return _verdict(record, rollout, ledger, now)
     if rollout.passed and not rollout.halted and _is_done(record, rollout, now):
         rollout = replace(rollout, done=True)
-        ledger.tell(f"version {record.version} runs on all tasks", OperationState.DONE)
+        ledger.tell(f"all tasks run version {record.version}", OperationState.DONE)
     return record if rollout is known else replace(record, rollout=rollout)
 
 
@@ -295,7 +295,9 @@ def _canaries(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) 
     held = [task for task in new if serves(task) and now.spent_s(task) >= hold_s]
     if len(held) < wanted or len(held) < len(new):
         return rollout
-    ledger.tell(f"{len(held)} canaries of version {record.version} held", OperationState.DONE)
+    ledger.tell(
+        f"{len(held)} canaries of version {record.version} stayed healthy", OperationState.DONE
+    )
     return replace(rollout, passed=True)
 
 
@@ -362,8 +364,8 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     count, named = len(rollout.failed), f"{record.name}-{rollout.failed[-1]}"
     words = next((how_it_failed(t) for t in record.tasks if t.index == rollout.failed[-1]), "")
     why = f" ({words})" if words else ""
-    reason = f"version {record.version} failed on {count} task{'s' if count > 1 else ''},"
-    reason += f" of late on {named}{why}"
+    reason = f"version {record.version} failed on {count} task{('s' if count > 1 else '')},"
+    reason += f" recently on {named}{why}"
     base = record.specs.get(rollout.base)
     goes_back = (
         record.spec.update.on_failure is OnFailure.ROLLBACK
@@ -373,8 +375,8 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     if base is None or not goes_back:
         ledger.tell(f"halted: {reason}", OperationState.FAILED)
         return replace(record, rollout=replace(rollout, halted=True, reason=reason))
-    ledger.tell(f"back to version {rollout.base}: {reason}", OperationState.FAILED)
-    reason = f"{reason}; the job went back to version {rollout.base}"
+    ledger.tell(f"rolled back to version {rollout.base}: {reason}", OperationState.FAILED)
+    reason = f"{reason}; the job was rolled back to version {rollout.base}"
     return pushed(
         returned(record, back_to(record.spec, base), reason), _SELF, now.wall, reason=reason
     )

@@ -16,7 +16,7 @@ def told(record: JobRecord, now: Moment) -> str:
     if rollout is None or not is_of(rollout, record) or record.stopping:
         return ""
     if rollout.halted:
-        return f"{rollout.reason}; nothing more is updated until it is resumed or rolled back"
+        return f"{rollout.reason}; the update stays until it is resumed or rolled back"
     if rollout.returns_from:
         return rollout.reason if rollout.reason else ""
     if rollout.done:
@@ -32,7 +32,7 @@ def _share_told(record: JobRecord) -> str:
     run = sum(1 for task in record.tasks if task.version == record.version and not is_going(task))
     most = push.of(record.spec.tasks)
     return (
-        f"version {record.version} is pushed to {most} of {record.spec.tasks} tasks, {run} have it"
+        f"version {record.version} is pushed to {most} of {record.spec.tasks} tasks; {run} run it"
     )
 
 
@@ -53,7 +53,7 @@ def _canaries_told(record: JobRecord, rollout: Rollout, now: Moment) -> str:
         held_s = min((now.spent_s(task) if serves(task) else 0.0 for task in new), default=0.0)
         hold_s = record.spec.update.canary.hold_s
         return (
-            f"version {record.version}: {len(new)} of {canaries(record)} canaries,"
-            f" healthy for {held_s:.0f} of {hold_s:.0f} s"
+            f"version {record.version}: {len(new)} of {canaries(record)} canaries, healthy for "
+            f"{held_s:.0f} of {hold_s:.0f} s"
         )
     return ""

@@ -24,16 +24,18 @@ def kept_notes(record: JobRecord, find: FindJob) -> list[str]:
     found = []
     if kept:
         found.append(
-            f"volumes {', '.join(kept)} stay on the machine of their task: updates, restarts and"
-            " the spread leave it there; if the machine fails or is emptied, the task starts"
-            " elsewhere with empty ones, and what was in them stays behind"
+            f"volumes {', '.join(kept)} stay on the machine of their task: updates, restarts and "
+            "the spread leave it there; if the machine fails or is emptied, the task "
+            "starts elsewhere with empty volumes, and their content is left behind"
         )
     for task in record.tasks:
         found += _of_task(record, task)
         found += _shared(record, task, find)
     for machine, tasks in sorted(record.leaving.items()):
         if kept:
-            found.append(f"{machine} has what {', '.join(sorted(tasks))} kept before it left")
+            found.append(
+                f"{machine} has volumes of {', '.join(sorted(tasks))} from before the move"
+            )
     return found
 
 
@@ -51,16 +53,16 @@ def _of_task(record: JobRecord, task: TaskRecord) -> Iterator[str]:
     moves = operation is not None and operation.kind is OperationKind.MOVE and not operation.instead
     is_here = operation is not None and operation.to_machine == machine  # it moved already
     has_controller = record.spec.controller is not None and not record.stopping
-    held_back = "; until its controller acknowledges the move, it stays" if has_controller else ""
+    held_back = "; it stays until its controller acknowledges the move" if has_controller else ""
     if task.phase is TaskPhase.LOST:
         yield (
-            f"{what} on {machine}, which is gone: the task goes on with it if {machine} is back"
-            " before there is a place elsewhere, where it would start empty"
+            f"{what} on {machine}, which is gone: the task continues with it if {machine} is "
+            "back before another machine is found, where it would start empty"
         )
     elif operation is not None and moves and not is_here:
         yield (
-            f"{what} on {machine}, which it is to leave because of {operation.cause}: it will start"
-            f" empty elsewhere{held_back}"
+            f"{what} on {machine}, which it has to leave because of {operation.cause}: it will "
+            f"start empty elsewhere{held_back}"
         )
     else:
         yield f"{what} on {machine}"

@@ -38,14 +38,14 @@ class Rules:
         try:
             address = ipaddress.ip_address(text.partition("%")[0])
         except ValueError:
-            return "is no address"
+            return "is not an address"
         address = meant(address)
         if self.networks:
             listed = any(address in n for n in self.networks if n.version == address.version)
             return "" if listed else "is not in `controller_networks`"
         for is_it, what in (
             (address.is_loopback, "is this host's loopback"),
-            (address in self.own, "is the control plane's own"),
+            (address in self.own, "belongs to the control plane itself"),
             (address.is_link_local, "is link-local"),
             (address.is_multicast, "is multicast"),
             (address.is_unspecified or address.is_reserved or _is_odd(address), "is reserved"),

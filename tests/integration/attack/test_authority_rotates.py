@@ -103,11 +103,11 @@ def test_the_root_is_exchanged_under_load_and_nobody_notices(control_plane: Face
                 main, ["--endpoint", f"unix:{face.socket}", "authority", "activate"]
             )
             assert refused.exit_code == 5, refused.output
-            assert "the credential of user old was made before it" in refused.output
+            assert "the credential of user old was created before it" in refused.output
             ctl(face, "authority", "activate", "--force")
             last = credential(face, "last")
             face.until(lambda: not shown(face).behind, "a host is behind")
-            assert "user new is of it" in " ".join(shown(face).hinders)
+            assert "user new was issued by it" in " ".join(shown(face).hinders)
             answers = load.answers
             face.until(lambda: load.answers >= answers + 20)
         assert load.failures == []

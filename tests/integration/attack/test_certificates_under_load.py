@@ -62,7 +62,7 @@ class HostLoad:
             await client.call(ASK, Presence())
             self.answers += 1
         except TwineError as e:
-            if "looked at already" not in str(e):  # the other one asks for the same machine
+            if "checked already" not in str(e):  # the other one asks for the same machine
                 self.failures.append(str(e))
             await asyncio.sleep(0.01)
 

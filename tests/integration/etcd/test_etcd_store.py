@@ -100,7 +100,7 @@ async def test_a_minority_takes_no_writes_and_says_so_until_the_majority_is_back
             await asyncio.sleep(0.05)
         with pytest.raises(Busy, match="lease"):
             await store.txn({}, [Put("b", b"")])
-        with pytest.raises(Busy, match="leads no longer"):
+        with pytest.raises(Busy, match="no longer leads"):
             await store.wait_failed()
         for member in three.members[:2]:
             member.start()

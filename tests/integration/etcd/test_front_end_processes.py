@@ -54,7 +54,7 @@ async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
         async with user(region, "front1", "ann") as ann, user(region, "front2", "ann") as too:
             written = (await ann.get_job("j1")).record.spec
             assert written == (await too.get_job("j1")).record.spec
-            with pytest.raises(Forbidden, match="ann is no operator"):
+            with pytest.raises(Forbidden, match="ann is not an operator"):
                 await ann.put_entitlement("e2", spec)
             assert [one.record.name for one in (await too.list_jobs()).jobs] == ["j1"]
             fronts[0].end(signal.SIGKILL)

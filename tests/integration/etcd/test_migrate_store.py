@@ -257,7 +257,7 @@ async def test_the_command_is_killed_again_and_again_and_nothing_is_lost(both: C
 async def test_a_store_in_use_is_not_moved_and_nothing_is_changed(both: Config) -> None:
     await fill(sqlite_of(both), 10)
     async with main_store(sqlite_of(both)):
-        with pytest.raises(Busy, match="another control plane is running on it"):
+        with pytest.raises(Busy, match="another control plane uses it"):
             await migrate_store.move(both, to_etcd=True)
     assert await openable(both) == ["sqlite"]
 
@@ -292,14 +292,14 @@ async def test_no_leader_of_another_role_and_no_migration_have_one_store_togethe
 
 
 async def test_ends_that_do_not_fit_are_refused_with_one_error(both: Config) -> None:
-    with pytest.raises(ConfigError, match="names no etcd cluster"):
+    with pytest.raises(ConfigError, match="has no etcd cluster"):
         await migrate_store.move(sqlite_of(both), to_etcd=True)
     with pytest.raises(ConfigError, match="there is no store in"):
         await migrate_store.move(both, to_etcd=True)
     await fill(sqlite_of(both), 10)
     async with main_store(sqlite_of(both)) as store:
         await store.txn({}, [Put("broker-stores/dc1", b"{}")])
-    with pytest.raises(ConfigError, match="machines of dc1 are in a store of their own"):
+    with pytest.raises(ConfigError, match="machines of dc1 are in a separate store"):
         await migrate_store.move(both, to_etcd=True)
     async with main_store(sqlite_of(both)) as store:
         await store.txn({}, [Delete("broker-stores/dc1"), Put("k/big", b"\0" * (300 << 10))])
@@ -309,7 +309,7 @@ async def test_ends_that_do_not_fit_are_refused_with_one_error(both: Config) -> 
         await store.txn({}, [Delete("k/big")])
     async with main_store(both) as store:
         await store.txn({}, [Put("another", b"region")])
-    with pytest.raises(ConfigError, match="there is a store with records in etcd"):
+    with pytest.raises(ConfigError, match="already has a store with records"):
         await migrate_store.move(both, to_etcd=True)
     assert await openable(both) == ["sqlite", "etcd"]
 
@@ -400,7 +400,7 @@ async def test_a_started_control_plane_does_not_open_half_a_store(both: Config) 
         async with source.store:
             with pytest.raises(KeyError):
                 await migration.migrate(source, end, lambda _: {}[""])
-    with pytest.raises(ConfigError, match=r"migration into it, begun at .* is not complete"):
+    with pytest.raises(ConfigError, match=r"migration into it, begun at .* is incomplete"):
         async with main_store(both):
             pass
     async with SqliteStore(both.store_path) as store:

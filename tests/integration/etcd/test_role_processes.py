@@ -62,7 +62,7 @@ async def test_a_shard_that_is_away_fails_its_own_jobs_only_and_restarts_nothing
         killed.end(signal.SIGKILL)
         error = await refused(region, "j1")
         assert error.retryable
-        assert "shard 1 is away" in str(error)
+        assert "shard 1 is unavailable" in str(error)
         assert await region.is_stable("j2")
         await region.client.change_job("restart", "j2")
 
@@ -73,7 +73,7 @@ async def test_a_shard_that_is_away_fails_its_own_jobs_only_and_restarts_nothing
         await region.until(lambda: region.is_stable("j2"), "the other shard is stable")
         listed = {status.record.name: status for status in (await region.client.list_jobs()).jobs}
         assert sorted(listed) == ["j1", "j2"]
-        assert "shard 1 is away" in listed["j1"].detail
+        assert "shard 1 is unavailable" in listed["j1"].detail
         endpoints = await region.client.endpoints("j1")
         assert len(endpoints.endpoints) == 3, "discovery answers from what the store says"
         after = region.started()
@@ -208,7 +208,7 @@ async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
 async def test_a_paused_leader_of_a_shard_that_wakes_up_is_refused_and_ends(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """AV2: it leads no longer when it wakes up, and says so."""
+    """AV2: it no longer leads when it wakes up, and says so."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, first = replica(region), region.processes[1]

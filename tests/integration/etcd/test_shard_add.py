@@ -114,7 +114,7 @@ async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
             wish = MaintenanceWish(machines=held[:gone], reason="racks")
             preview = await region.client.preview_plan("p1", wish)
             assert [(of.job, of.there, of.unplaced) for of in preview.jobs] == [("j1", 2, unplaced)]
-            assert not any("not looked for" in note for note in preview.notes), "the shard said it"
+            assert not any("not searched" in note for note in preview.notes), "the shard said it"
         with pytest.raises(Conflict, match="shards run in other processes"):
             await region.client.plan_rebalance()
         text = b"".join([chunk async for chunk in region.client.shard_metrics(1)]).decode()
@@ -130,7 +130,7 @@ async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
 
         async def is_named() -> bool:
             return any(
-                trouble.startswith("shard-1: shard 1 is away")
+                trouble.startswith("shard-1: shard 1 is unavailable")
                 for trouble in (await region.client.region_status()).troubles
             )
 

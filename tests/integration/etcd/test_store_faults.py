@@ -197,7 +197,7 @@ async def test_a_cluster_whose_quota_is_used_up_refuses_writes_until_there_is_ro
     with etcd_cluster(1, None, "--quota-backend-bytes", str(2 << 20)) as cluster:
         settings = EtcdSettings(endpoints=cluster.urls, standby=False)
         async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
-            with pytest.raises(Busy, match="etcd takes no writes") as refused:
+            with pytest.raises(Busy, match="etcd accepts no writes") as refused:
                 await use_up(store)
             assert "etcdctl alarm disarm" in refused.value.hint
             assert store.revision() > 5

@@ -179,7 +179,7 @@ def test_a_counter_that_begins_again_is_no_negative_load(
     [
         ("active_users NaN\n", "sum(active_users)", "the query returns nan"),
         ("active_users -5\n", "sum(active_users)", "the query returns -5"),
-        ("active_users 5\n", "sum(nothing)", "the query returns nothing of the last 5 min"),
+        ("active_users 5\n", "sum(nothing)", "the query returns nothing for the last 5 min"),
         ("active_users 5\n", "sum(", "it refuses the query"),
         ("active_users 5\n", "active_users / 0", "the query returns inf"),
     ],
@@ -222,7 +222,7 @@ def values(*pairs: Any) -> bytes:
         (502, b"bad gateway", 0, "its answer cannot be read (HTTP 502)"),
         (200, b"[" * 100_000, 0, "its answer cannot be read"),
         (200, b" " * (5 << 20), 0, "its answer is over 4 MiB"),
-        (200, values([time.time(), "five"]), 0, "a value is no number"),
+        (200, values([time.time(), "five"]), 0, "a value is not a number"),
         (200, values([1e18, "5"]), 0, "returns nothing"),
         (200, b'{"status": "success", "data": {"resultType": "vector"}}', 0, "with a vector"),
         (200, values([time.time(), "5"]), 30, "no answer within 0.5 s"),

@@ -89,7 +89,7 @@ def test_more_than_there_is_is_refused_with_the_sum(ctl: Ctl) -> None:  # CP1
     assert result.stderr.splitlines() == [
         "error: cannot grant entitlement 'back' its quota: the whole region: 3 machines granted"
         " to others + 2 machines asked > 4 machines",
-        "try:   1 machines could be granted of these",
+        "try:   1 machines of these could be granted",
     ]
 
 
@@ -138,7 +138,7 @@ def test_requests_are_decided_by_those_who_may(  # CP6 CP12
     asked = ann("entitlement", "create", "front", "--machines", "5", "--reason", "launch")
     assert asked.exit_code == 0, asked.output
     assert asked.stdout == (
-        "entitlement front: request r1 waits: more capacity has to be approved\n"
+        "entitlement front: request r1 waits: approval is required for more capacity\n"
     )
     shown = ann("entitlement", "show", "front")
     assert shown.exit_code == 3

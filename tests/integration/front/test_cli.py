@@ -281,7 +281,7 @@ def test_top_shows_a_task_or_the_tasks_of_a_job(
     for name in ("web-2", "none", "none-0"):
         missing = ctl("task", "top", name)
         assert missing.exit_code == ctl("job", "status", "none").exit_code
-        assert f"there is no task and no job {name}" in missing.stderr
+        assert f"there is neither a task nor a job {name}" in missing.stderr
 
     other = tmp_path / "web-1.toml"
     other.write_text(JOB.replace('"web"', '"web-1"'))
@@ -302,7 +302,7 @@ def test_who_names_a_job_where_one_task_is_meant_is_told_how_tasks_are_named(
     verb, *rest = words
     result = ctl("task", verb, "web", *rest)
     assert result.exit_code == 64
-    assert "'web' is no task" in result.stderr
+    assert "'web' is not the name of a task" in result.stderr
     assert "as web-3" in result.stderr
 
 
@@ -538,12 +538,12 @@ def test_an_image_is_called_by_its_name_and_applied_by_its_digest(
     for verb in (("push", "cache"), ("canary", "cache", "--for", "1h")):
         assert ctl("job", *verb, "--image", "redis:7").exit_code == 0
         assert region.control_plane.intents.written[-1][2].image == digest
-        assert "is called 'redis:8'" in ctl("job", *verb, "--image", "redis:8").stderr
+        assert "with the name 'redis:8'" in ctl("job", *verb, "--image", "redis:8").stderr
     assert ctl("job", "push", "cache", "--file", str(job)).exit_code == 0
     assert region.control_plane.intents.written[-1][2].spec.image == digest
     unknown = ctl("job", "apply", str(job), "--set", "image=redis:8")
     assert unknown.exit_code == 64
-    assert "no image of the image store is called 'redis:8'" in unknown.stderr
+    assert "the image store has no image with the name 'redis:8'" in unknown.stderr
     (tmp_path / "new.tar").write_bytes(b"the next one")
     newer = ctl("image", "push", str(tmp_path / "new.tar")).stdout.strip()
     assert ctl("image", "name", newer, "redis:7").stdout == f"redis:7 is {newer}\n"

@@ -71,12 +71,12 @@ def test_each_command_writes_its_dimension_as_who_calls(ctl: Ctl, region: Region
     for arguments in (("push",), ("canary", "--for", "1h")):
         found = ctl("job", *arguments, "web", "--share", "0.5", "--tasks", "2")
         assert found.exit_code == 64, found.output
-        assert "tasks: a share is given, too: give one of them" in found.output
+        assert "tasks: a share is given as well: give one of them" in found.output
     assert len(written) == count
     for option in ("--share", "--traffic"):
         found = ctl("job", "canary", "web", option, "nan", "--for", "1h")
         assert found.exit_code == 64, found.output
-        assert "'nan' is no number from 0 to 1" in found.output
+        assert "'nan' is not a number from 0 to 1" in found.output
     for verb in ("canary", "hold"):
         assert ctl("job", verb, "web", "--end", *meta).exit_code == 0
         assert written[-1][:4] == ("withdraw", "web", verb, IntentWish(**said))

@@ -104,7 +104,7 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
         "tasks per MSB: dc1/msb1 2, dc2/msb3 1",
         "  no room: 2 machines: no free ports",
         "sandbox of its tasks: exposure 9.4 of 10, 1.2 without its relaxations: proc, raw;"
-        " `raw` is for who has the role host-admin",
+        " `raw` requires the role host-admin",
         "nothing was changed; `twinectl job apply` does it",
     ]
     assert [spec.tasks for spec in planner.specs] == [4]
@@ -118,7 +118,7 @@ def test_a_plan_begins_with_what_changes_in_the_job(
     assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
     applied = ctl("job", "apply", jobfile)
     assert applied.exit_code == 0, applied.output
-    assert ctl("job", "plan", jobfile).stdout.startswith("job web: the same as before\n")
+    assert ctl("job", "plan", jobfile).stdout.startswith("job web: no change\n")
     changed = ctl("job", "plan", jobfile, "--set", "tasks=7", "--set", "update.surge=2")
     lines = changed.stdout.splitlines()
     assert lines[0] == "job web: 2 fields changed:"
@@ -129,7 +129,7 @@ def test_a_plan_begins_with_what_changes_in_the_job(
     assert shown.exit_code == 0, shown.output
     again = Path(jobfile).with_name("again.yaml")
     again.write_text(shown.stdout)
-    assert ctl("job", "plan", str(again)).stdout.startswith("job web: the same as before\n")
+    assert ctl("job", "plan", str(again)).stdout.startswith("job web: no change\n")
     lost = ctl("job", "show", "web", "--version", "77")
     assert lost.exit_code == 3
     assert "has no version 77 any more" in lost.stderr

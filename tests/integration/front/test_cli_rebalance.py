@@ -132,7 +132,7 @@ def test_the_model_is_said_in_words_and_written_as_toml_and_solved_without_the_r
     file.write_text('[[object]]\nname = "o"\nat = "nowhere"\n')
     wrong = ctl("rebalance", "solve", str(file))
     assert wrong.exit_code != 0
-    assert "'nowhere', which is not there" in wrong.stderr
+    assert "'nowhere', which does not exist" in wrong.stderr
 
 
 def test_the_process_answers_what_the_solver_finds() -> None:

@@ -58,8 +58,8 @@ def test_what_the_copy_does_not_know_is_shown_released_and_let_go(region: Region
     region.run(_put_back(region))
     shown = ctl(region, "restored", "show").output
     assert "vm1      c-0   unknown-job  c    front        running" in shown
-    assert "not heard yet: 1 machines: vm2" in shown
-    assert "nothing is commanded before: twinectl restored release" in shown
+    assert "no report yet: 1 machines: vm2" in shown
+    assert "the control plane sends no commands before: twinectl restored release" in shown
     begun: list[bool] = []
     region.control_plane.restored.begin = lambda: begun.append(True)
     asked = CliRunner().invoke(
@@ -72,7 +72,7 @@ def test_what_the_copy_does_not_know_is_shown_released_and_let_go(region: Region
     assert ctl(region, "restored", "release", "--yes").exit_code == 5
     view = json.loads(ctl(region, "restored", "show", "--output", "json").output)
     assert view["restored"]["released_by"] == "local:0"
-    assert "nothing is commanded" not in ctl(region, "restored", "show").output
+    assert "sends no commands" not in ctl(region, "restored", "show").output
     assert ctl(region, "restored", "let-go", "c-0", "--machine", "vm2").exit_code == 3
     let = ctl(region, "restored", "let-go", "c-0", "--machine", "vm1")
     assert let.output == "task c-0 on vm1 is released\n"

@@ -38,7 +38,7 @@ def test_a_move_is_planned_and_done_and_kept_in_the_audit_log(region: Region) ->
     assert shards.moves == [("front", 1, True), ("front", 1, False)]
     assert "entitlement/front" in ctl(region, "audit", "-o", "json").stdout
     same = ctl(region, "shard", "move", "front", "--to", "0")
-    assert same.stdout == "entitlement front is in shard 0 already\n"
+    assert same.stdout == "entitlement front is already in shard 0\n"
 
 
 def test_a_shard_is_drained_into_those_with_the_fewest_machines(region: Region) -> None:

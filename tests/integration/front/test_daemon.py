@@ -141,7 +141,7 @@ def test_a_killed_daemon_leaves_nothing_in_the_way_of_the_next(
         (("--config", "/nonexistent.toml"), "cannot read the configuration"),
         (("--socket", "/proc/x/cp.sock"), "cannot listen on /proc/x"),
         (("--state", "/proc/x"), "cannot use the state folder"),
-        (("--down-after", "-1"), "--down-after: '-1' is no duration"),
+        (("--down-after", "-1"), "--down-after: '-1' is not a duration"),
         (("--down-after-s", "0"), "--down-after 0: 0s is not valid"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_data_center_keeps_its_machines_in_a_store_of_its_own(tmp_path: Path) 
     file.write_text("")  # the line was taken out
     code, said = Daemon(tmp_path, "--config", str(file)).wait()
     assert (code, "Traceback" in said) == (78, False)
-    assert f"are in a store of their own, last at {own}" in said
+    assert f"are in a separate store, last at {own}" in said
     assert "forget-store" in said
 
     file.write_text(f'{configured}dc1 = "{tmp_path}/disk/dc1"\n')  # it has machines elsewhere

@@ -108,7 +108,7 @@ def test_facts_that_cannot_be_computed_with_do_not_stop_a_start(tmp_path: Path, 
     assert text.count("set aside") == 3
     for name in ("machines/dc1/vm1", "machines/dc1/vm3", f"{ENTITLEMENTS}wild"):
         assert _check(state, "--forget", name)[0] in (0, 2)
-    assert _check(state) == (0, "every stored record can be used\n")
+    assert _check(state) == (0, "all stored records are usable\n")
 
 
 def test_an_operator_sets_one_record_aside(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_an_operator_sets_one_record_aside(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     asyncio.run(_put(state, {"machines/dc1/vm2": _machine("vm2")}))
-    assert _check(state) == (0, "every stored record can be used\n")
+    assert _check(state) == (0, "all stored records are usable\n")
     assert _check(state, "--quarantine", "machines/dc1/no")[0] == 3
     code, text = _check(state, "--quarantine", "machines/dc1/vm2")
     assert (code, "machines/dc1/vm2: set aside" in text) == (2, True)

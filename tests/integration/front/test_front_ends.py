@@ -154,7 +154,7 @@ def test_users_of_a_front_end_get_what_the_core_answers_and_hosts_nothing(owned:
                 assert [one.record.name for one in jobs.jobs] == ["job-of-other", "job-of-web"]
                 with pytest.raises(Forbidden, match="ann does not own entitlement 'other'"):
                     await ann.call(ROUTE["stop_job"], job="job-of-other")
-                with pytest.raises(Forbidden, match="ann is no operator"):
+                with pytest.raises(Forbidden, match="ann is not an operator"):
                     await ann.call(ROUTE["list_users"])
                 logs = ann.stream(ROUTE["job_logs"], job="job-of-web", index="0")
                 assert b"".join([chunk async for chunk in logs]) == b"one\ntwo\n"

@@ -125,7 +125,7 @@ def test_two_hosts_racing_with_one_token_get_one_certificate(
 
 
 def test_a_token_is_bound_to_its_host(region: Region, tmp_path: Path) -> None:
-    with pytest.raises(Forbidden, match="made for another host"):
+    with pytest.raises(Forbidden, match="it is for another host"):
         asyncio.run(HostIdentity(tmp_path).join(invitation(region, "vm2"), candidate("vm1")))
     assert len(region.control_plane.brokers.table) == 0
 
@@ -135,7 +135,7 @@ def test_who_guesses_has_to_wait(region: Region, tmp_path: Path) -> None:
     bad = Invitation(region.url, "twn1." + "a" * 8 + "." + "b" * 32, good.ca_hash)
     host = HostIdentity(tmp_path)
     for _ in range(5):
-        with pytest.raises(Forbidden, match="not one of ours"):
+        with pytest.raises(Forbidden, match="did not issue it"):
             asyncio.run(host.join(bad, candidate()))
     with pytest.raises(TwineError, match=r"5 joins from 127\.0\.0\.1 were refused") as refusal:
         asyncio.run(host.join(good, candidate()))
@@ -205,7 +205,9 @@ def test_nothing_secret_is_sent_to_who_only_shows_the_right_authority(
     good = invitation(region)
     with Listener(other, region.authority.ca_pem + other.ca_pem) as listener:
         invited = Invitation(listener.url, good.token, good.ca_hash)
-        with pytest.raises(Unreachable, match="its certificate is not one that we trust"):
+        with pytest.raises(
+            Unreachable, match="its certificate is not issued by a trusted authority"
+        ):
             asyncio.run(HostIdentity(tmp_path / "id").join(invited, candidate()))
     assert good.token.encode() not in listener.received
 
@@ -285,7 +287,7 @@ def test_a_machine_that_was_removed_cannot_renew(region: Region, tmp_path: Path)
     planned = region.control_plane.inventory.outages.plan_unavailability
     region.run(planned(["vm1"], EventKind.DECOMMISSION, "sold"))
     region.run(region.control_plane.brokers.remove("vm1"))
-    with pytest.raises(Forbidden, match="not part of the region"):
+    with pytest.raises(Forbidden, match="no longer part of the region"):
         asyncio.run(host.renew())
 
 
@@ -370,7 +372,7 @@ def test_a_certificate_without_an_identity_of_ours_is_refused(shared: Region) ->
     leaf = shared.authority.issue(key.public_key(), CertificateSubject("robot", "vm1"))
     held = shared.authority.credential(CertificateSubject("host", "vm1"), "")
     held = msgspec.structs.replace(held, key_pem=key_text(key).decode(), certificate_pem=leaf.pem)
-    with pytest.raises(TwineError, match="no identity of ours") as refusal:
+    with pytest.raises(TwineError, match="no identity of Twine") as refusal:
         asyncio.run(renewed(shared, _context(shared, held)))
     assert refusal.value.status == 401
 

@@ -260,7 +260,7 @@ def test_what_the_check_refuses_never_counts(region: Region, tmp_path: Path):
         bad = Endpoint(task="web-7", machine="m", host="::1", ports={"http": 7}, version=1)
         region.run(region.control_plane.serve(bad))
         assert process.stderr is not None
-        refused = next(line for line in process.stderr if "could not be told" in line)
+        refused = next(line for line in process.stderr if "could not be updated" in line)
         assert "no web-7 please" in refused
         assert file.read_text() == good
         assert log.read_text() == "x\n"
@@ -302,11 +302,11 @@ def test_dns_over_udp_and_tcp(region: Region, tasks: list[TaskServer]):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("dns", "--listen", "nowhere"), "no address to listen at"),
-        (("dns", "--zone", "a..b"), "no name of a zone"),
-        (("dns", "--zone", "."), "root is no zone"),
+        (("dns", "--listen", "nowhere"), "not a listen address"),
+        (("dns", "--zone", "a..b"), "not a name of a zone"),
+        (("dns", "--zone", "."), "root cannot be the zone"),
         (("dns", "--ttl", "2h"), "--ttl 2h"),
-        (("proxy", "haproxy", "web"), "names no port of a job"),
+        (("proxy", "haproxy", "web"), "does not name a port of a job"),
         (("proxy", "haproxy", "web:http", "--reload", "true"), "about a file"),
     ],
 )

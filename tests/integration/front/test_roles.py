@@ -299,7 +299,7 @@ def test_a_row_for_owners_that_names_nothing_is_for_operators(owned: Region) -> 
     guard = Guard(people, owned.control_plane)
     peer = Peer(name="spiffe://twine/user/ann", role="user")
     for needs in (Needs.OWNER, Needs.ASKER):
-        with pytest.raises(Forbidden, match="ann is no operator"):
+        with pytest.raises(Forbidden, match="ann is not an operator"):
             guard.check(Call(Route("new", "POST", "/v1/new", needs=needs), peer))
 
 
@@ -457,7 +457,7 @@ def test_a_role_that_is_taken_away_counts_from_the_next_request_on(region: Regio
             await greta.call(ROUTE["put_group"], GroupSpec(members=["x"]), group="g")
             await local.call(ROUTE["revoke_operator"], who="user:greta")
             assert (await greta.call(ROUTE["get_myself"])).role == "viewer"
-            with pytest.raises(Forbidden, match="greta is no operator"):
+            with pytest.raises(Forbidden, match="greta is not an operator"):
                 await greta.call(ROUTE["put_group"], GroupSpec(members=[]), group="g")
 
     asyncio.run(try_it())

@@ -142,7 +142,7 @@ def test_a_host_gets_identities_of_its_own_tasks_only(region: Region, tmp_path: 
         host = await joined(region, tmp_path, "vm1")
         csr = keys.signing_request(keys.new_key(), "db-0")
         for task in ("db-0", "web-1", "web-00", "web", "nothing-0", "-0", "web-0x"):
-            with pytest.raises(Forbidden, match="was not given the task"):
+            with pytest.raises(Forbidden, match="the task was not placed on it"):
                 await host.certify_task(task, csr)
         with pytest.raises(Forbidden, match="has no identity"):
             await host.certify_task("plain-0", csr)
@@ -151,7 +151,7 @@ def test_a_host_gets_identities_of_its_own_tasks_only(region: Region, tmp_path: 
         first = await host.certify_task("web-0", csr)
         assert first.identity.endswith("/job/web/task/web-0"), "whatever the request says"
         await asyncio.to_thread(deploy, region, "web", "vm2")
-        with pytest.raises(Forbidden, match="was not given the task"):
+        with pytest.raises(Forbidden, match="the task was not placed on it"):
             await host.certify_task("web-0", csr)
 
     asyncio.run(scenario())
@@ -191,11 +191,11 @@ def test_a_task_is_nobody_at_the_front_doors(region: Region, tmp_path: Path) -> 
         context.load_cert_chain(task.folder / "identity.pem")
         async with WireClient(region.url, context) as client:
             request = api.RenewRequest(csr_pem="none")
-            with pytest.raises(Unauthenticated, match="names no identity of ours"):
+            with pytest.raises(Unauthenticated, match="names no identity of Twine"):
                 await client.call(ROUTE["renew"], request)
         posing = tls.pinned_context(region.authority.ca_pem, tls.CONTROL_PLANE)
         posing.check_hostname = False
-        with pytest.raises(ssl.SSLCertVerificationError, match="no identity of ours"):
+        with pytest.raises(ssl.SSLCertVerificationError, match="no identity of Twine"):
             await talk(task, posing)
 
     asyncio.run(scenario())

@@ -205,7 +205,7 @@ def test_no_way_of_writing_an_inner_address_leads_there(host: str, authority: Ce
         async with await asyncio.start_server(handle, "127.0.0.1", 0) as served:
             port = served.sockets[0].getsockname()[1]
             ref = ControllerRef(url=f"https://{host}:{port}", name="db")
-            with pytest.raises(Forbidden, match=r"loopback|is no address"):
+            with pytest.raises(Forbidden, match=r"loopback|is not an address"):
                 await a_caller(authority, rules_of([], []))(ref, REQUEST)
 
     asyncio.run(main())

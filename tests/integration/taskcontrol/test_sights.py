@@ -85,5 +85,5 @@ def test_a_member_that_is_not_there_does_not_lead():
 
 def test_a_map_of_shards_is_told_by_task():
     assert observations.by_task({"a": [0, 1], "b": [1]}) == {0: {"a"}, 1: {"a", "b"}}
-    with pytest.raises(ConfigError, match="no map of shards"):
+    with pytest.raises(ConfigError, match="not a shard map"):
         observations.by_task({"a": "0"})

@@ -146,7 +146,7 @@ def test_f71_of_two_sidekicks_one_is_told_to_come_again(host: TheHost) -> None: 
         argv = [SIDEKICK, f"--profiles={OURS}", "apply-profile", "one"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 75, done.stderr
-    assert "another sidekick is at work" in done.stderr
+    assert "another sidekick is running" in done.stderr
     assert SWAPPINESS.read_text() == before
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
     assert SWAPPINESS.read_text().strip() == "7"

@@ -71,7 +71,7 @@ class Writers:
     async def stale_autoscaler(self) -> None:
         """Read the size a while ago: somebody wrote it since."""
         wish = SizeWish(tasks=15, expect=self.version("size") - 1)
-        with pytest.raises(Conflict, match="was to be replaced"):
+        with pytest.raises(Conflict, match="and the request replaces version"):
             await self.w.cp.intents.size("web", wish, "user:scaler")
         self.refused += 1
 

@@ -87,7 +87,7 @@ async def test_users_read_writers_change_and_nobody_else_gets_in(tmp_path: Path)
                     await refused
         for role in ("host", "component", "controller"):
             async with client(url, role, "ann") as other:
-                with pytest.raises(Forbidden, match="is no user"):
+                with pytest.raises(Forbidden, match="is not a user"):
                     await other.get_pipeline("web")
         async with client(url, "user", "ann", foreign) as stranger:
             with pytest.raises(Unreachable):

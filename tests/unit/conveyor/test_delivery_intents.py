@@ -139,7 +139,7 @@ async def test_a_job_that_the_scheduler_brought_back_itself_fails_the_run():
     """`update.on_failure = "rollback"` of the owner stays in force during a run."""
     world, job = await at_canary()
     job.write("", digest(1), PushIntent(version=1))
-    job.went_back = "version 2 failed on 1 task; the job went back to version 1"
+    job.went_back = "version 2 failed on 1 task; the job was rolled back to version 1"
     run = await world.until("rolled-back")
     assert run.reason == f"job web: {job.went_back}"
     assert job.tasks == [digest(1)] * 10
@@ -150,7 +150,7 @@ async def test_a_percent_stage_of_no_task_is_passed_over_and_told():
     world = await World(a_pipeline(stages=stages)).begin()
     world.plane.images["web"] = digest(2)
     run = await world.until("done")
-    assert "4 % is no task at this size" in [entry.what for entry in run.log]
+    assert "4 % is zero tasks at this size" in [entry.what for entry in run.log]
     assert [c[3] for c in world.plane.calls if c[0] == "push"] == ["all"]
 
 

@@ -125,11 +125,13 @@ async def test_a_rollback_during_a_rollback_is_refused_with_its_reason():
     world.plane.images["web"] = digest(2)
     await world.rounds(20)
     await world.service.control("web", control("rollback", "wrong colour"), "user/ann")
-    with pytest.raises(Conflict, match=r"rolls back already: asked for by user/ann: wrong colour"):
+    with pytest.raises(
+        Conflict, match=r"is already rolling back: asked for by user/ann: wrong colour"
+    ):
         await world.service.control("web", control("rollback"), "user/bob")
     run = await world.until("rolled-back")
     assert world.plane.jobs["web"].tasks == [digest(1)] * 10
-    with pytest.raises(Conflict, match="no run changed anything"):
+    with pytest.raises(Conflict, match="no run made a change"):
         await world.service.control("web", control("rollback"), "user/bob")
     assert any(entry.who == "user/ann" for entry in run.log)
 
@@ -151,7 +153,7 @@ async def test_a_paused_run_changes_nothing_and_soaks_again_when_resumed():
     world.plane.images["web"] = digest(2)
     await world.rounds(5)
     await world.service.control("web", control("pause"), "user/ann")
-    with pytest.raises(Conflict, match="paused already"):
+    with pytest.raises(Conflict, match="already paused"):
         await world.service.control("web", control("pause"), "user/ann")
     await world.rounds(100)
     job = world.plane.jobs["web"]
@@ -305,7 +307,7 @@ async def test_front_end_away_is_waited_out_and_told():
     world.plane.is_away = True
     await world.rounds(20)
     view = await world.service.view("web")
-    assert "cannot see job web" in view.trouble or "image store" in view.trouble
+    assert "cannot read job web" in view.trouble or "image store" in view.trouble
     assert view.record.active.state is RunState.RUNNING
     world.plane.is_away = False
     await world.until("done")

@@ -14,7 +14,7 @@ KNOWN = {"web": Endpoints(job="web", revision=3, endpoints=WEB), "gone": None}
 SERVICES = [proxies.service("web:http=:8080"), proxies.service("gone:http")]
 
 HAPROXY = """\
-# Written by twine-resolver from where jobs answer. Changes by hand do not last.
+# Written by twine-resolver from the addresses of jobs. Changes by hand are overwritten.
 
 frontend web-http
     bind *:8080
@@ -32,7 +32,7 @@ backend gone-http
 """
 
 NGINX = """\
-# Written by twine-resolver from where jobs answer. Changes by hand do not last.
+# Written by twine-resolver from the addresses of jobs. Changes by hand are overwritten.
 
 upstream web-http {
     server 192.0.2.1:20000;  # web-0
@@ -125,7 +125,7 @@ def test_a_template_of_the_operator_has_services_and_servers() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("\n{% if %}", r"own.j2 is no template: .* \(line 2\)"),
+        ("\n{% if %}", r"own.j2 is not a template: .* \(line 2\)"),
         ("{{ nothing }}", "own.j2 cannot be rendered: 'nothing' is undefined"),
         ("{% include '/etc/passwd' %}", "cannot be rendered: no loader"),
     ],

@@ -87,7 +87,7 @@ def test_bug_sk34_a_disk_that_appears_is_found_by_verify_and_plan(bench: Bench) 
     assert bench.run("verify") == 2
     found = {s.setting: s for s in bench.report().settings}["block.nvme9n1.read_ahead_kb"]
     assert (found.outcome, found.wanted, found.actual) == (ApplyOutcome.DRIFTED, "64", "128")
-    assert "did not have it when the profile was applied" in found.detail
+    assert "lacked it when the profile was applied" in found.detail
     assert bench.run("apply-profile", "mine") == 0
     assert bench.run("verify") == 0
     assert bench.run("rollback") == 0
@@ -168,7 +168,7 @@ def test_bug_sk35_a_profile_that_no_longer_fits_is_said_and_not_raised(bench: Be
     _offline(bench)
     assert bench.run("verify") == 2
     assert bench.report().state is ProfileState.DRIFTED
-    assert "does not fit the host as it is now" in bench.report().detail
+    assert "does not fit the present host" in bench.report().detail
 
 
 def test_bug_sk35_a_setting_that_changes_facts_is_settled_in_one_command(

@@ -105,7 +105,7 @@ def test_what_the_boot_could_not_reserve_either_has_failed(fake: FakeHost) -> No
     fake.put("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "20")
     applied = SETTING.apply(fake.host(), a_change(0, 32))
     assert applied.outcome is ApplyOutcome.FAILED
-    assert "told at boot to reserve 32" in applied.detail
+    assert "booted with 32" in applied.detail
 
 
 def test_what_a_lasting_shortfall_means_is_the_profiles_to_say(fake: FakeHost) -> None:

@@ -123,7 +123,9 @@ def test_what_a_profile_of_ours_may_not_say_is_told_with_its_line(
     told = {line.split("\t")[1]: line.split("\t") for line in out.splitlines()[:-1]}
     assert told["[sysctl] kernel.core_pattern = |/bin/x"][2] == "makes the kernel run programs"
     assert told["[bootloader] cmdline_fast = +nosmt init=/bin/sh"][2].startswith("init ")
-    assert told["[service] service.sshd = stop"][2].startswith("sshd.service is not a profile's")
+    assert told["[service] service.sshd = stop"][2].startswith(
+        "sshd.service may not be started or stopped by a profile"
+    )
     assert told["[main] include = fast, other"][2] == "a profile has one parent; other is left out"
     assert told["[net] features = gro off hw-tc-offload on"][2] == (
         "hw-tc-offload has no counterpart; the rest is converted"
@@ -182,7 +184,7 @@ def test_files_that_are_there_are_not_overwritten(
 
 
 def test_a_folder_without_profiles_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"holds no tuned\.conf"):
+    with pytest.raises(NotFound, match=r"has no tuned\.conf"):
         convert(tmp_path, lambda kind, word: "")
 
 
@@ -256,7 +258,7 @@ def test_a_condition_is_said_or_its_instance_is_left_out(tmp_path: Path) -> None
     ]
     assert raw["block"] == {"flash": {"read_ahead_kb": 4096}, "rotating": {"read_ahead_kb": 4096}}
     assert "sysctl.off" not in found.text
-    reason = "holds only where cpuinfo_regex matches: no fact says the same"
+    reason = "holds only where cpuinfo_regex matches: no fact is equivalent"
     assert [(left.line, left.reason) for left in found.left] == [
         *(
             (f"[vm.thunderx] {line}", reason)
@@ -291,8 +293,8 @@ def test_what_a_parent_says_is_not_silently_kept(tmp_path: Path) -> None:
     (tmp_path / "tuned.conf").write_text(text)
     (found,) = convert(tmp_path, lambda table, key: "")
     reasons = {left.line: left.reason for left in found.left}
-    assert reasons["[vm] enabled = 0"] == "cannot switch off what a parent says"
-    assert reasons["[sysctl] replace = 1"] == "cannot take back what a parent says"
+    assert reasons["[vm] enabled = 0"] == "cannot switch off a setting of a parent"
+    assert reasons["[sysctl] replace = 1"] == "cannot remove a setting of a parent"
 
 
 def test_a_folder_of_current_tuned_is_known(tmp_path: Path) -> None:

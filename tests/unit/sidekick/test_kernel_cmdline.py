@@ -132,7 +132,7 @@ def test_two_settings_that_want_one_argument_differently_are_told_before_any_wri
     pages = Hugepages(pages_2m=1)
     with pytest.raises(ConfigError) as caught:
         a_target(fake, cmdline=("isolcpus=1",), hugepages=pages)
-    assert "cpus.x wants isolcpus=3" in str(caught.value.errors[0].reason)
+    assert "cpus.x sets isolcpus=3" in str(caught.value.errors[0].reason)
     assert a_target(fake, cmdline=("isolcpus=3",), hugepages=pages)
 
 

@@ -35,7 +35,7 @@ def test_bug_sk36_rollback_restores_the_rest_and_names_what_a_boot_brings(
     assert stuck.fs.read("/proc/sys/vm/swappiness") == "60"
     (left,) = [s for s in report.settings if s.outcome is ApplyOutcome.PENDING_REBOOT]
     assert (left.setting, left.wanted, left.actual) == (f"sysctl.{STUCK}", "4096", "5000")
-    assert "the next boot brings the original back" in left.detail
+    assert "the next boot restores the original" in left.detail
 
 
 def test_bug_sk36_it_stays_reported_until_the_boot_and_no_longer(stuck: FakeHost) -> None:

@@ -97,7 +97,7 @@ def test_a_reboot_that_nobody_asked_for_takes_the_hosts_own_line(
 
 def test_grub_is_not_asked_to_try_once_what_it_could_not_forget(fake: FakeHost) -> None:  # F-69
     without_kexec(fake.with_grub("btrfs"))
-    with pytest.raises(Unprocessable, match="cannot note on btrfs"):
+    with pytest.raises(Unprocessable, match="cannot record on btrfs"):
         fake.apply(batch(fake), may_reboot=True)
     assert fake.processes.ran == []
 

@@ -124,7 +124,10 @@ def test_an_alias_is_the_service_that_it_names(fake: FakeHost) -> None:
     assert [w.setting for w in found] == ["services.a.service"]
     with pytest.raises(Unprocessable, match="cannot both run and be stopped"):
         SETTING.wanted(wants(stopped=["b.service"], running=["a.service"]), host)
-    with pytest.raises(Unprocessable, match=r"s.service is ssh.service, which is not a profile's"):
+    with pytest.raises(
+        Unprocessable,
+        match=r"s.service is ssh.service, which may not be started or stopped by a profile",
+    ):
         SETTING.wanted(wants(stopped=["s.service"]), host)
 
 
@@ -143,7 +146,7 @@ def test_a_template_is_not_a_service() -> None:
         ([a_unit(), a_unit(active="activating", sub="auto-restart")], "it is restarting instead"),
         (
             [a_unit(invocation_id="1"), a_unit(invocation_id="1"), a_unit(invocation_id="2")],
-            "started again at once",
+            "restarted at once",
         ),
         ([a_unit(), a_unit(active="inactive", kind="oneshot")], "without RemainAfterExit="),
     ],

@@ -168,7 +168,7 @@ def test_a_governor_that_no_host_offers_says_so(fake: RecordedHost) -> None:
     setting, wanted = wanted_of(fake, "power", "[power]\ngovernor='turbo'\nrequired=true\n")
     assert wanted[0].required
     report = setting.verify(wanted[0], setting.observe(fake.host(), [wanted[0].setting]))
-    assert report.detail == "its frequency driver offers no governor turbo"
+    assert report.detail == "its frequency driver does not offer governor turbo"
 
 
 def test_idle_states_are_bounded_by_what_they_cost(fake: RecordedHost) -> None:

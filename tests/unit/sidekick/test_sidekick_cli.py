@@ -178,7 +178,7 @@ def test_a_busy_host_is_told_so(fake: FakeHost, run: Run, command: str) -> None:
     with fake.state.lock(0, host.monotonic, host.sleep):
         code, _, err = run(*command.split())
     assert code == 75
-    assert "another sidekick is at work" in err
+    assert "another sidekick is running" in err
     assert run(*command.split(), "--wait-s", "3")[0] == 0
 
 
@@ -293,7 +293,7 @@ def test_lint_finds_what_the_parent_says_already(fake: FakeHost, run: Run) -> No
     text = "description='W'\nextends='base'\n[sysctl]\n'vm.swappiness'=30\n'kernel.panic'=1\n"
     (fake.root / "profiles" / "again.toml").write_text(text)
     assert run("lint", "again")[1].splitlines() == [
-        "again\tnote\tsysctl.vm.swappiness\tsays what base:3 says already",
+        "again\tnote\tsysctl.vm.swappiness\trepeats a setting of base:3",
         "1 profiles: 0 errors, 1 notes",
     ]
 

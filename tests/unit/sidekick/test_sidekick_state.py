@@ -41,7 +41,7 @@ def test_a_journal_tells_how_far_a_run_came(state: StateFolder) -> None:
         state.step(step2)
     run = state.unfinished()
     assert run
-    assert run.describe(running=True) == "undoing web (why): 1 of 2 taken back"
+    assert run.describe(running=True) == "undoing web (why): 1 of 2 undone"
     state.end()
     assert state.unfinished() is None
 
@@ -77,7 +77,7 @@ def test_a_line_that_an_earlier_sidekick_staged_is_not_forgotten(state: StateFol
 
 def test_a_setting_of_a_newer_sidekick_is_not_guessed_at(fake: FakeHost) -> None:
     fake.state.save(Record(boot_id="boot-1", originals={"novelty.x": "1"}))
-    with pytest.raises(HostError, match="knows no settings of the kind 'novelty'"):
+    with pytest.raises(HostError, match="does not support settings of the kind 'novelty'"):
         fake.apply(Target())
 
 

@@ -152,7 +152,7 @@ def test_what_cannot_be_undone_is_told_and_kept_for_the_next_run(fake: FakeHost)
     bad = {"net.core.somaxconn": 6144, "vm.swappiness": 300}
     report = apply(fake, a_target(fake, sysctl=bad))
     assert exit_code(report) == 1
-    assert "not all could be undone" in report.detail
+    assert "some changes could not be undone" in report.detail
     assert standing.status(fake.host(), fake.state).state is ProfileState.DEGRADED
     del fake.fs.rounds[path]
     apply(fake, Target())
@@ -172,7 +172,7 @@ def test_two_writes_that_undo_each_other_are_noticed(fake: FakeHost) -> None:
     report = apply(fake, a_target(fake, sysctl={"vm.swappiness": 1, "net.core.somaxconn": 9}))
     assert exit_code(report) == 1
     assert "reads '99' again" in report.detail
-    assert "cannot bring sysctl." in report.detail, "nor can both be taken back"
+    assert "cannot restore sysctl." in report.detail, "nor can both be taken back"
 
 
 def test_drift_is_found_and_left_alone(fake: FakeHost) -> None:  # F-72

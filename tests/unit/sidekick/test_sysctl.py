@@ -45,7 +45,7 @@ def test_what_the_kernel_rounds_is_not_called_applied(fake: FakeHost) -> None:
     applied = SETTING.apply(fake.host(), a_change("vm.min_free_kbytes", "45056", "50000"))
     assert applied.outcome is ApplyOutcome.FAILED
     assert applied.actual == "49984"
-    assert "wrote '50000', the kernel keeps '49984'" in applied.detail
+    assert "wrote '50000', but the kernel keeps '49984'" in applied.detail
 
 
 def test_a_value_out_of_range_is_the_kernels_refusal(fake: FakeHost) -> None:  # F-64
@@ -85,7 +85,7 @@ def test_an_undo_that_does_not_read_back_is_an_error(fake: FakeHost) -> None:
     fake.fs.rounds["/proc/sys/vm/swappiness"] = lambda value: "7"
     change = a_change("vm.swappiness", "60", "10")
     SETTING.apply(fake.host(), change)
-    with pytest.raises(KernelFileError, match=r"cannot bring sysctl.vm.swappiness back to '60'"):
+    with pytest.raises(KernelFileError, match=r"cannot restore sysctl.vm.swappiness to '60'"):
         SETTING.undo(fake.host(), change)
 
 
@@ -104,7 +104,7 @@ def test_an_undo_that_does_not_read_back_is_an_error(fake: FakeHost) -> None:
 )
 def test_what_could_not_be_given_back_is_refused_by_name(name: str) -> None:  # BUG-SK4
     (error,) = SETTING.check(a_profile(sysctl={name: 1}))
-    assert "undone" in error.reason or "given back" in error.reason
+    assert "undone" in error.reason or "be restored" in error.reason
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_template_extends_a_plain_profile_and_is_extended(tmp_path: Path) -> N
     [
         (
             "description = 'd'\n\na = {{ cpu.cnt }}\n",
-            r"a fact that there is not: .*'cnt' \(line 3\)",
+            r"an unknown fact: .*'cnt' \(line 3\)",
         ),
         ("{{ memory.mib }}", r"'memory' is undefined \(line 1\)"),
         ("description='d'\n{% if %}", r"is not a template: .* \(line 2\)"),
@@ -91,7 +91,7 @@ def test_two_files_of_one_name_are_refused_and_others_are_listed(tmp_path: Path)
     (tmp_path / "web.toml").write_text("description='w'\n")
     (tmp_path / "good.toml").write_text("description='g'\n")
     files = library(tmp_path, web=LOOP)
-    with pytest.raises(ConfigError, match="there twice"):
+    with pytest.raises(ConfigError, match="exists twice"):
         files.load("web", FACTS)
     found = lint(files, files.names(), FACTS, FakeHost(tmp_path / "host").host())
     assert {f.profile for f in found if f.severity == "error"} == {"web"}

@@ -159,7 +159,9 @@ def test_drift_says_since_when_and_who_where_that_is_known(on_web: FakeHost) -> 
     assert report.state is ProfileState.DRIFTED
     details = {s.setting: s.detail for s in report.settings}
     when = "changed after 2023-11-14 22:13:20 UTC"
-    assert details["sysctl.vm.swappiness"] == f"{when}, to what /etc/sysctl.d/99-other.conf:2 says"
+    assert (
+        details["sysctl.vm.swappiness"] == f"{when}, to the value in /etc/sysctl.d/99-other.conf:2"
+    )
     assert details["sysctl.net.core.somaxconn"] == when
     again = watch(on_web.host(), on_web.state, repair=False)
     assert {s.setting: s.detail for s in again.settings} == details

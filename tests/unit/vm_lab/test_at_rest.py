@@ -95,7 +95,7 @@ def test_a_machine_that_takes_no_tasks_is_unrest_whoever_holds_it(changes, why):
     ("changes", "why"),
     [
         ({"ready": False}, "m2: up, its agent does not answer"),
-        ({"health": "it was down 2 times lately"}, "m2: it was down 2 times lately"),
+        ({"health": "it was down 2 times recently"}, "m2: it was down 2 times recently"),
         ({"tasks": []}, "m2: held without a task"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_failed_connection_is_told_by_its_number(number: int, words: str) -> N
     [
         (OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] x"), "nothing"),
         (TimeoutError(), "it did not answer in time"),
-        (socket.gaierror(-2, "Name or service not known"), "its name is not known"),
+        (socket.gaierror(-2, "Name or service not known"), "its name cannot be resolved"),
         (aiohttp.ServerDisconnectedError(), "it closed the connection without an answer"),
         (ssl.SSLCertVerificationError(1, "expected to reach /host/a, but /host/b"), "expected to"),
         (ssl.SSLError(1, "[SSL: X] y (_ssl.c:1)"), "the connection cannot be secured with TLS"),

@@ -58,13 +58,13 @@ def test_sizes_in_words_become_numbers_wherever_they_stand() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("memory_max_bytes", "48 megs", "'48 megs' is no size; write bytes or 48MiB, 1.5GiB, …"),
+        ("memory_max_bytes", "48 megs", "'48 megs' is not a size; write bytes or 48MiB, 1.5GiB, …"),
         (
             "memory_max_bytes",
             "1MiB",
             "1MiB is not valid; expected a size such as 48MiB or 1.5GiB, from 4MiB to 8PiB",
         ),
-        ("cpu_max_cores", "half", "'half' is no number of CPUs; write 0.5, 2 or 500m"),
+        ("cpu_max_cores", "half", "'half' is not a number of CPUs; write 0.5, 2 or 500m"),
         ("cpu_weight", "2", "'2' is not valid; expected a whole number from 1 to 10000"),
         ("tasks_max", 0.5, "0.5 is not valid; expected a whole number from 1 to 4194304"),
         ("memory_max_bytes", None, "nothing is not valid; expected a size such as 48MiB or 1.5GiB"),
@@ -80,7 +80,7 @@ def test_a_bad_value_is_told_with_what_is_accepted(field: str, value: Any, reaso
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ({"name": "Web!"}, "expected 1 to 56 of a-z, 0-9 and -, neither first nor last a dash"),
+        ({"name": "Web!"}, "expected 1 to 56 of a-z, 0-9 and -, with no dash at the start or end"),
         ({"image": "x"}, "expected sha256: and 64 hexadecimal digits"),
         (
             {"life": {"pre_stop": {"command": []}}},

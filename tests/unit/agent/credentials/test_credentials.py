@@ -100,7 +100,7 @@ async def test_a_credential_is_taken_away_and_refused_in_one_line(host: FakeHost
         held = (await client.list_credentials()).credentials
         with pytest.raises(NotFound, match="holds no credential key"):
             await client.delete_credential("local", "key")
-        with pytest.raises(InvalidInput, match="is no name"):
+        with pytest.raises(InvalidInput, match="is not a valid name"):
             await client.put_credential("local", "A b", VALUE)
         for wrong in (b"", b"x" * (MOST_BYTES + 1)):
             with pytest.raises(InvalidInput, match="bytes, not 1 to"):

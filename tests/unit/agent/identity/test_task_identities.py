@@ -244,7 +244,7 @@ async def test_a_refused_renewal_is_not_asked_for_at_every_look_and_others_go_on
     service.tasks["web-1"] = WEB
     for task in service.tasks:
         await service.service.ensure(record(task, WEB))
-    certifier.trouble = Forbidden("it was not given the task")
+    certifier.trouble = Forbidden("it the task was not placed on it")
     service.now += TASK_LIFE_S * 0.2
     await service.look()
     await service.look()

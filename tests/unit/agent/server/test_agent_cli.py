@@ -149,7 +149,7 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
         (("run", "web", "--image=docker://q.io/b", "--", "x"), 64, "as oci:q.io/b"),
         (("run", "web", "--image=docker-archive:/x", "--", "x"), 64, "skopeo copy docker-arch"),
         (("run", "WEB", f"--image={IMAGE}", "--", "x"), 64, "is not a task ID"),
-        (("run", "web", f"--image={IMAGE}", "--memory=lots", "--", "x"), 64, "is no size"),
+        (("run", "web", f"--image={IMAGE}", "--memory=lots", "--", "x"), 64, "is not a size"),
         (("run", "web", f"--image={IMAGE}", "-e", "A", "--", "x"), 64, "is not NAME=VALUE"),
         (("run", "web", f"--image={IMAGE}", "--memory=1K", "--", "x"), 64, "memory_max_bytes"),
         (("run", "web", f"--image={IMAGE}", "--max-run=0", "--", "x"), 64, "max_run_s"),

@@ -97,4 +97,4 @@ def test_logs_of_a_time_are_asked_for_by_how_long_ago(host: FakeHost, run: Run) 
     assert code == 0
     assert any(word.startswith("--since=@") for word in asked)
     assert wrong[0] == 64
-    assert "is no duration" in wrong[2]
+    assert "is not a duration" in wrong[2]

@@ -168,7 +168,7 @@ async def test_a_shard_leaves_machines_to_what_waits_with_a_higher_priority_in_a
         (machine,) = (m for m in first.index.pool("front0").machines() if not m.jobs)
         await first.give_back(machine)
         one = await first.place(a_job(1, "more", entitlement="front0", **WHOLE))
-        assert any("kept for entitlement front1" in reason for reason in one.reasons)
+        assert any("reserved for entitlement front1" in reason for reason in one.reasons)
         assert not (await second.place(a_job(1, "urgent", entitlement="front1", **WHOLE))).unplaced
         assert "more" in first.waiting.take_due()
 

@@ -187,7 +187,7 @@ async def test_an_allocation_that_is_overtaken_again_and_again_says_what_went_to
                 found.machines = 0
             return found
 
-        with pytest.raises(Busy, match="what its entitlement may take"):
+        with pytest.raises(Busy, match="the rest of its entitlement"):
             await allocator.allocations.allocate(request, allowance)
         assert held(allocator) == []
         assert allocator.index.claims == {}

@@ -208,6 +208,6 @@ def test_who_has_no_room_elsewhere_has_no_target_but_the_reasons():
     claims = list(index.claims["web"])
     found = spread.targets_of(request, plan(index, request, NONE), claims)
     assert found.of == {}
-    assert "1 machine: is to be left" in found.reasons
+    assert "1 machine: is to be emptied" in found.reasons
     found = spread.targets_of(request, plan(index, request, Allowance(machines=1)), claims)
     assert found.of == {0: spread.Target("m2", is_taken=True)}

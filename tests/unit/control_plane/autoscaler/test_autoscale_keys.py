@@ -48,7 +48,8 @@ def test_network_is_a_signal_of_private_networks_alone() -> None:
     """AS1: bytes a second, by the agents."""
     policy = {**GOOD, "signal": "network", "target": 5e6}
     assert errors(policy) == [
-        'autoscale.signal: network needs network.mode = "private": traffic of others is not counted'
+        'autoscale.signal: network needs network.mode = "private": '
+        "traffic of the host network is not counted per task"
     ]
     assert errors(policy, network={"mode": "private"}) == []
 
@@ -99,14 +100,14 @@ LATENCY: dict[str, Any] = {"query": "histogram_quantile(0.95, x)", "limit_s": 0.
     [
         ({}, []),
         ({"target": 40}, []),
-        ({"latency": None}, ["target: missing; only with autoscale.latency it may be"]),
+        ({"latency": None}, ["target: missing; it is optional only with autoscale.latency"]),
         ({"latency": {"query": "x"}}, ["latency.limit_s"]),
         ({"latency": {**LATENCY, "limit_s": 0}}, ["latency.limit_s"]),
         ({"latency": {**LATENCY, "share": 1.2}}, ["latency.share"]),
         ({"latency": {**LATENCY, "query": ""}}, ["latency.query"]),
         ({"latency": {**LATENCY, "percentile": 95}}, ["latency.percentile"]),
         ({"signal": "cpu", "query": ""}, ['latency: needs signal = "query", not cpu']),
-        ({"target": 40, "ceiling": 50}, ["ceiling: not with latency"]),
+        ({"target": 40, "ceiling": 50}, ["ceiling: cannot be combined with latency"]),
     ],
 )
 def test_a_latency_is_a_target_of_requests(changes: dict[str, Any], wrong: list[str]) -> None:

@@ -135,7 +135,7 @@ def test_nothing_is_assumed_before_it_is_learnt() -> None:
     given = JobSizing().advance(by_latency(target=30.0), seen(900.0, 20, capacity=1.0))
     plain = a_policy(target=30.0, maximum=200, signal=LoadSignal.QUERY, query="requests")
     assert given.tasks == JobSizing().advance(plain, seen(900.0, 20, capacity=1.0)).tasks
-    assert "target 30 until 0.1 s is learnt" in given.reason
+    assert "target 30 until the load that keeps 0.1 s is learnt" in given.reason
 
 
 def test_too_long_a_latency_adds_tasks_before_anything_is_learnt() -> None:
@@ -209,12 +209,12 @@ def test_nothing_is_learnt_while_tasks_are_replaced() -> None:
     for minute in range(60):
         at = NOON + minute * 60.0
         observed = seen(900.0, 20, at, capacity=1.0, latency=0.05, latency_at=at)
-        pushing = "the update to version 2 goes on" if minute < 30 else ""
+        pushing = "the update to version 2 is in progress" if minute < 30 else ""
         sizing.advance(by_latency(), msgspec.structs.replace(observed, pushing=pushing))
     minutes = sum(b.minutes for b in sizing.state.latency.bins)
     assert minutes == pytest.approx(60 - 30 - SETTLE_S / 60 + 1, abs=1.5)
     slow = seen(900.0, 20, NOON + 3600, capacity=1.0, latency=9.0, latency_at=NOON + 3600)
-    slow = msgspec.structs.replace(slow, pushing="the update to version 3 goes on")
+    slow = msgspec.structs.replace(slow, pushing="the update to version 3 is in progress")
     assert sizing.advance(by_latency(), slow).tasks == 20
 
 

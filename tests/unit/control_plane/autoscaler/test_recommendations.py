@@ -60,7 +60,7 @@ def test_headroom_is_what_the_loss_of_an_msb_needs() -> None:
     assert needed(policy, 10.0, 2.0, msbs=6).tasks == 12
     found = of(10.0, policy=policy, msbs=6)
     assert found.tasks == 12
-    assert "more for the loss of 1 of 6 MSBs" in found.reason
+    assert "plus a reserve for the loss of 1 of 6 MSBs" in found.reason
 
 
 def test_a_ceiling_above_the_target_takes_fewer_tasks_for_a_loss() -> None:
@@ -159,7 +159,7 @@ def test_what_was_added_is_taken_back_while_it_starts() -> None:
     sizing.advance(policy, seen(30.0, 30, at=NOON + 60, healthy=10))
     found = sizing.advance(policy, seen(8.0, 30, at=NOON + 120, healthy=15))
     assert (found.tasks, found.held) == (15, "")
-    assert found.reason.endswith("15 stay while others start")
+    assert found.reason.endswith("15 tasks stay until others have started")
     ill = sizing.advance(policy, seen(10.0, 30, at=NOON + 180, healthy=7))
     assert ill.tasks == 12  # though three of them do not serve
     before = sizing.advance(policy, seen(2.0, 10, at=NOON + 240, healthy=7))

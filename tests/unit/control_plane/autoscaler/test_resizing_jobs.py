@@ -94,7 +94,7 @@ async def test_a_size_on_top_of_what_was_not_seen_is_refused(w: World):
     await w.deployed(a_job(3, autoscale=APPLY))
     stale = size_wish(NewSize(await w.cp.get_job("web"), 5, "late"))
     await resize(w, 4)
-    with pytest.raises(Conflict, match="was to be replaced"):
+    with pytest.raises(Conflict, match="and the request replaces version"):
         await w.cp.intents.size("web", stale, SCALER)
     with pytest.raises(Conflict, match="bounds are 2 to 9"):
         await resize(w, 10)

@@ -110,7 +110,7 @@ def test_a_failed_update_says_what_its_task_wrote_last(
 ) -> None:
     """BUG-UX5: with the exit code; a log that cannot be had hides no failure."""
     monkeypatch.setattr(follow, "POLL_S", 0.0)
-    why = "version 2 failed on 1 task, of late on web-4 (it is backing off, exit code 127)"
+    why = "version 2 failed on 1 task, recently on web-4 (it is backing off, exit code 127)"
     record = replace(
         a_status(0).record, version=3, rollout=Rollout(version=3, returns_from=2, reason=why)
     )
@@ -118,6 +118,6 @@ def test_a_failed_update_says_what_its_task_wrote_last(
     client.log = log
     with pytest.raises(follow.NotReached) as failed:
         asyncio.run(follow.wait_stable(client, "web", 5.0, 2))  # type: ignore[arg-type]
-    said = "; web-4 wrote last: no such file: /bin/bad" if log else ""
+    said = "; last output of web-4: no such file: /bin/bad" if log else ""
     assert str(failed.value) == f"job web: {why}{said}"
     assert "twinectl job logs web 4 --previous" in failed.value.hint

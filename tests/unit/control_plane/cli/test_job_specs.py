@@ -62,4 +62,4 @@ def test_an_unknown_name_of_an_image_is_told_with_all_other_errors(tmp_path: Pat
         read_job(path, [], dict)
     told = {error.field: error.reason for error in refused.value.errors}
     assert {"tasks", "image", "replicas", "command"} <= told.keys()
-    assert "no image of the image store is called 'latest'" in told["image"]
+    assert "the image store has no image with the name 'latest'" in told["image"]

@@ -90,8 +90,8 @@ def test_budgets_of_power_are_planned_with(files: Path):
     (files / "big.toml").write_text(JOB.replace("tasks = 2", "tasks = 40"))
     result = plan(files, "--power", str(files / "power.toml"), jobs=("big.toml",))
     assert result.exit_code == 0, result.output
-    assert "power: dc1 has 0 W left of 400 W, a machine more draws 400 W" in result.stdout
-    assert "power: dc2 has 1 W left of 1 W, a machine more draws 900 W" in result.stdout
+    assert "power: dc1 has 0 W left of 400 W; another machine draws 400 W" in result.stdout
+    assert "power: dc2 has 1 W left of 1 W; another machine draws 900 W" in result.stdout
     (files / "power.toml").write_text('overcommit = 9\n[budgets_w]\n"a/b/c/d/e" = 0\n')
     refused = plan(files, "--power", str(files / "power.toml"), jobs=("big.toml",))
     assert refused.exit_code == 64
@@ -116,8 +116,10 @@ def test_everything_that_is_wrong_with_all_files_is_told_at_once(files: Path):
     result = plan(files, jobs=("bad.toml", "web.toml", "twin.toml"))
     assert result.exit_code == 64
     assert f"{files}/bad.toml: tasks: -2 is not valid" in result.stderr
-    assert f"{files}/bad.toml: requires[0]: at character 1: 'gpu' is no property" in result.stderr
-    assert f"{files}/twin.toml: name: 'web' is the job of {files}/web.toml, too" in result.stderr
+    assert (
+        f"{files}/bad.toml: requires[0]: at character 1: 'gpu' is not a property" in result.stderr
+    )
+    assert f"{files}/twin.toml: name: 'web' is also the job of {files}/web.toml" in result.stderr
     (files / "machines.csv").write_text("machine,datacenter\nm1,dc1\n")
     assert "columns are missing: msb, row, rack" in plan(files).stderr
     (files / "e.toml").write_text("[front]\nmachines = 0\n[back]\n")

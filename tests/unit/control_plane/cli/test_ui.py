@@ -40,6 +40,6 @@ def test_a_console_that_is_not_asked_or_whose_session_is_ended_is_over() -> None
     now[0] += IDLE_S - 1
     assert gate.is_over() == ""
     now[0] += 2
-    assert "no browser asked" in gate.is_over()
+    assert "its browser sent no request" in gate.is_over()
     gate.ended.set()
     assert gate.is_over() == "its session was ended"

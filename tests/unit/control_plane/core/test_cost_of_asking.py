@@ -179,14 +179,14 @@ def test_free_machines_that_another_entitlement_needs_are_refused_as_one():
 
     def refuses(machine):
         asked.append(machine.name)
-        return "kept for entitlement e2" if not judge(wish, machine, machine) else ""
+        return "reserved for entitlement e2" if not judge(wish, machine, machine) else ""
 
     def refuses_all(bucket):
-        return "kept for entitlement e2" if fits_each(wish, bucket) else ""
+        return "reserved for entitlement e2" if fits_each(wish, bucket) else ""
 
     made = plan(index, a_request(3), Allowance(refuses=refuses, refuses_all=refuses_all))
     assert len(made.unplaced) == 3
-    assert "1000 free machines: kept for entitlement e2" in made.reasons
+    assert "1000 free machines: reserved for entitlement e2" in made.reasons
     assert asked == []
 
 

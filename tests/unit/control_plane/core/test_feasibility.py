@@ -57,7 +57,7 @@ ALL_PORTS = tuple(f"p{i}" for i in range(PORTS + 1))
         (
             requiring(Property.SKU, "db", "ai"),
             Lack.EXCLUDED,
-            "1 machine: not as required: sku in (ai, db)",
+            "1 machine: requirement not met: sku in (ai, db)",
         ),
         (
             Demand(memory_bytes=5 * GIB),
@@ -120,7 +120,7 @@ def test_reasons_are_counted_over_machines_the_most_frequent_first():
         tally.add(machine, machine)
     assert tally.reasons() == (
         "3 machines: memory: 3072 MiB wanted, at most 2048 MiB free",
-        "1 machine: not as required: machine_type in (gpu, small)",
+        "1 machine: requirement not met: machine_type in (gpu, small)",
         "1 machine: is down",
     )
     assert tally.fitting == 1

@@ -97,7 +97,7 @@ def test_a_refusal_names_the_machines_and_the_sum(wanted, words):  # CP1 CP10 MO
 
 def test_a_refusal_says_how_much_there_is():
     found = shortage("web", spec(machines=191, datacenter="dc1"), {}, SUPPLY)
-    assert found.hint == "190 machines could be granted of these"
+    assert found.hint == "190 machines of these could be granted"
 
 
 def test_any_of_these_types_makes_way_for_one_who_needs_a_certain_type():  # CP7
@@ -185,7 +185,7 @@ def test_a_quota_in_rru_and_one_by_type_are_both_enforced():  # MO6 CP3
     assert left.allows("a", 8.5)
     assert "8.5 RRU are left of its quota of 10" in left.why_not("a", 8.6)
     assert "no machines of type c" in left.why_not("c", 1)
-    assert "how many the machine has is not known" in left.why_not("a", 0)
+    assert "the RRU of the machine are unknown" in left.why_not("a", 0)
     left.take("a", 1)
     assert "quota of 2 machines of type a is used up" in left.why_not("a", 1)
     left.take("b", 1)

@@ -80,7 +80,7 @@ def test_all_errors_are_told_at_once_with_their_lines() -> None:
     ]
     inventory = parse_csv("\n".join([HEADER, *rows]))
     assert [(e.field, e.reason.split(",")[0]) for e in inventory.errors] == [
-        ("line 3: machine", "'m1' is listed at line 2"),
+        ("line 3: machine", "'m1' is already listed at line 2"),
         ("line 4: machine", "must be 1 to 63 of a-z"),
         ("line 4: datacenter", "is missing"),
         ("line 5: memory", "must be a size such as 64G"),
@@ -94,8 +94,8 @@ def test_all_errors_are_told_at_once_with_their_lines() -> None:
     [
         ("", "columns are missing: machine, datacenter, msb, row, rack, machine_type"),
         (HEADER, "lists no machines"),
-        (HEADER + ",colour\n", "'colour' is no column"),
-        (HEADER + ",sku\n", "column 'sku' is there twice"),
+        (HEADER + ",colour\n", "'colour' is not a column"),
+        (HEADER + ",sku\n", "column 'sku' occurs twice"),
         (HEADER + '\n"m1', "unexpected end of data"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_start_that_was_not_sent_waits_for_the_old_copy_on_a_machine_that_is_u
     back = new | m1(a_status())
     assert commands(record, back) == [stop]
     assert command_about(record, 0, "m2", back) is None
-    assert after(record, back).reason == "what is left of it on m1 is ended first"
+    assert after(record, back).reason == "its remains on m1 are removed first"
     silent = new | m1(answering=False)  # again, and not down yet
     assert commands(record, silent) == []
     gone = observe(record, new | m1(), at(1.0))
@@ -219,7 +219,7 @@ def test_somebody_elses_change_is_overruled_by_a_higher_generation():
 def test_a_start_waits_for_the_profile():  # HP15
     record = a_record(a_task(phase=TaskPhase.STARTING))
     assert commands(record, m1(ready=False)) == []
-    assert "did not prove" in after(record, m1(ready=False)).reason
+    assert "has not proved" in after(record, m1(ready=False)).reason
     assert commands(record, m1(homes=frozenset())) == []
     assert [type(c) for c in commands(record, m1())] == [Start]
     assert commands(record, m1(a_status())) == []
@@ -397,7 +397,7 @@ def test_a_version_runs_everywhere_once_no_task_is_on_its_way_to_it(
     advanced = advance(record, record, ledger, now)
     assert advanced.rollout is not None
     assert advanced.rollout.done is is_done
-    assert [e.reason for e in ledger.events] == ["version 2 runs on all tasks"] * is_done
+    assert [e.reason for e in ledger.events] == ["all tasks run version 2"] * is_done
 
 
 @pytest.mark.parametrize("phase", [TaskPhase.PENDING, TaskPhase.LOST, TaskPhase.DRAINING])

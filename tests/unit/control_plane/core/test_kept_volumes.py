@@ -50,7 +50,7 @@ def with_task(record: JobRecord, **changes: object) -> JobRecord:
 def test_where_a_volume_is_and_what_leaves_it_there() -> None:
     general, mine = notes(a_job(data=DATA, log=DATA))
     assert general.startswith("volumes data, log stay on the machine of their task")
-    assert "starts elsewhere with empty ones" in general
+    assert "starts elsewhere with empty volumes" in general
     assert mine == "task 0: data, log on m1"
 
 
@@ -61,7 +61,7 @@ def test_a_job_that_keeps_nothing_is_told_nothing(kind: VolumeKind) -> None:
 
 def test_a_task_whose_machine_is_gone_may_have_it_back() -> None:
     mine = notes(with_task(a_job(data=DATA), phase=TaskPhase.LOST))[1]
-    assert "data on m1, which is gone: the task goes on with it if m1 is back" in mine
+    assert "data on m1, which is gone: the task continues with it if m1 is back" in mine
     assert "start empty" in mine
 
 
@@ -74,14 +74,14 @@ def test_a_task_that_is_to_leave_is_named_with_the_reason() -> None:
         state=OperationState.OFFERED,
     )
     mine = notes(with_task(a_job(data=DATA), operation=move))[1]
-    assert "which it is to leave because of maintenance: it will start empty elsewhere" in mine
+    assert "which it has to leave because of maintenance: it will start empty elsewhere" in mine
     assert "controller" not in mine
     asked = a_job(data=DATA)
     asks = replace(
         asked, spec=replace(asked.spec, controller=ControllerRef(url="https://c:1", name="zk"))
     )
     assert notes(with_task(asks, operation=move))[1].endswith(
-        "until its controller acknowledges the move, it stays"
+        "it stays until its controller acknowledges the move"
     )
     stays = replace(move, instead="stop")
     assert notes(with_task(a_job(data=DATA), operation=stays))[1] == "task 0: data on m1"
@@ -104,7 +104,7 @@ def test_a_task_that_has_just_moved_is_not_said_to_leave_its_new_machine() -> No
 
 def test_what_was_left_behind_is_named() -> None:
     left = replace(a_job(machine="m2", data=DATA), leaving={"m1": ["db-0"]})
-    assert notes(left)[1:] == ["task 0: data on m2", "m1 has what db-0 kept before it left"]
+    assert notes(left)[1:] == ["task 0: data on m2", "m1 has volumes of db-0 from before the move"]
 
 
 @pytest.mark.parametrize(

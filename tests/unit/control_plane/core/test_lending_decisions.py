@@ -150,7 +150,10 @@ def test_loans_end_at_their_time_with_their_notice_and_idle_ones_at_once() -> No
         loan(3, promise_s=0.0, until=None),  # by hand
         loan(4, until=NOW, revoked=True),
     ]
-    assert back(loans, []) == {"m000": "its time is over", "m002": "its borrower does not use it"}
+    assert back(loans, []) == {
+        "m000": "its time has expired",
+        "m002": "its borrower does not use it",
+    }
 
 
 def test_a_machine_that_is_down_or_does_not_suit_is_no_help() -> None:

@@ -59,8 +59,8 @@ def test_a_pinned_entitlement_gets_machines_of_one_data_center_only():  # CP10
     assert per(index, "datacenter") == [0, 12]
     assert [m.name for m in made.change.takes] == ["f2"]
     assert len(made.unplaced) == 8
-    assert "2 machines: not as required: datacenter = dc2" in made.reasons
-    assert "1 free machine: not in dc2, where the entitlement is pinned to" in made.reasons
+    assert "2 machines: requirement not met: datacenter = dc2" in made.reasons
+    assert "1 free machine: not in dc2, the data center of the entitlement" in made.reasons
 
 
 def test_one_generation_can_be_demanded_for_a_part_of_the_job():  # AL23
@@ -198,7 +198,7 @@ def test_tasks_leave_a_machine_as_far_as_there_is_room_elsewhere():
     )
     made = allocate(index, Request("web", POOL, groups))
     assert made.unplaced == (leaving[1],)
-    assert "1 machine: is to be left" in made.reasons
+    assert "1 machine: is to be emptied" in made.reasons
     assert where(index)[leaving[0]] == "dc1-msb2-0"
     assert where(index)[leaving[1]] == "dc1-msb1-0"  # it keeps its claim meanwhile
     check(index)
@@ -248,7 +248,7 @@ def test_all_or_nothing():
     made = plan(index, a_request(9, gang=True), NONE)
     assert made.change.is_empty
     assert made.unplaced == tuple(range(9))
-    assert made.reasons[0] == "all or nothing was asked for, and 1 lack room"
+    assert made.reasons[0] == "all or nothing was requested, and 1 lack room"
     assert allocate(index, a_request(8, gang=True)).unplaced == ()
 
 
@@ -392,7 +392,7 @@ def test_machines_with_several_reasons_are_said_to_count_more_than_once():
         "2 machines: memory: 2048 MiB wanted, at most 1024 MiB free",
         "1 machine: is down",
         "1 machine: is in maintenance",
-        "of 3 machines in all: each counts for all of its reasons",
+        "of 3 machines in all: each counts once per reason",
         "the free pool is empty",
     )
 
@@ -418,7 +418,7 @@ def test_every_reason_is_given_at_once():
     assert len(made.change.claims) == 1
     assert made.reasons == (
         "2 machines: memory: 2048 MiB wanted, at most 1024 MiB free",
-        '1 machine: not as required: generation in ("", new)',
+        '1 machine: requirement not met: generation in ("", new)',
         "1 machine: is in maintenance",
         "1 machine: msb would get 2 tasks > 1",
         "1 free machine: the quota of small machines is used up",

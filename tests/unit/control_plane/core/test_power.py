@@ -118,7 +118,7 @@ def test_one_plan_counts_what_it_uses_itself(pool, fit):
 def test_who_finds_no_power_is_told_where_and_how_much():
     index = a_region(1.25, dc1_msb1=1000, dc1=1200)
     made = allocate(index, a_request(40))
-    assert "power: dc1 has 300 W left of 1500 W, a machine more draws 400 W" in " ".join(
+    assert "power: dc1 has 300 W left of 1500 W; another machine draws 400 W" in " ".join(
         made.reasons
     )
     assert any(reason.startswith("5 machines: power: dc1 has") for reason in made.reasons)

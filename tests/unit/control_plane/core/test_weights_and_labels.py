@@ -212,17 +212,20 @@ def refusal(*preferences: dict[str, object]) -> str:
 @pytest.mark.parametrize(
     ("preference", "said"),
     [
-        ({"property": "msbs"}, "preferences[0].property: 'msbs' is no property; did you mean msb?"),
-        ({"property": "label.A!"}, "preferences[0].property: 'label.A!' is no label"),
+        (
+            {"property": "msbs"},
+            "preferences[0].property: 'msbs' is not a property; did you mean msb?",
+        ),
+        ({"property": "label.A!"}, "preferences[0].property: 'label.A!' is not a label"),
         ({"property": "profile"}, "profile changes while tasks run"),
-        ({"property": "zone"}, "'zone' is no property"),
+        ({"property": "zone"}, "'zone' is not a property"),
         (
             {"property": "msb", "strategy": "pack", "weights": {"a": 1}},
             "preferences[0].weights: only for even",
         ),
         (
             {"property": "msb", "max_skew": 1, "weights": {"a": 1}},
-            "preferences[0].max_skew: not with weights",
+            "preferences[0].max_skew: cannot be combined with weights",
         ),
         ({"property": "msb", "weights": {"a": 0}}, "weights"),
         ({"property": "msb", "weights": {"a": 1001}}, "weights"),

@@ -30,7 +30,7 @@ async def test_a_shard_is_answered_for_by_its_tasks_in_their_order(w: World):
     assert view.shards == {"a": [2, 0], "b": [1], "nobody": []}
     assert tasks(await discovery.shard("web", "a", 0, 0)) == ["web-2", "web-0"]
     assert tasks(await discovery.shard("web", "nobody", 0, 0)) == []
-    with pytest.raises(NotFound, match="nothing was said of shard c"):
+    with pytest.raises(NotFound, match="has no shard c"):
         await discovery.shard("web", "c", 0, 0)
 
 

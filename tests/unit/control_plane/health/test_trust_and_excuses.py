@@ -53,7 +53,7 @@ def test_what_is_recalled_from_a_record_is_what_was_counted():
         (Signs(50, joined_until=130), "just joined"),
         (Signs(50, away_until=130), "told to reboot"),
         (Signs(299, is_switching=True), "host profile"),
-        (Signs(599, alive_at=95.0), "host lives"),
+        (Signs(599, alive_at=95.0), "host is up"),
         (Signs(50), ""),
         (Signs(50, joined_until=100, away_until=100), ""),
         (Signs(300, is_switching=True), ""),

@@ -76,7 +76,7 @@ def test_who_does_not_know_the_new_root_hinders_it() -> None:
     assert hinders(roots, Step.ACTIVATE, {"vm1": knows}, []) == []
     assert hinders(roots, Step.ACTIVATE, hosts, [a_credential("ann", A.ca_hash, A.ca_hash)]) == [
         "2 hosts do not know the new root yet: vm2, vm3",
-        "the credential of user ann was made before it",
+        "the credential of user ann was created before it",
     ]
     assert hinders(roots, Step.ABANDON, hosts, []) == []
 
@@ -113,5 +113,5 @@ def test_a_file_of_an_earlier_release_is_one_root() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"nonsense", A.pem.encode(), text_of(Roots(A)) * 3])
 def test_a_damaged_file_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match="the key of the certificate is missing"):
         parsed(text)

@@ -41,7 +41,7 @@ def test_an_owner_owns_everything_that_a_call_is_about(about: dict[str, list[str
         ),
         (Needs.ANY_OWNER, "ann owns no entitlement", "twinectl entitlement request"),
         (Needs.APPROVER, "ann may not decide requests", "portal.approvers"),
-        (Needs.OPERATOR, "ann is no operator", "twinectl role grant user:ann operator"),
+        (Needs.OPERATOR, "ann is not an operator", "twinectl role grant user:ann operator"),
     ],
 )
 def test_a_refusal_says_what_is_missing_and_how_to_get_it(

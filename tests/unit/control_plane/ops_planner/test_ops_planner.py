@@ -232,7 +232,7 @@ async def test_two_plans_for_one_machine_are_both_kept_and_the_earlier_deadline_
     await w.cp.maintenance.accept("kernel", kernel, "ann")
     preview = await w.cp.maintenance.preview("switch", switch)
     assert preview.conflicts == [
-        f"plan kernel: 1 of these machines are in it too ({host}); tasks leave once, by the"
+        f"plan kernel: it also has 1 of these machines ({host}); tasks leave once, by the"
         " earlier deadline"
     ]
     await w.cp.maintenance.accept("switch", switch, "bob")
@@ -376,24 +376,24 @@ async def test_what_cannot_be_meant_is_refused_and_changes_nothing(w: World):
     await w.set_up(3)
     maintenance = w.cp.maintenance
     for changes, words in (
-        ({"work": Work.REFRESH, "tasks_survive": True}, "no task survives a refresh"),
+        ({"work": Work.REFRESH, "tasks_survive": True}, "tasks do not survive a refresh"),
         ({"tasks_survive": True}, "needs a deadline and a duration"),
         ({"ends": Ends.TIME}, "needs a deadline and a duration"),
         ({"shed_w": 10}, "only power-cap sheds power"),
     ):
         with pytest.raises(InvalidInput, match=words):
             await maintenance.preview("p", a_wish(**changes))
-    with pytest.raises(InvalidInput, match="cannot be called"):
+    with pytest.raises(InvalidInput, match="is not a valid name of a plan"):
         await maintenance.accept("../x", a_wish(), "ann")
     with pytest.raises(NotFound, match="no machine is in this scope"):
         await maintenance.accept("p", a_wish(scope=MachineScope(msb="nowhere")), "ann")
     await maintenance.accept("p", a_wish(despite=True), "ann")
-    with pytest.raises(Conflict, match="there is a plan 'p' already"):
+    with pytest.raises(Conflict, match="there is already a plan 'p'"):
         await maintenance.accept("p", a_wish(despite=True), "ann")
-    with pytest.raises(NotFound, match="in no wave that is under way"):
+    with pytest.raises(NotFound, match="in no active wave"):
         await maintenance.report("p", ["nobody"])
     await maintenance.cancel("p")
-    with pytest.raises(Conflict, match="is cancelled already"):
+    with pytest.raises(Conflict, match="is already cancelled"):
         await maintenance.cancel("p")
 
 
@@ -418,7 +418,7 @@ async def test_more_machines_than_one_plan_can_be_about_are_refused(w: World):
     await w.set_up(6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "MACHINES_MAX", 5)
-        with pytest.raises(InvalidInput, match="about 6 machines, more than 5"):
+        with pytest.raises(InvalidInput, match="has 6 machines, more than 5"):
             await w.cp.maintenance.accept("kernel", a_wish(despite=True), "ann")
         patch.setattr(planner, "MACHINES_MAX", 6)
         await w.cp.maintenance.accept("kernel", a_wish(despite=True), "ann")

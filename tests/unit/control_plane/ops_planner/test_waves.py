@@ -174,7 +174,7 @@ def test_a_plan_is_refused_for_want_of_room_or_for_its_size():
     impacts = [homeless.impact(stay=False)]
     found = warnings(impacts, 0.1, has_deadline=True, tasks_survive=False)
     assert found == [
-        "job web: 2 of 2 tasks have no other place, they stop at the deadline:"
+        "job web: 2 of 2 tasks have no other machine, they stop at the deadline:"
         " 2 machines: no memory"
     ]
     assert warnings(impacts, 0.1, has_deadline=True, tasks_survive=True) == []
@@ -185,7 +185,7 @@ def test_a_plan_is_refused_for_want_of_room_or_for_its_size():
 
 def test_other_work_on_the_same_machines_and_jobs_is_told():
     assert overlaps({"plan k": ["m2", "m1"]}, {"plan s": ["web"]}) == [
-        "plan k: 2 of these machines are in it too (m1, m2); tasks leave once, by the earlier"
+        "plan k: it also has 2 of these machines (m1, m2); tasks leave once, by the earlier"
         " deadline",
         "plan s: takes machines of the same jobs: web; one budget is for both",
     ]

@@ -98,11 +98,11 @@ def test_a_model_is_said_in_words() -> None:
         "Dimension cpu: 9 of 20 (45%) in use.",
         "Scope msb: 2 bins of 1 containers.",
         "1 objects may be in some containers only.",
-        "Must hold: no container has more cpu in use than it offers.",
-        "Must hold: at most 2 objects of a group per msb.",
-        "Wanted: less of 1 x share of cpu in use of each container above the average plus 10%.",
-        "Wanted: less of 1 x (price + 0.01) of each object that moves.",
-        "Wanted: less of 1 x cpu in use of each msb above its level.",
+        "Constraint: no container has more cpu in use than it offers.",
+        "Constraint: at most 2 objects of a group per msb.",
+        "Goal: less of 1 x share of cpu in use of each container above the average plus 10%.",
+        "Goal: less of 1 x (price + 0.01) of each object that moves.",
+        "Goal: less of 1 x cpu in use of each msb above its level.",
     ]
 
 
@@ -115,14 +115,18 @@ def test_the_toml_form_of_a_model_is_the_model(seed: int) -> None:
 @pytest.mark.parametrize(
     ("wrong", "right", "why"),
     [
-        ('at = "m1"', 'at = "m9"', "names the container 'm9', which is not there"),
+        ('at = "m1"', 'at = "m9"', "names the container 'm9', which does not exist"),
         ('name = "web-1"', 'name = "web-0"', "2 objects are named 'web-0'"),
-        ('dimension = "cpu"', 'dimension = "cup"', "names the dimension 'cup', which nothing has"),
+        (
+            'dimension = "cpu"',
+            'dimension = "cup"',
+            "names the dimension 'cup', which no object or container has",
+        ),
         ('scope = "msb"', 'scope = "mbs"', "names the scope 'mbs', which no container has"),
-        ("cpu = 4", "cpu = -4", "needs -4 cpu: not a number from 0 on"),
+        ("cpu = 4", "cpu = -4", "needs -4 cpu: not a number of at least 0"),
         ("each", "eahc", "unknown field `eahc`"),
         ('kind = "fits"', 'kind = "fit"', "'fit'"),
-        ("[[goal]]", "[goal]]", "is no TOML"),
+        ("[[goal]]", "[goal]]", "is not TOML"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_said(wrong: str, right: str, why: str) -> None:

@@ -252,7 +252,7 @@ def test_moves_are_explained() -> None:
         move = w.cp.rebalancer.history().moves[0]
         lines = w.cp.rebalancer.explain(move.id).lines
 
-        assert lines[0].startswith(f"Task web-{move.task} is to go from {move.from_machine}")
+        assert lines[0].startswith(f"Task web-{move.task} should move from {move.from_machine}")
         with pytest.raises(NotFound):
             w.cp.rebalancer.explain("p99.1")
 

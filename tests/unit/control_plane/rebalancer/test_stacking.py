@@ -76,5 +76,5 @@ def test_a_region_is_a_model_of_the_small_language() -> None:
     words = words_of(model)
     assert words[0] == "40 objects in 8 containers."
     assert any(line.startswith("Dimension claimed cpu: ") for line in words)
-    assert "Must hold: no container has more claimed memory in use than it offers." in words
-    assert any(line.startswith("Wanted: less of 1 x share of cpu") for line in words)
+    assert "Constraint: no container has more claimed memory in use than it offers." in words
+    assert any(line.startswith("Goal: less of 1 x share of cpu") for line in words)

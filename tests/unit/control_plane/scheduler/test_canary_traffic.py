@@ -149,8 +149,8 @@ async def test_what_weights_cannot_give_is_told(w: World):
     await w.cp.intents.canary("web", a_canary(0.001, tasks=5), TESTER)
     await w.stable()
     effect, waits = told(w, await w.cp.intents.show("web"))
-    assert effect == "to run version 2: 5 tasks, with 1.92% of the requests"
-    assert waits == "0.10% of the requests: weights reach from 1 to 256"
+    assert effect == "5 tasks should run version 2, with 1.92% of the requests"
+    assert waits == "0.10% of the requests: weights must be from 1 to 256"
 
 
 @pytest.mark.parametrize("traffic", [-0.1, 1.01, "half"])
@@ -164,7 +164,7 @@ def test_a_part_that_is_none_is_refused_where_it_comes_in(traffic: object):
 async def test_a_job_without_a_port_has_no_requests_to_share(w: World):
     await w.deployed(a_job(2, command=["/bin/work"], ports=[], probe=None))
     before = w.cp._jobs.get("web")
-    with pytest.raises(InvalidInput, match="has no port that clients could be sent to"):
+    with pytest.raises(InvalidInput, match="has no port for clients"):
         await w.cp.intents.canary("web", a_canary(0.1, command=["/bin/x"]), TESTER)
     assert w.cp._jobs.get("web").intents == before.intents
 

@@ -99,7 +99,7 @@ async def test_a_push_of_the_image_of_before_restarts_no_task_that_runs_it(w: Wo
     changed = indexes(w, 2)
     assert len(changed) == 2
     expect = shown.intents[0].intent.version
-    with pytest.raises(Conflict, match="was to be replaced"):
+    with pytest.raises(Conflict, match="and the request replaces version"):
         await w.cp.intents.push("web", PushWish(image=image, expect=expect - 1), DEPLOYER)
     back = PushWish(image=image, expect=expect, reason="it fails")
     await w.cp.intents.push("web", back, DEPLOYER)
@@ -361,7 +361,7 @@ async def test_a_stale_writer_gets_an_error_and_others_are_not_in_its_way(w: Wor
     seen = {v.dimension: v.intent.version for v in first.intents}
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)  # of another dimension
     await w.cp.intents.size("web", SizeWish(tasks=6, expect=seen["size"]), SCALER)
-    with pytest.raises(Conflict, match="at version 3 and version 2 was to be replaced"):
+    with pytest.raises(Conflict, match="at version 3, and the request replaces version 2"):
         await w.cp.intents.size("web", SizeWish(tasks=4, expect=seen["size"]), SCALER)
     with pytest.raises(Conflict, match="user:scaler is its writer"):
         await w.cp.intents.size("web", SizeWish(tasks=4), "user:ann")
@@ -408,7 +408,7 @@ async def test_a_runtime_enters_with_the_next_push_and_stays_for_all_of_it(w: Wo
         record.specs[3], 0, Placement(machine="m1", ports={"http": 1}), generation=1, epoch=1
     )
     assert made.environment["TWINE_RUNTIME"] == "r2"
-    with pytest.raises(InvalidInput, match="operators choose it"):
+    with pytest.raises(InvalidInput, match="operators set it"):
         await w.cp.apply_job(a_job(4, update=FAST, runtime="r9"))
     assert {v.dimension: v.waits_for for v in shown.intents}["infrastructure"] == ""
 
@@ -436,7 +436,7 @@ async def test_what_cannot_be_meant_is_refused(w: World):
     with pytest.raises(InvalidInput, match="minimum of 8 would be above its maximum of 6"):
         await w.cp.intents.size("web", SizeWish(tasks=5, minimum=8, maximum=6), SCALER)
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
-    with pytest.raises(Conflict, match="cannot be restarted: not all of its tasks"):
+    with pytest.raises(Conflict, match="cannot be restarted: its tasks are not all"):
         await w.cp.restart_job("web")
 
 
@@ -446,7 +446,7 @@ async def test_bounds_are_shown_with_what_was_asked_for(w: World):
     wish = SizeWish(tasks=1, minimum=2, maximum=6)
     shown = await w.cp.intents.size("web", wish, SCALER)
     effects = {view.dimension: view.effect for view in shown.intents}
-    assert effects["size"] == "2 tasks (1 asked for, at least 2, at most 6)"
+    assert effects["size"] == "2 tasks (1 requested, at least 2, at most 6)"
     with pytest.raises(InvalidInput, match="minimum of 7 would be above its maximum of 6"):
         await w.cp.intents.size("web", SizeWish(tasks=3, minimum=7), SCALER)
     shown = await w.cp.intents.size("web", SizeWish(tasks=3), SCALER)
@@ -466,7 +466,7 @@ async def test_what_is_over_may_be_ended_again_and_nothing_is_written(w: World):
     assert before.value is None
     await w.cp.intents.withdraw("web", "hold", IntentWish(), OPERATOR)
     assert w.cp._jobs.get("web").intents["hold"] == before
-    with pytest.raises(Conflict, match="was to be replaced"):
+    with pytest.raises(Conflict, match="and the request replaces version"):
         await w.cp.intents.withdraw("web", "hold", IntentWish(expect=1), OPERATOR)
 
 
@@ -530,7 +530,7 @@ def test_a_dimension_that_is_not_known_is_kept_and_shown():
             assert world.cp._jobs.get("web").intents["traffic"] == newer
             shown = (await world.cp.intents.show("web")).intents[-1]
             assert (shown.dimension, shown.intent) == ("traffic", newer)
-            assert "does not know" in shown.effect
+            assert "does not support" in shown.effect
 
     run(main())
 

@@ -83,7 +83,7 @@ async def test_a_job_moves_to_another_entitlement_within_its_budget(w: World):
     assert slices(w) == {("back", "back")}
     events = (await w.cp.job_events("web")).events
     assert [e.cause for e in events if e.kind == "update"] == ["transfer"] * 6
-    assert [e.reason for e in events if e.kind == "rollout"] == ["version 2 runs on all tasks"]
+    assert [e.reason for e in events if e.kind == "rollout"] == ["all tasks run version 2"]
     await w.until(lambda: not w.cp._broker.held("front"), 7200)  # nobody needs these any more
     await w.cp.delete_entitlement("front")
 
@@ -156,7 +156,7 @@ async def test_a_job_that_gets_unhealthy_there_goes_back_by_itself(w: World):
     assert least == 5
     await w.stable()
     assert await all_in(w, "front")
-    assert "went back to version 1" in (await w.cp.get_job("web")).update
+    assert "was rolled back to version 1" in (await w.cp.get_job("web")).update
 
 
 async def is_version(w: World, version: int) -> bool:
@@ -226,7 +226,7 @@ async def test_a_move_that_cannot_be_is_refused_as_a_whole(w: World):
     """SC11."""
     await deployed(w, a_job(6))
     before = (await w.cp.get_job("web")).record
-    with pytest.raises(Conflict, match="is in entitlement 'front' already"):
+    with pytest.raises(Conflict, match="is already in entitlement 'front'"):
         await w.cp.move_job("web", "front")
     with pytest.raises(InvalidInput, match="there is no entitlement 'nowhere'"):
         await w.cp.move_job("web", "nowhere")
@@ -241,7 +241,7 @@ async def test_a_move_that_cannot_be_is_refused_as_a_whole(w: World):
     assert (await w.cp.get_job("web")).record == before
     data = {"data": Volume(kind=VolumeKind.PERSISTENT, path="/data")}
     await w.cp.apply_job(a_job(1, name="db", volumes=data))
-    with pytest.raises(Conflict, match="what is in data stays on the machines of"):
+    with pytest.raises(Conflict, match="its volumes data stay on the machines of"):
         await w.cp.move_job("db", "back")
     await w.cp.stop_job("web")
     with pytest.raises(Conflict, match="being stopped"):

@@ -56,7 +56,7 @@ def test_a_limit_lets_a_burst_pass_then_its_rate_and_everything_while_it_is_lift
     limit = Limit(LimitName.STOPS, per_s=2.0, burst=3)
     assert [limit.take(100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert limit.ready(100.5) == 1
-    assert limit.view(100.0).reason == "at most 2 per second after 3 at once"
+    assert limit.view(100.0).reason == "the limit is 2 per second after 3 at once"
     assert limit.view(111.0).reason == ""
     limit.lift(100.0, 60.0, "ann", "a fire")
     assert [limit.take(100.0) for _ in range(50)] == [0.0] * 50
@@ -86,7 +86,7 @@ async def test_stops_beyond_the_limit_wait_until_somebody_lifts_it(w: World):
     assert 2 <= w.alive().total() <= 5
     held = view(w, LimitName.STOPS)
     assert held.held > 0
-    assert held.reason == "at most 0.02 per second after 1 at once"
+    assert held.reason == "the limit is 0.02 per second after 1 at once"
     w.cp.limits.find("stops").lift(w.runtime.now(), 600.0, "ann", "it is meant")
     await w.until(lambda: not w.alive().total(), within_s=120)
 
@@ -159,7 +159,7 @@ async def test_tasks_leave_machines_whose_power_is_capped_no_faster_than_the_lim
 
     await asyncio.sleep(40)
     assert left() == 1
-    assert view(w, LimitName.CAPPED_MOVES).reason == "others leave machines whose power is capped"
+    assert view(w, LimitName.CAPPED_MOVES).reason == "tasks leave machines whose power is capped"
     await asyncio.sleep(60)
     assert left() == 2
     await w.until(lambda: left() == 3, within_s=400)

@@ -130,7 +130,7 @@ async def test_a_rollback_by_itself_is_in_the_story_with_the_exit_that_caused_it
     await w.stable()
     reasons = [event.reason for event in (await w.cp.task_story("web", 0)).events]
     assert any(reason.startswith("exit code 127; it ended once") for reason in reasons)
-    back = [r for r in reasons if r.startswith("back to version 1: version 2 failed")]
+    back = [r for r in reasons if r.startswith("rolled back to version 1: version 2 failed")]
     assert back
     assert "exit code 127" in back[0]
 

@@ -83,7 +83,10 @@ async def test_a_canary_runs_alone_until_it_was_healthy_for_long_enough(w: World
     assert "2 of 2 canaries" in (await w.cp.get_job("web")).update
     await w.stable(within_s=400)
     assert await versions(w) == [2] * 6
-    assert await rollouts(w) == ["2 canaries of version 2 held", "version 2 runs on all tasks"]
+    assert await rollouts(w) == [
+        "2 canaries of version 2 stayed healthy",
+        "all tasks run version 2",
+    ]
     causes = [e.cause for e in (await w.cp.job_events("web")).events if e.kind == "update"]
     assert sorted(causes) == ["canary"] * 2 + ["release"] * 4
 
@@ -157,11 +160,11 @@ def test_a_version_that_fails_is_taken_back_by_itself(canary):
             status = await w.cp.get_job("web")
             assert status.record.version == 3
             assert "version 2 failed on 1 task" in status.update
-            assert "went back to version 1" in status.update
+            assert "was rolled back to version 1" in status.update
             await w.until(lambda: is_told(w, 2))
             (text, end) = await rollouts(w)
-            assert text.startswith("back to version 1: version 2 failed on 1 task")
-            assert end == "version 3 runs on all tasks"
+            assert text.startswith("rolled back to version 1: version 2 failed on 1 task")
+            assert end == "all tasks run version 3"
             kept = {(t.index, t.generation) for t in w.cp._jobs.get("web").tasks} & untouched
             assert len(kept) >= 4
             await asyncio.sleep(600)
@@ -207,7 +210,7 @@ async def test_an_update_that_is_to_be_halted_waits_for_its_owner(w: World):
     await w.cp.apply_job(a_job(6, update=update, command=OTHER))
 
     async def halted() -> bool:
-        return "nothing more is updated" in (await w.cp.get_job("web")).detail
+        return "the update stays until" in (await w.cp.get_job("web")).detail
 
     await w.until(halted)
     assert (await w.cp.get_job("web")).phase is JobPhase.WAITING
@@ -218,7 +221,7 @@ async def test_an_update_that_is_to_be_halted_waits_for_its_owner(w: World):
     await asyncio.sleep(300)
     assert await versions(w) == seen
     explanation = await w.cp.job_planner.explain("web")
-    assert "nothing more is updated" in explanation.update
+    assert "the update stays until" in explanation.update
     await w.cp.pause_job("web", paused=False)
     await w.stable(within_s=300)
     assert await versions(w) == [2] * 6

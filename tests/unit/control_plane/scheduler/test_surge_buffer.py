@@ -9,7 +9,7 @@ from control_plane.api.updates import UpdatePolicy
 from control_plane.runtime import runtime
 
 ALWAYS = UpdatePolicy(max_unavailable=0, surge=1, drain_s=0.0)
-WAITS = "it waits for its turn: other jobs have all extra tasks of the entitlement"
+WAITS = "it waits for its turn: other jobs use all extra tasks of the entitlement"
 NAMES = [f"model{number}" for number in range(5)]
 
 

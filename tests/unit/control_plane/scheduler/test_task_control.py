@@ -172,7 +172,7 @@ async def test_acknowledgements_of_what_nobody_asked_count_and_have_no_effect(w:
     await w.cp.apply_job(a_controlled_job(1, command=["/bin/other"]))
     await asyncio.sleep(60)
     assert await version(w, 0) == 1
-    assert "of nothing asked" in (await w.cp.job_planner.explain("web")).controller
+    assert "for unknown operations" in (await w.cp.job_planner.explain("web")).controller
     controller.rule = lambda request: everything(request) * 3
     await w.stable()
     assert len([event for event in await events(w) if event.kind == "update"]) == 1
@@ -568,7 +568,7 @@ async def test_work_that_tasks_survive_says_how_long_it_takes(w: World):
     await deployed(w, 3, nothing)
     with pytest.raises(InvalidInput, match="needs a deadline and a duration"):
         await planned(w, await first_machine(w), tasks_survive=True)
-    with pytest.raises(InvalidInput, match="no task survives a decommission"):
+    with pytest.raises(InvalidInput, match="tasks do not survive a decommission"):
         await w.cp.inventory.outages.plan_unavailability(
             ["m1"], EventKind.DECOMMISSION, "old", deadline=clock() + 9, tasks_survive=True
         )

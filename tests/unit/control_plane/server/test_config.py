@@ -67,7 +67,9 @@ def test_a_file_may_say_how_long_and_how_much_in_words(tmp_path: Path) -> None:
     assert (read.image_max_bytes, read.leaf_life_s) == (2 << 30, 28_800.0)
     assert read.scheduler.down_after_s == 30.0
     file.write_text('image_max_bytes = "2 gigs"')
-    with pytest.raises(ConfigError, match="image_max_bytes: '2 gigs' is no size; write bytes or"):
+    with pytest.raises(
+        ConfigError, match="image_max_bytes: '2 gigs' is not a size; write bytes or"
+    ):
         config.load(file, {})
 
 

@@ -36,7 +36,7 @@ async def chunks(data: bytes, size: int = 70_000) -> AsyncIterator[bytes]:
 
 async def cut_off(data: bytes) -> AsyncIterator[bytes]:
     yield data[: len(data) // 2]
-    raise InvalidInput("the request body broke off")
+    raise InvalidInput("the request body ended early")
 
 
 def a_store(folder: Path, max_bytes: int = 8 << 20) -> ImageStore:
@@ -214,7 +214,7 @@ def test_what_is_no_signature_of_the_image_is_not_kept(tmp_path: Path) -> None:
             ImageSignature(name="web/2", key=good.key, signature=good.signature),
             ImageSignature(name=good.name, key=good.key, signature=stranger.signature),
         ):
-            with pytest.raises(Unprocessable, match="is no signature of image"):
+            with pytest.raises(Unprocessable, match="this signature does not match image"):
                 await store.sign(DIGEST, bad)
         with pytest.raises(NotFound):
             await store.sign(elsewhere_digest, elsewhere)

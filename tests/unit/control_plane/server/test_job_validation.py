@@ -63,7 +63,7 @@ def test_every_mistake_in_requirements_is_listed_with_the_others() -> None:
     )
     assert found[0][0] == "tasks"
     assert found[2:] == [
-        ("requires[1]", "at character 1: 'rak' is no property"),
+        ("requires[1]", "at character 1: 'rak' is not a property"),
         ("requires[1]", "at character 21: gpus is compared with a number, not 'many'"),
     ]
     entitlement = {"machines": 1, "requires": ["state = up"]}
@@ -79,9 +79,7 @@ def test_what_does_not_go_with_cpus_of_its_own_is_listed_at_once() -> None:
     found = {e.field: e.reason for e in job_errors(GOOD | bad | {"limits": {"cpu_max_cores": 4}})}
     assert found.keys() == {"limits.cpu_max_cores", "cpus", "rru", "overcommit.cpu"}
     assert found["limits.cpu_max_cores"] == "4 exceeds its 2 exclusive CPUs"
-    assert (
-        found["cpus"] == "leave it out: resources.exclusive_cpus = 2 is what a task claims of CPU"
-    )
+    assert found["cpus"] == "leave it out: resources.exclusive_cpus = 2 is the CPU demand of a task"
     (both,) = job_errors(GOOD | {"resources": own | {"cpus": [1]}})
     assert both.field == "resources.cpus"
     (many,) = job_errors(GOOD | {"resources": {"exclusive_cpus": 5000}})

@@ -74,7 +74,7 @@ async def test_a_gang_gets_all_or_nothing_and_others_what_there_is(region: Regio
     async with region.process() as p:
         got = await p.allocate(a_request(10, "gang", "front", WHOLE, gang=True))
         assert (got.claims, got.unplaced) == (None, tuple(range(10)))
-        assert got.reasons[0] == "all or nothing was asked for, and 1 lack room"
+        assert got.reasons[0] == "all or nothing was requested, and 1 lack room"
         assert p.held() == {}
         got = await p.allocate(a_request(10, "part", "front", WHOLE))
         assert len(p.where("part")) == 9

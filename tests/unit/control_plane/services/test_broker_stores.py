@@ -89,8 +89,8 @@ async def test_those_that_an_earlier_release_stored_count_as_well(s: Stores) -> 
 async def test_a_line_that_was_taken_out_is_missed(s: Stores) -> None:
     await s.start(dc1="a", dc2="b")
     assert await s.refused() == {
-        "dc1": "is missing: the machines of dc1 are in a store of their own, last at /a",
-        "dc2": "is missing: the machines of dc2 are in a store of their own, last at /b",
+        "dc1": "is missing: the machines of dc1 are in a separate store, last at /a",
+        "dc2": "is missing: the machines of dc2 are in a separate store, last at /b",
     }
 
 
@@ -107,7 +107,7 @@ async def test_a_store_may_be_moved_to_another_folder(s: Stores) -> None:
     own = OwnStore(s.others["a"], "/elsewhere")
     await claim(s.main, {"dc1": own})
     assert await s.refused() == {
-        "dc1": "is missing: the machines of dc1 are in a store of their own, last at /elsewhere"
+        "dc1": "is missing: the machines of dc1 are in a separate store, last at /elsewhere"
     }
 
 
@@ -123,7 +123,7 @@ async def test_the_store_of_another_control_plane_is_not_taken(s: Stores) -> Non
     other = Stores(s.others["c"], s.others)
     await other.start(dc1="a")
     assert "belongs to another control plane" in (await s.refused(dc1="a"))["dc1"]
-    assert "there is something else at /c" in (await s.refused(dc1="c"))["dc1"]
+    assert "/c holds something else" in (await s.refused(dc1="c"))["dc1"]
 
 
 async def test_what_is_gone_for_good_can_be_forgotten(s: Stores) -> None:

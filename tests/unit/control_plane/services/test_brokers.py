@@ -359,7 +359,7 @@ async def test_a_machine_whose_adding_failed_late_is_not_added_elsewhere_too() -
         with pytest.raises(OSError, match="did not answer"):
             await brokers.add({"m1": a_machine("m1", "dc1")})
         store.answers = True
-        with pytest.raises(Conflict, match="m1 is known already"):
+        with pytest.raises(Conflict, match="m1 is already known"):
             await brokers.add({"m1": a_machine("m1", "dc2")})
         assert brokers.of("m1").datacenter == "dc1"
         assert (await loaded(store)).table.records() == brokers.table.records()

@@ -75,7 +75,7 @@ async def test_a_quota_below_what_is_held_is_granted_with_a_warning(w: World):
         made = await w.cp.capacity.request("front", less, ROOT)
         assert made.state is RequestState.APPROVED
         assert [w.split(":")[0] for w in made.warnings] == [
-            f"it holds more than that quota allows, {held} machines of 1"
+            f"it holds more than its quota, {held} machines of 1"
         ]
     made = await w.cp.capacity.request("front", wish(machines=held), ROOT)
     assert made.warnings == []
@@ -116,7 +116,7 @@ async def test_a_data_center_without_power_keeps_tasks_waiting_and_says_so(w: Wo
     await asyncio.sleep(60)
     explained = await w.cp.job_planner.explain("web")
     assert (explained.placed, len(explained.waiting)) == (2, 1)
-    told = "machine: power: dc1 has 350 W left of 750 W, a machine more draws 400 W"
+    told = "machine: power: dc1 has 350 W left of 750 W; another machine draws 400 W"
     assert any(told in reason for reason in explained.reasons), explained.reasons
     report = await w.cp.capacity.report()
     [budget] = report.power

@@ -66,6 +66,6 @@ async def test_no_job_is_applied_to_what_is_being_deleted():
     async with MemoryStore() as store:
         portal = Portal(store, Runtime())
         await portal.put("front", EntitlementSpec(machines=0, host_profile="web"), jobs=[])
-        with portal.applying("front"), pytest.raises(Conflict, match="a job comes to it"):
+        with portal.applying("front"), pytest.raises(Conflict, match="a job is being moved to it"):
             await portal.delete("front", jobs=[], held=[])
         await portal.delete("front", jobs=[], held=[])

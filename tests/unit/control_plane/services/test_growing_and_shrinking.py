@@ -236,7 +236,7 @@ async def test_who_may_have_any_type_leaves_others_the_one_that_they_need(w: Wor
     await w.cp.apply_job(job("c", 1, "third"))
     await asyncio.sleep(30)
     explained = await w.cp.job_planner.explain("c")
-    assert explained.reasons == ["1 free machine: promised to others"]
+    assert explained.reasons == ["1 free machine: reserved for others"]
     await deploy(w, job("b", 1, "back"))
     await w.cp.apply_job(job("a", 2))
     await w.stable("c")
@@ -324,7 +324,9 @@ async def test_any_place_of_the_region_may_be_required(w: World):  # AL5
 @on(region_of("dc1/msb1", "dc1/msb2"))
 async def test_a_place_that_the_region_does_not_have_is_refused(w: World):  # AL5 FE4
     await entitle(w, "front", 2)
-    with pytest.raises(InvalidInput, match="no machine can take such a task: 2 machines: not as"):
+    with pytest.raises(
+        InvalidInput, match="no machine can take such a task: 2 machines: requirement not met"
+    ):
         await w.cp.apply_job(
             job("a", 1, requires=[Requirement(property=Property.MSB, values=["msb9"])])
         )

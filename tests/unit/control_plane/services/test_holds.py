@@ -103,7 +103,7 @@ async def test_every_machine_that_stands_against_it_is_named_and_none_is_held() 
             "m1": "is in entitlement 'other'",
             "m2": "is down",
             "m3": "is held by transaction 't0'",
-            "m5": "is going to be taken for maintenance: new power supply",
+            "m5": "will be taken for maintenance: new power supply",
         }
         assert brokers.in_doubt() == {"t0": ["m3"]}
         assert brokers.table.get("m6").hold is None
@@ -134,7 +134,7 @@ async def test_several_are_released_together_or_not_at_all() -> None:
         await brokers.commit("t1")
         revisions = {name: brokers.table.revision(name) for name in ("m1", "m2")}
         await brokers.carry_out("m2", RaiseGeneration(above=0))
-        with pytest.raises(Conflict, match="'m2': it was changed meanwhile"):
+        with pytest.raises(Conflict, match="'m2': it was changed by another request"):
             await brokers.release_many(revisions)
         assert len(brokers.held("front")) == 4
         await brokers.release_many({n: brokers.table.revision(n) for n in MACHINES})

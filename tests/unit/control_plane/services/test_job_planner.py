@@ -152,9 +152,9 @@ async def test_all_reasons_are_named_at_once_and_per_group_of_machines(w: World)
     assert (explained.fitting_held, explained.fitting_free) == (0, 0)
     await w.cp.inventory.drain(Drain(machines=[leaves], reason="new fans", start_in_s=1800))
     explained = await w.cp.job_planner.explain("b")
-    assert "1 machine: is going to be taken for maintenance: new fans" in explained.reasons
+    assert "1 machine: will be taken for maintenance: new fans" in explained.reasons
     assert "3 machines: memory: 600 MiB wanted, at most 296 MiB free" in explained.reasons
-    note = "of 3 machines in all: each counts for all of its reasons"  # BUG-UX7
+    note = "of 3 machines in all: each counts once per reason"  # BUG-UX7
     assert explained.reasons.count(note) == 1
     explained = await w.cp.job_planner.explain("a")
     assert (explained.summary, explained.reasons) == ("3 of 3 placed", [])
@@ -180,7 +180,7 @@ async def test_limits_of_preferences_and_gangs_are_reasons(w: World):
     await asyncio.sleep(5)
     explained = await w.cp.job_planner.explain("g")
     assert explained.placed == 0
-    assert "all or nothing was asked for, and 1 lack room" in explained.summary
+    assert "all or nothing was requested, and 1 lack room" in explained.summary
 
 
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))

@@ -99,17 +99,17 @@ async def test_what_cannot_be_lent_is_refused_with_the_reason() -> None:
         cases = {
             "is in the free pool, not in entitlement 'online'": ("m1", "batch", "online", True),
             "is in entitlement 'online', not in the free pool": ("m0", "batch", "", True),
-            "is in entitlement 'online' already": ("m0", "online", "online", True),
+            "is already in entitlement 'online'": ("m0", "online", "online", True),
             "still runs tasks": ("m0", "batch", "online", False),
         }
         for why, (machine, borrower, donor, empty) in cases.items():
             with pytest.raises(Conflict, match=f"cannot lend machine '{machine}': it {why}"):
                 await loans.lend(machine, borrower, "p", donor=donor, empty=empty)
         await outages.plan_unavailability(["m2"], EventKind.MAINTENANCE, "fan", start=1500.0)
-        with pytest.raises(Conflict, match="is going to be taken for maintenance: fan"):
+        with pytest.raises(Conflict, match="will be taken for maintenance: fan"):
             await loans.lend("m2", "batch", "p", donor="", empty=True)
         await loans.lend("m1", "batch", "p", donor="", empty=True)
-        with pytest.raises(Conflict, match="is on loan already, to entitlement 'batch'"):
+        with pytest.raises(Conflict, match="is already on loan, to entitlement 'batch'"):
             await loans.lend("m1", "other", "p", donor="batch", empty=True)
         with pytest.raises(Conflict, match="m0 is not on loan; m3 is not on loan"):
             await loans.revoke(["m0", "m1", "m3"], 1.0)
@@ -160,7 +160,7 @@ async def test_planned_events_carry_start_deadline_and_duration() -> None:  # RB
             assert (event.reason, event.start, event.deadline) == ("new fan", 9000.0, 9600.0)
             assert event.expected_duration_s == 1800.0
             assert blocking(record, 1000.0) == ""
-            assert blocking(record, 6000.0) == "is going to be taken for maintenance: new fan"
+            assert blocking(record, 6000.0) == "will be taken for maintenance: new fan"
             assert not leaving(record, 8999.0)
             assert leaving(record, 9000.0)
         await outages.plan_unavailability(["m0"], EventKind.MAINTENANCE, "and a board")
@@ -201,7 +201,7 @@ async def test_a_cluster_is_decommissioned_as_one_event_and_then_gone() -> None:
             await outages.machines(["m0", "m2"], None)
         with pytest.raises(NotFound, match="no machine is in this scope"):
             await outages.machines([], MachineScope(cluster="c1"))
-        with pytest.raises(InvalidInput, match="an empty one is the whole region"):
+        with pytest.raises(InvalidInput, match="an empty scope is the whole region"):
             await outages.machines([], MachineScope())
 
 

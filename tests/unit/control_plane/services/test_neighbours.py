@@ -164,8 +164,8 @@ async def test_what_cannot_be_meant_is_refused_all_at_once(w: World):  # FE4
     assert {e.field: e.reason.split(";")[0] for e in refused.value.errors} == {
         "apart_from[0].job": "'a' is the job itself",
         "apart_from[1].job": "'far' runs in 'back'",
-        "together_with[0].job": "'b' waits for this job already: one has to come first",
-        "together_with[1].job": "'c' is in apart_from with the same property, too",
+        "together_with[0].job": "'b' already waits for this job: only one of them can be first",
+        "together_with[1].job": "apart_from also has 'c' with the same property",
     }
 
 

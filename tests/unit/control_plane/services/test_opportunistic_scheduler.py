@@ -167,7 +167,7 @@ async def test_an_entitlement_with_machines_of_its_own_is_refused(world: World) 
     await world.set_up(quota=3)
     async with MemoryStore() as store:
         optimus = Optimus(world.runtime, FrontEnd(world), store, "front", {}, ahead=2)
-        with pytest.raises(Unprocessable, match="'front' is not for best-effort work alone"):
+        with pytest.raises(Unprocessable, match="'front' is not only for best-effort work"):
             await optimus.look()
 
 

@@ -87,7 +87,7 @@ async def test_more_than_the_region_has_is_refused_with_the_sum(p: Portal):  # C
     await p.request("front", wish(machines=7), ANN, NOTHING)
     with pytest.raises(Unprocessable, match="7 machines granted to others") as refusal:
         await p.request("back", wish(machines=4), ANN, NOTHING)
-    assert refusal.value.hint == "3 machines could be granted of these"
+    assert refusal.value.hint == "3 machines of these could be granted"
     with pytest.raises(Unprocessable):
         await p.put("front", EntitlementSpec(machines=11), jobs=[])
     assert p.specs() == {"front": EntitlementSpec(machines=7)}
@@ -175,7 +175,7 @@ async def test_reservations_fit_their_materialization(p: Portal):  # MO16
     assert await errors(name="x", machines=None, rru=2.0) == {"machines"}
     assert await errors(name="x", machine_types=["small"]) == {"machine_types"}
     assert await errors(name="x", datacenter="dc1") == {"datacenter"}
-    with pytest.raises(InvalidInput, match="the reservation 'ads' would not fit it any more"):
+    with pytest.raises(InvalidInput, match="the reservation 'ads' would not fit any more"):
         await p.put("pool", EntitlementSpec(machines=4, host_profile="base"), jobs=[])
     with pytest.raises(Conflict, match="reservation ads, reservation feed"):
         await p.delete("pool", jobs=[], held=[])
@@ -188,7 +188,7 @@ async def test_more_waits_for_approval_and_less_does_not(p: Portal):  # CP6 CP12
     asked = await p.request("front", wish(machines=5), ANN, NOTHING)
     assert (asked.state, asked.why_pending) == (
         RequestState.PENDING,
-        "more capacity has to be approved",
+        "approval is required for more capacity",
     )
     assert p.specs() == {}
     assert p.requests.pending("front") == [asked.request_id]
@@ -203,9 +203,9 @@ async def test_more_waits_for_approval_and_less_does_not(p: Portal):  # CP6 CP12
     assert p.specs()["front"].machines == 5
     shrunk = await p.request("front", wish(machines=2), ANN, NOTHING)
     assert shrunk.state is RequestState.APPROVED
-    with pytest.raises(Forbidden, match="has to be approved"):
+    with pytest.raises(Forbidden, match="approval is required"):
         await p.put("front", EntitlementSpec(machines=3), jobs=[])
-    with pytest.raises(Conflict, match="is approved already"):
+    with pytest.raises(Conflict, match="is already approved"):
         await p.deny(asked.request_id, ROOT, "")
 
 
@@ -214,7 +214,7 @@ async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):  # F-
     """Whoever owns it may have anything else at once, and may give these back."""
     given = [Relaxation.OWN_INIT]
     new = await p.request("front", wish(machines=2, relaxations=given), ANN, NOTHING)
-    assert new.why_pending == "that its jobs may have own-init has to be approved"
+    assert new.why_pending == "approval is required for the relaxations own-init of its jobs"
     await p.approve(new.request_id, ROOT, "", NOTHING)
     assert p.specs()["front"].relaxations == given
     kept = await p.request("front", wish(machines=3, relaxations=given), ANN, NOTHING)
@@ -233,9 +233,9 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
     made = await p.request("front", wish(machines=2, image_keys=KEYS[:1]), ANN, NOTHING)
     assert made.state is RequestState.APPROVED
     for changes, why in (
-        ({"priority": 1000}, "priority 1000 instead of 500 has to be approved"),
-        ({"image_keys": []}, "that other keys, or none, vouch for its images has to be approved"),
-        ({"image_keys": KEYS}, "that other keys, or none, vouch for its images has to be approved"),
+        ({"priority": 1000}, "approval is required for priority 1000 instead of 500"),
+        ({"image_keys": []}, "approval is required for the change or removal of its image keys"),
+        ({"image_keys": KEYS}, "approval is required for the change or removal of its image keys"),
     ):
         spec = replace(p.specs()["front"], **changes)
         asked = await p.request("front", EntitlementWish(spec=spec), ANN, NOTHING)
@@ -246,7 +246,7 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
     assert (await p.request("front", EntitlementWish(spec=more), ANN, NOTHING)).state == "approved"
     back = replace(more, priority=500)
     asked = await p.request("front", EntitlementWish(spec=back), ANN, NOTHING)
-    assert asked.why_pending == "priority 500 instead of 400 has to be approved"
+    assert asked.why_pending == "approval is required for priority 500 instead of 400"
     await p.approve(asked.request_id, ROOT, "", NOTHING)
     assert p.specs()["front"].priority == 500
 
@@ -255,7 +255,7 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
 async def test_what_owners_may_raise_is_set_by_the_operators(p: Portal):
     """BUG-HT26: another rule; approvers raise everything at once."""
     asked = await p.request("front", wish(machines=2), ANN, NOTHING)
-    assert asked.why_pending == "more capacity has to be approved"
+    assert asked.why_pending == "approval is required for more capacity"
     assert (await p.request("front", wish(machines=2), BOB, NOTHING)).state == "approved"
     raised = await p.request("front", wish(machines=2, priority=900), ANN, NOTHING)
     assert raised.state is RequestState.APPROVED

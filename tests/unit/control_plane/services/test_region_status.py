@@ -40,7 +40,7 @@ def test_a_shard_that_is_away_is_named_first_and_one_that_was_drained_is_not() -
     assert told == [
         "shard-1: no answer",
         "2 machines are down",
-        "3 machines are silent and nothing is concluded yet",
+        "3 machines are silent and their state is not decided yet",
         "limit stops: too fast",
     ]
 

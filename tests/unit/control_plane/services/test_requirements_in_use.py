@@ -25,7 +25,7 @@ async def test_a_job_waits_for_a_label_and_stays_when_it_goes(w: World):  # AL5
     await w.cp.apply_job(job("a", 1, limits=SMALL, requires=fast))
     await asyncio.sleep(60)
     assert hosts(w, "a") == {}
-    why = "not as required: label.disk = nvme or (label.disk = ssd and msb = msb1)"
+    why = "requirement not met: label.disk = nvme or (label.disk = ssd and msb = msb1)"
     assert f"3 free machines: {why}" in (await w.cp.job_planner.explain("a")).reasons
     await w.cp.inventory.label(Relabel(machines=["m2"], set={"disk": "ssd"}))
     await asyncio.sleep(60)
@@ -75,7 +75,9 @@ async def test_a_job_is_kept_off_machines_with_a_reason_and_restarts_nothing(w: 
 @on(region_of("dc1/msb1", "dc1/msb2"))
 async def test_what_no_machine_of_the_region_can_meet_is_refused(w: World):  # FE4
     await entitle(w, "front", 2)
-    with pytest.raises(InvalidInput, match="2 machines: not as required: gpus >= 1 and rack = r1"):
+    with pytest.raises(
+        InvalidInput, match="2 machines: requirement not met: gpus >= 1 and rack = r1"
+    ):
         await w.cp.apply_job(job("a", 1, requires=["gpus >= 1 and rack = r1"]))
     await w.cp.apply_job(job("a", 1, requires=["gpus >= 1 or rack = r1"]))  # a rack may come
 
@@ -129,10 +131,10 @@ def test_labels_of_a_list(cell, labels):
     [
         ("a", "'a' has no value"),
         ("a=b a=c", "each name once"),
-        ("A=b", "'A' is none"),
-        ("a=", "'' is none"),
-        ("a=-x", "'-x' is none"),
-        ({"a": 1}, "1 is none"),
+        ("A=b", "'A' does not"),
+        ("a=", "'' does not"),
+        ("a=-x", "'-x' does not"),
+        ({"a": 1}, "1 does not"),
         (7, "NAME=VALUE"),
         (" ".join(f"l{i}=x" for i in range(33)), "at most 32"),
     ],

@@ -184,7 +184,7 @@ def test_what_does_not_end_keeps_an_entitlement_where_it_is() -> None:
 def test_a_job_lives_in_one_shard() -> None:
     async def main() -> None:
         async with three() as w:
-            with pytest.raises(Conflict, match="a job lives in one shard"):
+            with pytest.raises(Conflict, match="a job belongs to one shard"):
                 await w.cp.move_job("job-e0", "e1")
             with pytest.raises(NotFound, match="there is no shard 3"):
                 await w.cp.shards.move("e1", 3)
@@ -192,7 +192,7 @@ def test_a_job_lives_in_one_shard() -> None:
                 await w.cp.shards.move("nobody", 1)
             await w.cp.shards.move("e1", 0)
             await w.cp.move_job("job-e0", "e1")
-            with pytest.raises(Conflict, match="on its way between it and e1"):
+            with pytest.raises(Conflict, match="is moving between it and e1"):
                 await w.cp.shards.move("e0", 2)
             await w.stable("job-e0")
 
@@ -215,7 +215,9 @@ def test_no_job_passes_from_or_to_an_entitlement_that_is_on_its_way(moved: str) 
             await asyncio.sleep(0.1)
             asking.clear()
             await moving
-            with pytest.raises((Busy, Conflict), match=r"on its way to another shard|in one shard"):
+            with pytest.raises(
+                (Busy, Conflict), match=r"is moving to another shard|belongs to one shard"
+            ):
                 await transfer
             assert (await w.cp.get_job("job-e0")).record.spec.entitlement == "e0"
 

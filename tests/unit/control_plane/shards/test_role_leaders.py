@@ -110,7 +110,7 @@ async def test_a_shard_that_never_led_is_away_and_another_ones_machine_is_not_co
         await elected(store, CORE, 1)
         leaders = RoleLeaders(store, CORE)
         await leaders.load()
-        with pytest.raises(Unreachable, match="shard 2 is away") as refusal:
+        with pytest.raises(Unreachable, match="shard 2 is unavailable") as refusal:
             leaders.url_of(2)
         assert refusal.value.retryable
         ownership = OwnershipMap(store)

@@ -15,7 +15,7 @@ TOO_LARGE: list[Operation] = [Delete("a"), Put("jobs/web", b"x" * (VALUE_MAX + 1
 
 async def test_a_strict_store_refuses_what_not_every_engine_takes() -> None:
     async with MemoryStore(strict=True) as store:
-        with pytest.raises(ValueError, match="101 operations, at most 100 at machines/0"):
+        with pytest.raises(ValueError, match="101 operations; the maximum is 100 at machines/0"):
             await store.txn({}, TOO_MANY)
         with pytest.raises(ValueError, match="a value of 262145 bytes at jobs/web"):
             await store.txn({}, TOO_LARGE)

@@ -137,11 +137,11 @@ async def test_a_store_in_use_is_not_put_back_and_a_file_is_not_overwritten(
     await _filled(config.store_path)
     copy = copy_all(config, tmp_path / "copies")
     async with SqliteStore(config.store_path):
-        with pytest.raises(Busy, match="another control plane is running"):
+        with pytest.raises(Busy, match="another control plane uses it"):
             await restore(config, copy, keep_credentials=False)
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make_copy(config.store_path / "twine.db", copy / "main.db", 1.0)
-    with pytest.raises(ConfigError, match="no store's file"):
+    with pytest.raises(ConfigError, match="no store file"):
         copy_all(Config(state=str(tmp_path / "nothing")), tmp_path / "copies2")
     assert list((tmp_path / "copies2").iterdir()) == []
 
@@ -161,7 +161,7 @@ async def test_the_stores_of_data_centers_are_copied_at_rest_and_put_back_togeth
     copy = copy_all(config, tmp_path / "copies")
     assert sorted(path.name for path in copy.iterdir()) == ["dc-dc1.db", "main.db"]
     with pytest.raises(
-        ConfigError, match="has the stores main, the configuration has dc-dc1, main"
+        ConfigError, match="has the stores main; the configuration has dc-dc1, main"
     ):
         await restore(config, copy / "main.db", keep_credentials=False)
     await restore(config, copy, keep_credentials=False)
