@@ -23,7 +23,7 @@ demo-release: setup ## three real VMs: a release of Twine itself by a pipeline, 
 	$(SUDO) $(BIN)/python -m vm_lab.release_demo
 demo-elastic: setup ## three real VMs: a job follows its requests, a machine is lent and comes back (root)
 	$(SUDO) $(BIN)/python -m vm_lab.elastic_demo
-demo-ha: setup ## three real VMs and etcd: the leader is killed again and again, nothing notices (root)
+demo-ha: setup ## five real VMs and etcd: the leader of each role is killed in turn, nothing notices (root)
 	$(SUDO) $(BIN)/python -m vm_lab.demo_ha
 
 dev: setup ## a control plane and ten agents in memory, no VM; AGENTS=30 for more

@@ -1,9 +1,10 @@
-"""`make demo-ha`: a region moves to etcd while it runs, then its leader is killed again and again.
+"""`make demo-ha`: a region moves to etcd while it runs, then leaders are killed in turn.
 
-Three real VMs, three etcd members and three control planes; one leads. The members and
-the control planes are processes on the host, in the lab's network: what is shown is what clients
-and tasks notice when processes die, not what the loss of a host costs. A client asks the web job
-without a pause, another one writes to the control plane and notes what was acknowledged.
+Five real VMs, three etcd members, two processes of the core and two of shard 1, which owns the web
+job; one of each role leads. The members and the processes are on the host, in the lab's network:
+what is shown is what clients and tasks notice when processes die, not what the loss of a host
+costs. A client asks the web job without a pause, another one writes to the role whose leader was
+killed and notes what was acknowledged.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
+from agent.api import Limits
+from control_plane.api.jobs import JobSpec
 from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
 from vm_lab.demo import Demo
@@ -27,38 +34,68 @@ from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths
 from wire.errors import TwineError
 
-MEMBERS = 3
+MACHINES, MEMBERS, REPLICAS = 5, 3, 2
+CORE, SHARD = "core", "shard 1"
 PAUSE_S = 0.05
+MORE = 20
+"""Writes after each take-over; the next one must lose none of them."""
+_STANDS_BY = "standing by"
+
+
+@dataclass
+class Replica:
+    """One process of a role."""
+
+    role: str
+    name: str
+    config: Path
+    log: Path
+    pid: int = 0
+
+    def leads(self) -> bool:
+        """Return whether it leads, as it said last."""
+        said = self.log.read_text()
+        return said.rfind("serving at") > said.rfind(_STANDS_BY)
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """A killed leader, and what clients noticed."""
+
+    killed: Replica
+    took_s: float
+    refused: int
 
 
 class HaDemo(Demo):
-    """The demo on one lab, with etcd and three control planes."""
+    """The demo on one lab, with etcd and two processes of each role."""
 
     def __init__(self, lab: str, kills: int) -> None:
         super().__init__(lab)
         self._kills = kills
         self._sandbox = LabSandbox(LabPaths(lab))
         self._folder = self._paths.state / "ha"
-        self._config = self._folder / "control-plane.toml"
-        self._replicas: dict[str, int] = {}
+        self._replicas: list[Replica] = []
+        self._image = ""
 
     def run(self) -> None:
         """Run all steps; the lab stays up."""
-        self._lab_command("up", "--count", "3")
-        self._twinectl("entitlement", "create", "demo", "--machines", "3", "--host-profile", "web")
-        self._apply(self._push("v1"))
+        self._lab_command("up", "--count", str(MACHINES))
+        count = ("--machines", str(MACHINES))
+        self._twinectl("entitlement", "create", "demo", *count, "--host-profile", "web")
+        self._image = self._push("v1")
+        self._apply(self._image)
         self._lab_command("proxy", "start", "web:http")
         before = self._units()
         self._lab_command("control-plane", "stop")
         self._start_members()
-        self._command("twine-control-plane", "migrate-store", "--to", "etcd", *self._where())
-        for number in range(MEMBERS):
-            self._start_replica(f"replica {number + 1}")
+        self._start_roles()
         self._twinectl("job", "status", "web")
         outcome, rows, lost = self._under_traffic()
         restarted = len(before.items() - self._units().items())
+        self._twinectl("shard", "list")
         self._show(outcome, rows, lost, restarted)
-        if outcome["failed"] or lost or restarted or not rows:
+        if outcome["failed"] or lost or restarted or len(rows) < self._kills:
             sys.exit(1)
         self._progress.say("the demo is done; the lab goes on running: twine-lab down")
 
@@ -74,13 +111,46 @@ class HaDemo(Demo):
                 *("--initial-cluster", peers),
             )
             self._sandbox.spawn(argv, self._folder / f"etcd-{n}.log")
-        urls = json.dumps([f"http://10.77.0.1:{2380 + n}" for n in range(MEMBERS)])
-        self._config.write_text(f"[etcd]\nendpoints = {urls}\n")
         health = ("curl", "--silent", "--fail", "--retry", "60", "--retry-connrefused")
         self._sandbox.run([*health, "http://10.77.0.1:2380/health"])
 
-    def _where(self) -> tuple[str, ...]:
-        return "--config", str(self._config), "--state", str(self._paths.control_plane_state)
+    def _start_roles(self) -> None:
+        """Bring the store to etcd, and start the processes of both roles."""
+        core = self._configured("core", 'role = "core"', listen=7440)
+        self._command("twine-control-plane", "migrate-store", "--to", "etcd", "--config", str(core))
+        credential = self._folder / "shard-1.credential"
+        written = ("--host", "10.77.0.1", "--out", str(credential), "--config", str(core))
+        self._command("twine-control-plane", "shard-credential", "1", *written)
+        key = f'role = "shard"\nshard = 1\nshard_credential = "{credential}"'
+        for letter in "ab"[:REPLICAS]:
+            log = self._folder / f"core-{letter}.log"
+            self._start_replica(Replica(CORE, f"core {letter}", core, log))
+        for letter in "ab"[:REPLICAS]:
+            config = self._configured(f"shard-{letter}", key, listen=7441)
+            self._start_replica(
+                Replica(SHARD, f"shard 1 {letter}", config, config.with_suffix(".log"))
+            )
+        self._twinectl("shard", "add", "1")
+
+    def _configured(self, name: str, role: str, listen: int) -> Path:
+        """Write the configuration of a process; all of the core share its state and socket."""
+        is_core = name == "core"
+        state = self._paths.control_plane_state if is_core else self._folder / name
+        socket = self._paths.control_plane_socket if is_core else self._folder / f"{name}.sock"
+        state.mkdir(exist_ok=True)
+        lines = [
+            f'state = "{state}"',
+            f'socket = "{socket}"',
+            f'listen = "10.77.0.1:{listen}"',
+            role,
+            "[etcd]",
+            f"endpoints = {json.dumps([f'http://10.77.0.1:{2380 + n}' for n in range(MEMBERS)])}",
+            "[scheduler]",
+            "shards = 2",
+        ]
+        config = self._folder / f"{name}.toml"
+        config.write_text("\n".join(lines) + "\n")
+        return config
 
     def _command(self, program: str, *words: str, quiet: bool = False, code: int = 0) -> str:
         if program != "twine-control-plane":
@@ -90,85 +160,114 @@ class HaDemo(Demo):
         click.echo(said, nl=False)
         return said
 
-    def _start_replica(self, name: str) -> None:
-        """Start a control plane; all share the folder of authority and images, and the address."""
-        listen = ("--listen", "10.77.0.1:7440", "--socket", str(self._paths.control_plane_socket))
-        log = self._folder / f"{name.replace(' ', '-')}.log"
-        with log.open("ab") as out:
-            command = self._sandbox.command(
-                [self._bin / "twine-control-plane", "serve", *self._where(), *listen]
-            )
+    def _start_replica(self, replica: Replica) -> None:
+        """Start a process, and wait until it leads or stands by."""
+        with replica.log.open("ab") as out:
+            began = out.tell()
+            argv: list[str | Path] = [
+                self._bin / "twine-control-plane",
+                "serve",
+                "--config",
+                replica.config,
+            ]
             started = subprocess.Popen(
-                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
+                self._sandbox.command(argv),
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
-        self._replicas[name] = started.pid
-        while not any(w in log.read_text() for w in ("standing by", "serving at")):
+        replica.pid = started.pid
+        if replica not in self._replicas:
+            self._replicas.append(replica)
+        while not any(w in replica.log.read_text()[began:] for w in (_STANDS_BY, "serving at")):
             if started.poll() is not None:
-                raise SystemExit(f"{name} ended: {log.read_text()[-500:]}")
+                raise SystemExit(f"{replica.name} ended: {replica.log.read_text()[-500:]}")
             time.sleep(0.1)
 
-    def _leader(self) -> str:
-        """Return the replica that etcd names as the leader."""
-        key = "L3R3aW5lL21ldGEvbGVhZGVy"  # /twine/meta/leader
-        url = "http://10.77.0.1:2380/v3/kv/range"
-        found = json.loads(self._sandbox.run(["curl", "-s", url, "-d", json.dumps({"key": key})]))
-        value = subprocess.run(
-            ["base64", "-d"],
-            input=found["kvs"][0]["value"].encode(),
-            capture_output=True,
-            check=True,
-        ).stdout.decode()
-        return next(name for name, pid in self._replicas.items() if value.endswith(f":{pid}"))
+    def _leader(self, role: str) -> Replica:
+        """Return the process that leads a role, once one does."""
+        found: list[Replica] = []
+
+        def leads() -> bool:
+            found[:] = [r for r in self._replicas if r.role == role and r.leads()]
+            return len(found) == 1
+
+        self._wait(f"one process leads {role}", leads)
+        return found[0]
 
     def _units(self) -> dict[str, str]:
         """Return the task units of all machines, and the invocation of each."""
         found = {}
         line = "systemctl show -p Id -p InvocationID 'twine-task-*.service'"
-        for machine in ("m1", "m2", "m3"):
-            said = self._command("twine-lab", "ssh", machine, "--", line, quiet=True)
+        for number in range(1, MACHINES + 1):
+            said = self._command("twine-lab", "ssh", f"m{number}", "--", line, quiet=True)
             for unit in said.split("\n\n"):
                 told = dict(row.split("=", 1) for row in unit.splitlines() if "=" in row)
-                found[f"{machine} {told.get('Id')}"] = told.get("InvocationID", "")
+                found[f"m{number} {told.get('Id')}"] = told.get("InvocationID", "")
         return found
 
-    def _under_traffic(self) -> tuple[dict[str, Any], list[tuple[str, float, int]], int]:
-        """Kill each leader while clients ask and write; return what they noticed."""
+    def _under_traffic(self) -> tuple[dict[str, Any], list[TakeOver], int]:
+        """Move the job to shard 1 and kill leaders while clients ask and write."""
         traffic = self._traffic()
+        self._twinectl("shard", "move", "demo", "--to", "1")
         rows, lost = asyncio.run(self._kill_in_turn())
         out, _ = traffic.communicate(timeout=PATIENCE_S)
         return json.loads(out.splitlines()[-1]), rows, lost
 
-    async def _kill_in_turn(self) -> tuple[list[tuple[str, float, int]], int]:
-        rows: list[tuple[str, float, int]] = []
-        acknowledged: list[str] = []
+    async def _kill_in_turn(self) -> tuple[list[TakeOver], int]:
+        """Kill the leader of each role in turn; return that and how many writes were lost."""
+        rows: list[TakeOver] = []
+        acknowledged = set[str]()
         async with ControlPlaneClient(self.endpoint) as client:
             for turn in range(self._kills):
-                name = await asyncio.to_thread(self._leader)
-                refused, began = 0, time.monotonic()
-                self._say_command(["kill", "-KILL", str(self._replicas[name])])
-                os.kill(self._replicas[name], signal.SIGKILL)
-                while True:
-                    try:
-                        await client.put_group(f"g{turn}", GroupSpec(members=["ann"]))
-                        break
-                    except (TwineError, OSError):
-                        refused += 1
-                        await asyncio.sleep(PAUSE_S)
-                rows.append((name, time.monotonic() - began, refused))
-                acknowledged.append(f"g{turn}")
-                for n in range(20):  # more; the next take-over must lose none
-                    await client.put_group(f"g{turn}-{n}", GroupSpec(members=["ann"]))
-                    acknowledged.append(f"g{turn}-{n}")
-                await asyncio.to_thread(self._start_replica, name)
+                role = (CORE, SHARD)[turn % 2]
+                write = partial(self._write, client, role)
+                rows.append(await self._killed(role, partial(write, f"n{turn}")))
+                acknowledged.add(f"n{turn}")
+                for number in range(MORE):
+                    await write(f"n{turn}-{number}")
+                    acknowledged.add(f"n{turn}-{number}")
+                await asyncio.to_thread(self._start_replica, rows[-1].killed)
             there = {group.name for group in (await client.list_groups()).groups}
-        return rows, len(set(acknowledged) - there)
+            there |= {job.record.name for job in (await client.list_jobs()).jobs}
+        return rows, len(acknowledged - there)
+
+    async def _killed(self, role: str, write: Callable[[], Awaitable[object]]) -> TakeOver:
+        """Kill the leader of a role, and write until that is acknowledged."""
+        leader = await asyncio.to_thread(self._leader, role)
+        self._say_command(["kill", "-KILL", str(leader.pid)])
+        refused, began = 0, time.monotonic()
+        os.kill(leader.pid, signal.SIGKILL)
+        while True:
+            try:
+                await write()
+                return TakeOver(leader, time.monotonic() - began, refused)
+            except (TwineError, OSError):
+                refused += 1
+                await asyncio.sleep(PAUSE_S)
+
+    async def _write(self, client: ControlPlaneClient, role: str, name: str) -> None:
+        """Write something of a role: the core keeps groups of people, a shard its jobs."""
+        if role == CORE:
+            await client.put_group(name, GroupSpec(members=["ann"]))
+            return
+        spec = JobSpec(
+            name=name,
+            entitlement="demo",
+            tasks=0,
+            image=self._image,
+            command=["/bin/true"],
+            limits=Limits(memory_max_bytes=64 << 20),
+        )
+        await client.apply_job(spec)
 
     def _show(
-        self, outcome: dict[str, Any], rows: list[tuple[str, float, int]], lost: int, restarted: int
+        self, outcome: dict[str, Any], rows: list[TakeOver], lost: int, restarted: int
     ) -> None:
         click.secho("\nkilled       first write after   writes tried meanwhile", bold=True)
-        for name, took, refused in rows:
-            click.echo(f"{name:12} {took:10.2f} s {refused:18}")
+        for row in rows:
+            click.echo(f"{row.killed.name:12} {row.took_s:10.2f} s {row.refused:18}")
         failed = f"{outcome['failed']} of {outcome['requests']}"
         click.secho(
             f"\nclient requests failed: {failed}; acknowledged writes lost: {lost};"
@@ -181,7 +280,7 @@ class HaDemo(Demo):
 @click.option("--name", default="lab", show_default=True, help="Which lab.")
 @click.option("--kills", type=click.IntRange(min=1), default=6, show_default=True)
 def main(name: str, kills: int) -> None:
-    """Show that a region outlives its leaders, on three real machines."""
+    """Show that a region outlives the leaders of its roles, on five real machines."""
     HaDemo(name, kills).run()
 
 
