@@ -52,7 +52,7 @@ class RebalanceClient(WireClient):
         return _as(MoveExplanation, await self.call(_ROUTE["explain_rebalance"], move=move))
 
     async def pause_rebalance(self, wish: PauseWish) -> RebalanceStatus:
-        """Have the ReBalancer begin no more moves."""
+        """Pause the ReBalancer: it begins no further moves."""
         return _as(RebalanceStatus, await self.call(_ROUTE["pause_rebalance"], wish))
 
     async def resume_rebalance(self) -> RebalanceStatus:

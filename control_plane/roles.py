@@ -99,8 +99,8 @@ class ControlPlane(JobCalls):
         `call_controller` makes the calls of jobs' TaskControllers, `boot_id` names this boot of
         the host: on it the date goes on over restarts of the process. `solve` answers the
         ReBalancer instead of a process of its own. From `ownership` clients of agents take the
-        term that they say; None: they say none. `processes` says who leads the roles that run in
-        processes of their own, this one included; None: this process has all of them.
+        term that they send; None: they send none. `processes` knows the leaders of the roles in
+        separate processes, this one included; None: this process has all roles.
         """
         self.clock, self._store = runtime.now, store
         self._stores = [store, *(broker_stores or {}).values()]

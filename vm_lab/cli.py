@@ -87,7 +87,7 @@ def timed(function: Callable[P, T]) -> Callable[P, T]:
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option that tells labs apart."""
     return click.option(
-        "--name", default="lab", envvar="TWINE_LAB_NAME", show_default=True, help="Which lab."
+        "--name", default="lab", envvar="TWINE_LAB_NAME", show_default=True, help="Name of the lab."
     )(function)
 
 
@@ -194,7 +194,7 @@ def power_on(name: str, machine: str) -> None:
 @name_option
 @click.argument("what", type=click.Choice(["stop", "start", "pause", "continue"]))
 @click.option(
-    "--config", type=click.Path(path_type=Path, exists=True), help="Of `start`: a TOML file."
+    "--config", type=click.Path(path_type=Path, exists=True), help="TOML file for `start`."
 )
 @timed
 def control_plane(name: str, what: str, config: Path | None) -> None:
@@ -235,7 +235,7 @@ def proxy_stop(name: str) -> None:
 @main.command()
 @name_option
 @click.argument("machine")
-@click.option("--heal", is_flag=True, help="Plug it in again.")
+@click.option("--heal", is_flag=True, help="Reconnect it.")
 @timed
 def partition(name: str, machine: str, heal: bool) -> None:
     """Cut a machine from the network; it continues to run."""

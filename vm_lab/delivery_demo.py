@@ -157,7 +157,7 @@ def _is_reached(view: Any) -> bool:
 
 
 @click.command()
-@click.option("--name", default="lab", show_default=True, help="Which lab.")
+@click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 def main(name: str) -> None:
     """Show continuous delivery on three real machines."""
     DeliveryDemo(name).run()

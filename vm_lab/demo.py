@@ -220,7 +220,7 @@ def short_path(path: Path) -> str:
 
 
 @click.command()
-@click.option("--name", default="lab", show_default=True, help="Which lab.")
+@click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 def main(name: str) -> None:
     """Show Twine on three real machines."""
     Demo(name).run()

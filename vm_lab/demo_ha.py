@@ -277,7 +277,7 @@ class HaDemo(Demo):
 
 
 @click.command()
-@click.option("--name", default="lab", show_default=True, help="Which lab.")
+@click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 @click.option("--kills", type=click.IntRange(min=1), default=6, show_default=True)
 def main(name: str, kills: int) -> None:
     """Show that a region outlives the leaders of its roles, on five real machines."""

@@ -237,7 +237,7 @@ class ElasticDemo(Demo):
 
 
 @click.command()
-@click.option("--name", default="lab", show_default=True, help="Which lab.")
+@click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 @click.option(
     "--step",
     "step_s",

@@ -163,7 +163,7 @@ class ReleaseDemo(DeliveryDemo):
 
 
 @click.command()
-@click.option("--name", default="lab", show_default=True, help="Which lab.")
+@click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 def main(name: str) -> None:
     """Release Twine itself by a pipeline on three real machines."""
     ReleaseDemo(name).run()

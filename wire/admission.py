@@ -125,7 +125,7 @@ class ConnectionAdmission:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     async def close(self) -> None:
-        """Accept no more connections; the runner closes the open ones."""
+        """Stop accepting connections; the runner closes the open ones."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener.fileno())
         self._listener.close()

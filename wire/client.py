@@ -1,7 +1,7 @@
 """Calls a row of a route table: over TCP with mutual TLS, or over a unix socket.
 
-A refused request raises the same error class that the server raised. Callers that know whether it
-makes sense try again; each request is sent once here, whatever its method.
+A refused request raises the same error class that the server raised. Each request is sent once,
+whatever its method; retries are up to the caller, which knows if they are safe.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class WireClient:
             await session.close()
 
     def _open(self, lane: Lane = Lane.COMMAND) -> aiohttp.ClientSession:
-        """Return the connections of one kind of calls: none of them waits behind another kind."""
+        """Return the connections of one kind of calls, so that kinds do not delay each other."""
         if self._is_closed:
             raise Unreachable(f"the connections to {self.endpoint} are closed permanently")
         if self.expected:

@@ -86,7 +86,7 @@ class WaitingCall:
         held, total = self._of[account], self._of.total()
         if not self._has_room(peer, held, total):
             raise Busy(
-                f"{account} has {held} pending requests, of {total} in all",
+                f"too many pending requests from {account} ({held}; {total} in total)",
                 hint="end some of them: followed logs, for instance",
             )
         self._of[account] += 1

@@ -302,7 +302,7 @@ async def _stream(request: web.Request, chunks: AsyncIterator[bytes]) -> web.Str
 async def _while_connected(
     request: web.Request, chunks: AsyncIterator[bytes]
 ) -> AsyncIterator[bytes]:
-    """Yield the chunks until there are no more, or the client is gone."""
+    """Yield the chunks until the last one, or until the client is gone."""
     try:
         while True:
             waiting = asyncio.ensure_future(anext(chunks))

@@ -103,7 +103,7 @@ class _CheckedObject(ssl.SSLObject):
 
 
 class _Context(ssl.SSLContext):
-    """Can be replaced while it is in use: who holds it makes connections of its successor."""
+    """An SSL context that can be swapped; holders get the new one on their next connection."""
 
     successor: ssl.SSLContext | None = None
 
@@ -143,7 +143,7 @@ class _ClientContext(_Context):
     expected: str = ""
     """Which identity must answer; empty: the one that `EXPECTED` of the task names, or none."""
     domain: str = ""
-    """Trust domain of who answers; empty: any of this authority's."""
+    """Trust domain of the server; empty: any of this authority's."""
     judge: Judge | None = None
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
@@ -184,8 +184,8 @@ def client_context(
 ) -> ssl.SSLContext:
     """Return a context to call `expected` as the holder of the credential.
 
-    If that is empty, each connection says in `EXPECTED` whom it is for. `judge` looks at each
-    certificate that is shown.
+    If `expected` is empty, `EXPECTED` names the server of each connection. `judge` checks each
+    certificate of a server.
     """
     context = pinned_context(credential.ca_pem, expected)
     assert isinstance(context, _ClientContext)

@@ -55,11 +55,11 @@ from control_plane.api.weights import USUAL_WEIGHT
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a person writes."""
+    """Base of the types that users write."""
 
 
 class ControllerRef(_Written, frozen=True, kw_only=True):
-    """Who is asked before anything is done to the job's tasks (docs/taskcontrol.md)."""
+    """The service that approves operations on the job's tasks (docs/taskcontrol.md)."""
 
     url: Annotated[
         str,
@@ -151,7 +151,7 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """Which runtime its push started with; tasks find it in `TWINE_RUNTIME`. Operators choose it
     (docs/intents.md): a file may only say what the job has."""
     network: Reach = Reach()
-    """Whose network its tasks live in, and who may reach them; see `ports` for theirs."""
+    """The network mode of its tasks, and the callers that may reach them; `ports` has the ports."""
     relaxations: Relaxations = []
     """What its tasks may do beyond their sandbox, by name; `twinectl job plan` shows how exposed
     they are with it (docs/security.md)."""

@@ -109,7 +109,7 @@ def metrics_of(autoscaler: Autoscaler) -> Callable[[], bytes]:
 
 
 def _authorize(request: web.Request, _: Route) -> Peer:
-    """Return the caller; the mode of the socket's file says who may open it."""
+    """Return the caller; the mode of the socket's file decides which users may open it."""
     user = local_user(request.transport)
     if user is None:
         raise Forbidden("the autoscaler answers on its unix socket only")

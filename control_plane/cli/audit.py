@@ -34,7 +34,7 @@ def audit(
     limit: int,
     output: str,
 ) -> None:
-    """Show what was changed, by whom and from where; the newest last."""
+    """Show changes with author and address, and refused requests; the newest last."""
     start = None if since is None else time.time() - since
 
     async def read(client: ControlPlaneClient) -> AuditPage:

@@ -121,7 +121,7 @@ class FrontEnd(
         RebalanceHandlers.__init__(self, control_plane.rebalancer)
         IntentHandlers.__init__(self, control_plane)
         self.store_failure: Callable[[], str] = str
-        """Returns why the main store accepts no more writes of this process; empty: it does."""
+        """Returns why the main store refuses writes of this process; empty: it accepts them."""
         self._images = images
         self._metrics = Metrics(
             ROUTES,

@@ -41,7 +41,8 @@ class RestoredHosts:
         name = min(self._refusing)
         count = f"{len(self._refusing)} of {len(self._followed)} hosts"
         return (
-            f"the store is older than the term that {count} know ({name}: {self._refusing[name]})"
+            f"the store is older than the revision that {count} know ({name}: "
+            f"{self._refusing[name]})"
         )
 
     def refused(self, machine: str, why: str) -> None:

@@ -421,7 +421,7 @@ class ReBalancer:
         return MoveExplanation(move=move, lines=explained(move, self._runtime.date()))
 
     async def pause(self, wish: PauseWish, by: str) -> RebalanceStatus:
-        """Begin no more moves, also after a restart; waiting moves are withdrawn."""
+        """Stop beginning moves, also after a restart; waiting moves are withdrawn."""
         await self._save(_STATE, replace(self._state(), paused_by=by, paused_why=wish.reason))
         log.warning("paused", extra={"by": by, "reason": wish.reason})
         return self.status()

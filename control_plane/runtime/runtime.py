@@ -207,10 +207,10 @@ class Runtime:
             await asyncio.sleep(TICK_S)
 
     def look_at_clocks(self) -> None:
-        """Notice now what `watch_clocks` would notice at its next look.
+        """Check the clocks now, as `watch_clocks` does at its next check.
 
-        After a pause everything that was due runs in any order: who concludes something from
-        silence looks here first.
+        After a pause all due callbacks run in any order. Code that draws conclusions from silence
+        calls this first.
         """
         self._date.look()
         now, boot, wall = self.now(), self._boot(), self.wall()

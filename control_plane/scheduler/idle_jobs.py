@@ -121,7 +121,7 @@ class IdleJobs:
         self._known.pop(name, None)
 
     def gone(self, name: str) -> None:
-        """Keep nothing of a job that is no more."""
+        """Drop the state of a job that no longer exists."""
         self.forget(name)
         self._news.discard(name)
         self.asked_at.pop(name, None)

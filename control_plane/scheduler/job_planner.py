@@ -203,7 +203,7 @@ def _places(record: JobRecord, claims: Iterable[Claim]) -> tuple[list[int], list
 
 
 def _waiting(record: JobRecord, now: float) -> list[str]:
-    """Return what waits to be done to which task, for whom, and since when."""
+    """Return the waiting operations in words: task, reason, and waiting time."""
     controller = record.spec.controller
     found = []
     for task in record.tasks:

@@ -248,7 +248,7 @@ def test_what_cannot_be_a_machine_is_refused_with_the_reason(guest: OneGuest) ->
     finally:
         guest.ssh(f"rm {off}; systemctl restart twine-agent.service")
     guest.until("it is known", lambda: "own-init" in guest.find(facts))
-    assert "for root alone" in guest.ssh(
+    assert "only root may request that" in guest.ssh(
         f"usermod -aG twine daemon; chmod 755 /root; setpriv --reuid daemon --regid daemon"
         f" --init-groups {run}"
     )

@@ -50,7 +50,7 @@ class OutputLines:
         return self._within(lines, now)
 
     def end(self, now: float) -> list[bytes]:
-        """Return what was written after the last line, once there is no more."""
+        """Return the output after the last line, once the output has ended."""
         last, self.rest = self.rest, b""
         return self._within([last], now) if last else []
 

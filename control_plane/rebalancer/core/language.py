@@ -51,7 +51,7 @@ class ModelTerm(
 
 
 class FitsIn(ModelTerm, frozen=True, kw_only=True, tag="fits"):
-    """Objects of a container need no more of a dimension than it offers."""
+    """The objects of a container need at most what it offers of a dimension."""
 
     dimension: str
     twice_while_moving: bool = False

@@ -163,7 +163,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     """Attempts to improve a machine; 0: any number. For runs that must repeat exactly."""
     moves: int = 1_000
-    """A plan has no more; the hottest machines come first."""
+    """Maximum of a plan; the hottest machines come first."""
     seed: int = 1
     with_bound: bool = True
     swaps: int = 0

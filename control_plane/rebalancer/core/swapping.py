@@ -159,7 +159,7 @@ def _in_hot_places(state: State, pool: int, change: dict[Cell, object]) -> Itera
 def _pairs(
     gives: Counter[tuple[int, Cell]], gets: Counter[tuple[int, Cell]]
 ) -> Iterator[tuple[int, int, Cell, Cell]]:
-    """Yield exchanges of two: who gives, with whom, what, and for what."""
+    """Yield exchanges of two pools: both pools, and the cell that each gives."""
     gives, gets = +gives, +gets
     for one, give in sorted(gives):
         for two, get in sorted(gives):

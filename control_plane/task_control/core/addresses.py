@@ -45,7 +45,7 @@ class Rules:
             return "" if listed else "is not in `controller_networks`"
         for is_it, what in (
             (address.is_loopback, "is this host's loopback"),
-            (address in self.own, "belongs to the control plane itself"),
+            (address in self.own, "is the control plane's own"),
             (address.is_link_local, "is link-local"),
             (address.is_multicast, "is multicast"),
             (address.is_unspecified or address.is_reserved or _is_odd(address), "is reserved"),

@@ -172,8 +172,7 @@ def test_an_old_copy_that_is_simply_put_back_is_noticed_by_the_hosts(
         refused = starts(face)
         assert refused.returncode == 78, refused.stderr
         assert (
-            "1 of 1 hosts were told (vm1: a control plane called this host at revision"
-            in refused.stderr
+            "1 of 1 hosts know (vm1: a control plane called this host at revision" in refused.stderr
         )
         assert "twine-control-plane restore-store" in refused.stderr
         assert lives(*hosts.folders) == before
@@ -351,4 +350,4 @@ def test_a_host_of_which_the_agent_was_started_again_refuses_it_as_well(
     with agent_in(folder, port, program="a_host.py"):
         refused = starts(face)
         assert refused.returncode == 78, refused.stderr
-        assert "1 of 1 hosts were told" in refused.stderr
+        assert "1 of 1 hosts know" in refused.stderr

@@ -90,7 +90,7 @@ def test_a_machine_is_told_its_own_name_and_one_without_servers_is_told_so() -> 
     )
     found = files_of("shop", own_init, PRIVATE, HostNames(name="m1"), Resolver())
     assert found["etc/hostname"] == b"shop\n"
-    assert b"# No name server is known" in found["etc/resolv.conf"]
+    assert b"# This task can reach no known name server" in found["etc/resolv.conf"]
     assert b"nameserver" not in found["etc/resolv.conf"]
 
 

@@ -390,7 +390,7 @@ def test_a_task_without_a_sandbox_is_for_root_and_for_the_control_plane() -> Non
     member, root = Peer(name="local:1000", role="local"), Peer(name="local:0", role="local")
     plane = Peer(name="twine.local/component/control-plane", role="component")
     for spec, why in ((raw, "has no sandbox"), (machine, "has an init of its own")):
-        with pytest.raises(Forbidden, match=f"{why} .*for root alone"):
+        with pytest.raises(Forbidden, match=f"{why} .*only root may request that"):
             callers.check_raw(member, "web", spec)
         for peer in (root, plane):
             callers.check_raw(peer, "web", spec)

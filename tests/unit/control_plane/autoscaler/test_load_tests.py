@@ -197,5 +197,5 @@ async def test_twinectl_runs_a_test_and_says_what_the_task_carries(tmp_path: Pat
         done = await asyncio.to_thread(typed, tmp_path / "s", *queries, "--latency-max", "60ms")
     assert done.exit_code == 0, done.output
     assert "done: latency of 0.0" in done.output
-    assert "web-0 carries nothing that is known" in done.output
+    assert "web-0 carries an unknown load" in done.output
     assert model.weights[-1] == {}

@@ -42,7 +42,7 @@ async def test_a_control_plane_that_lost_its_lease_refuses_reads() -> None:
     leader = Leader()
     assert await leader.ask() == "from old records"
     leader.why = "the lease ended"
-    with pytest.raises(Busy, match="cannot answer any more: the lease ended"):
+    with pytest.raises(Busy, match="can no longer answer: the lease ended"):
         await leader.ask()
 
 
@@ -52,5 +52,5 @@ async def test_what_it_does_not_know_is_no_answer_either() -> None:
     with pytest.raises(NotFound):
         await leader.ask()
     leader.why = "the lease ended"
-    with pytest.raises(Busy, match="cannot answer any more: the lease ended"):
+    with pytest.raises(Busy, match="can no longer answer: the lease ended"):
         await leader.ask()

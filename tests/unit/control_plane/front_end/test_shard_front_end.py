@@ -45,7 +45,7 @@ async def test_a_shard_that_lost_its_lease_refuses_reads(name: str) -> None:
     shard = Shard()
     assert await shard.ask(name) == "from old records"
     shard.why = "the lease ended"
-    with pytest.raises(Busy, match="cannot answer any more: the lease ended"):
+    with pytest.raises(Busy, match="can no longer answer: the lease ended"):
         await shard.ask(name)
 
 
@@ -56,5 +56,5 @@ async def test_what_an_old_leader_does_not_know_is_no_answer_either() -> None:
     with pytest.raises(NotFound):
         await shard.ask("get_job")
     shard.why = "the lease ended"
-    with pytest.raises(Busy, match="cannot answer any more: the lease ended"):
+    with pytest.raises(Busy, match="can no longer answer: the lease ended"):
         await shard.ask("get_job")

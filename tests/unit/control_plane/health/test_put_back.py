@@ -47,9 +47,9 @@ async def test_the_first_hosts_that_answer_are_no_majority() -> None:
     found.look()
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert "1 of 3 hosts were told (a: told more)" in found.words()
+    assert "1 of 3 hosts know (a: told more)" in found.words()
     found.refused("b", "told more")
-    with pytest.raises(ConfigError, match="2 of 3 hosts were told"):
+    with pytest.raises(ConfigError, match="2 of 3 hosts know"):
         await waiting
     found.answered("a")
     found.gone("b")
@@ -67,7 +67,7 @@ async def test_who_stays_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     await asyncio.sleep(0.05)
     assert not waiting.done(), "one of two"
     found.refused("a", "told more")
-    with pytest.raises(ConfigError, match="2 of 3 hosts were told"):
+    with pytest.raises(ConfigError, match="2 of 3 hosts know"):
         await waiting
 
 

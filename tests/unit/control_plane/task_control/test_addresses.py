@@ -39,9 +39,9 @@ OWN = ["cp.example", "192.168.7.1", "fd00::7"]
         ("192.168.7.1", "own"),
         ("::ffff:192.168.7.1", "own"),
         ("fd00::7", "own"),
-        ("localhost", "no address"),
-        ("2130706433", "no address"),
-        ("0x7f.1", "no address"),
+        ("localhost", "not an address"),
+        ("2130706433", "not an address"),
+        ("0x7f.1", "not an address"),
     ],
 )
 def test_an_address_that_nobodys_controller_has_is_refused(address: str, why: str) -> None:
