@@ -41,7 +41,7 @@ def status(context: click.Context, output: str) -> None:
 
 
 def _tell(found: RegionStatus) -> None:
-    click.echo("no troubles" if found.ok else "not well:")
+    click.echo("the region is well" if found.ok else "not well:")
     for trouble in found.troubles:
         click.echo(f"  {show.printable(trouble)}")
     click.echo(f"machines      {_counts(found.machines)}")
