@@ -30,11 +30,11 @@ class AgentClient(WireClient):
     """Client of one agent, over mutual TLS or its unix socket.
 
     Every method raises what the agent raised (`wire.errors`), or `Unreachable`. With each
-    request that counts for it the agent is told which of its answers arrived last.
+    request that concerns the lease it names the agent's answer that arrived last.
     """
 
     max_answer_bytes = 16 << 20
-    """Of one agent: thousands of tasks or a whole event log, at most 2 KiB each."""
+    """Largest answer of an agent: thousands of tasks or all events, at most 2 KiB each."""
 
     def __init__(
         self, endpoint: str, tls: ssl.SSLContext | None = None, *, timeout_s: float = 30.0
@@ -71,7 +71,7 @@ class AgentClient(WireClient):
         )
 
     async def list_arrivals(self) -> Arrivals:
-        """Return the images that are being taken in."""
+        """Return the images that are being fetched or unpacked."""
         return _as(Arrivals, await self.call(_ROUTE["list_arrivals"]))
 
     async def cancel_arrival(self, name: str) -> api.Ack:
@@ -203,7 +203,7 @@ class AgentClient(WireClient):
         return _as(api.ProfileStatus, await self.call(_ROUTE["put_profile"], spec))
 
     async def put_notices(self, told: HostNotices) -> HostNotices:
-        """Say what the tasks of the machine are to be told; what is not said is withdrawn."""
+        """Set all notices for the tasks of the machine; those left out are withdrawn."""
         return _as(HostNotices, await self.call(_ROUTE["put_notices"], told))
 
     async def get_profile(self) -> api.ProfileStatus:
@@ -213,7 +213,7 @@ class AgentClient(WireClient):
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
         """Return events after a sequence number, waiting up to `wait_s` for the first.
 
-        An agent of an earlier release names no answer, and takes no parameter it does not know.
+        An agent of an earlier release names no answer, and refuses unknown parameters.
         """
         knows = self._answered is not None
         answer = await self.call(
@@ -248,7 +248,7 @@ class AgentClient(WireClient):
         await self.call(_ROUTE["delete_credential"], entitlement=entitlement, name=name)
 
     async def leave(self) -> list[str]:
-        """Say that the host is about to go down; return the ids of tasks that still run."""
+        """Announce that the host goes down; return the ids of tasks that still run."""
         return _as(api.Running, await self.call(_ROUTE["leave"])).tasks
 
     async def get_accounts(self) -> Accounts:

@@ -39,7 +39,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reserve_memory_bytes: Annotated[int, Meta(ge=0)] = 128 << 20
     """Memory that tasks may not be promised: the kernel, systemd and the agent need it."""
     registry_tls_verify: bool = True
-    """Whether a registry must prove who it is; false also lets it speak plain HTTP."""
+    """Whether a registry must prove its identity; false also allows plain HTTP."""
     registry_credentials_file: str = ""
     """Names and passwords, as containers-auth.json(5) has them; readable for root alone."""
     image_keep_s: Annotated[float, Meta(ge=0)] = 7 * 86_400.0
@@ -52,10 +52,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether tasks may have an init of their own here, where the host has systemd-nspawn
     (docs/agent.md)."""
     network_prefix6: Annotated[str, Meta(max_length=64)] = "fd74:7769::/32"
-    """Of all private addresses of the region, the same on every host: a /32 of your own
-    (RFC 4193). A host's are the 32 bits of its IPv4 address further (docs/network.md)."""
+    """Prefix of all private addresses of the region, the same on every host: a /32 of your own
+    (RFC 4193). A host's prefix has the 32 bits of its IPv4 address, too (docs/network.md)."""
     network_prefix4: Annotated[str, Meta(max_length=32)] = "100.64.0.0/10"
-    """Of the tasks' IPv4 addresses on each host; they are not seen outside of it."""
+    """Prefix of the tasks' IPv4 addresses on each host; they are not visible outside of it."""
     network_address: Annotated[str, Meta(max_length=15)] = ""
     """IPv4 address by which other hosts reach this one; empty: that of its default route."""
     dns_servers: Annotated[list[IpAddress], Meta(max_length=3)] = []
@@ -117,11 +117,10 @@ def load(path: Path | None) -> AgentConfig:
 
 
 def load_with_origins(path: Path | None) -> ConfigSources:
-    """Return the configuration from a file and those beside it in its folder of drop-ins.
+    """Return the configuration from a file and its drop-ins.
 
-    Beside `agent.toml` that is `agent.toml.d/`: its `*.toml` in the order of their names, of
-    which each replaces whole fields of those before it. Every field that is wrong is told, with
-    its file.
+    Drop-ins of `agent.toml` are `agent.toml.d/*.toml`, in the order of their names. Each replaces
+    whole fields of the files before it. Raises `ConfigError` with every wrong field and its file.
     """
     chosen = path or DEFAULT_PATH
     document: dict[str, Any] = {}

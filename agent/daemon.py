@@ -117,7 +117,7 @@ class Agent:
                 f"{self._state} is not on a btrfs file system",
                 hint=f"is it mounted? make one with mkfs.btrfs and mount it at {self._state}",
             ) from e
-        except TwineError as e:  # a disk that fails is a state, and told as one
+        except TwineError as e:  # a failing disk is a state, reported elsewhere
             log.warning("cannot look at the state folder", extra={"why": str(e)})
 
     async def _serve_socket(self, runner: web.AppRunner, stack: AsyncExitStack) -> None:
@@ -205,7 +205,7 @@ async def _adopt(services: AgentServices, parts: HostParts) -> None:
 
 
 async def _forget_restarts(parts: HostParts) -> None:
-    """Have systemd count restarts from zero: this agent has started, whatever came before."""
+    """Reset systemd's count of restarts: this agent has started successfully."""
     try:
         await parts.units.forget_restarts(_SERVICE)
     except TwineError as e:
@@ -252,7 +252,7 @@ async def _heartbeat(services: AgentServices, stop: asyncio.Event) -> None:
     def beat() -> None:
         nonlocal told, timer
         timer = loop.call_at(next_round(loop.time(), every_s), beat)
-        # Where nothing happened there is nothing new to count, and systemd knows the number.
+        # Without a new event the number of tasks is the one that systemd has already.
         changed, told = services.events.latest != told, services.events.latest
         notify("WATCHDOG=1", *([f"STATUS={len(services.tasks.all())} tasks"] if changed else []))
 

@@ -80,7 +80,7 @@ def look(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:
 
 
 def main() -> None:
-    """Look twice a second until SIGTERM."""
+    """Check the bound tasks twice a second until SIGTERM."""
     logging.basicConfig(format="%(message)s")
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

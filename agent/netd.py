@@ -75,7 +75,7 @@ async def answer(ask: Ask) -> NetAnswer:
 
 
 def gated(gates: Gates) -> NetAnswer:
-    """See to programs for ports, and hold cgroups of tasks to theirs."""
+    """Make the programs for ports, and attach them to cgroups of tasks."""
     from agent.machine import port_gates
 
     for cgroup in gates.hold:
@@ -119,7 +119,7 @@ class NetService:
             writer.write(msgspec.json.encode(said) + b"\n")
             await writer.drain()
         except OSError:
-            pass  # who asked is gone; what was asked is done
+            pass  # the caller is gone; its request is done
         finally:
             self.called.set()
             writer.close()

@@ -27,7 +27,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     host4: str
     """The host's own address, by which other hosts send it their tasks' packets."""
     prefix4: str
-    """Of the tasks' IPv4 addresses; the same on every host, and hidden behind the host's."""
+    """Prefix of the tasks' IPv4 addresses; the same on every host, and behind the host's (NAT)."""
     agent_port: int
     tasks_group: str = "workload.slice"
     """Cgroup of all tasks, below the root."""

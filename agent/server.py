@@ -1,4 +1,4 @@
-"""The agent's API: who may call, and which service answers. No decisions of its own."""
+"""The agent's API: which callers are allowed, which service answers. No decisions of its own."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ class AgentServices:
     accounts: Ledger
     volumes: VolumeService
     spawn: Callable[[Coroutine[Any, Any, None]], None]
-    """Runs a coroutine beside the request, in the daemon's task group."""
+    """Runs a coroutine concurrently with the request, in the daemon's task group."""
     renew: Callable[[], Coroutine[Any, Any, None]]
     """Fetches this host's next certificate."""
     uniqueness: CloneCheck
     """Whether this host is the only one with its identity."""
     last_term: FencingTerm | None = None
-    """Which control plane spoke last; None: no caller is judged by that."""
+    """Term of the last control plane; None: callers are not checked against it."""
     last_owners: FencingOwners | None = None
     """Which owner of each entitlement spoke last; None: no caller is judged by that."""
     domain: Callable[[], str] = lambda: ""
@@ -387,9 +387,9 @@ def _must_be_ready(s: AgentServices) -> None:
 
 
 def _heard(s: AgentServices, call: Call, epoch: int) -> tuple[str | None, int]:
-    """Take note that the control plane speaks; return which answer it heard last, and its term.
+    """Record contact with the control plane; return the answer it received last, and its term.
 
-    A caller on the host itself is not the control plane: then it heard None.
+    A caller on the host itself is not the control plane: then the answer is None.
     """
     if call.peer.role != "component":
         return None, epoch
@@ -407,7 +407,7 @@ def _run_of(s: AgentServices, task_id: str, *, previous: bool) -> LoggedRun:
 
 
 async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[bytes]:
-    """Return what a task wrote that is gone; raise `NotFound` where the journal knows of none."""
+    """Return the output of a task that is gone; raise `NotFound` where the journal has none."""
     try:
         first = await anext(lines)
     except StopAsyncIteration:

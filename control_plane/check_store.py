@@ -1,4 +1,4 @@
-"""`twine-control-plane check-store`: what of the stores cannot be used."""
+"""`twine-control-plane check-store`: finds unusable parts of the stores."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from wire.errors import NotFound
 
 
 async def check(config: Config, aside: str | None, forgotten: str | None) -> None:
-    """Say what is damaged or set aside, after setting one aside or dropping one.
+    """Report damaged and set-aside records, after setting one aside or dropping one.
 
-    Ends the process with 2 while there is anything.
+    Ends the process with 2 if there is any.
     """
     trouble = 0
     stores: dict[str, Store] = {"": stopped_store(config)}

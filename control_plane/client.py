@@ -78,7 +78,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(Jobs, await self.call(_ROUTE["list_jobs"]))
 
     async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
-        """Create a job or change what is wanted of it; returns before it is done."""
+        """Create or update a job; returns before the change is carried out."""
         answer = await self.call(
             _ROUTE["apply_job"], spec, job=spec.name, dry_run="true" if dry_run else None
         )
@@ -105,7 +105,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(JobStatus, await self.call(_ROUTE[f"{verb}_job"], job=job))
 
     async def move_job(self, job: str, entitlement: str) -> JobStatus:
-        """Have a job run in another entitlement, by a rolling update."""
+        """Move a job to another entitlement, by a rolling update."""
         wish = JobMove(entitlement=entitlement)
         return _as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
 
@@ -116,7 +116,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         )
 
     async def task_story(self, job: str, index: int) -> TaskStory:
-        """Return what is being done to a task of a job, and what was."""
+        """Return what is being done to a task of a job, and what was done before."""
         return _as(TaskStory, await self.call(_ROUTE["task_story"], job=job, index=index))
 
     def job_logs(
@@ -129,8 +129,8 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         tail: int | None = None,
         previous: bool = False,
     ) -> AsyncIterator[bytes]:
-        """Yield what a task wrote, `previous`: in the run that ended last; with `follow`, also
-        what it will write.
+        """Yield the output of a task; `previous`: of its last ended run; `follow`: also future
+        output.
         """
         return self.stream(
             _ROUTE["job_logs"],
@@ -143,7 +143,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         )
 
     async def describe_task(self, job: str, index: int) -> TaskDescription:
-        """Return how a task is, asked of its agent now."""
+        """Return the state of a task, as its agent reports it now."""
         return _as(TaskDescription, await self.call(_ROUTE["describe_task"], job=job, index=index))
 
     async def restart_task(self, job: str, index: int, wish: RestartWish) -> TaskStory:
@@ -154,7 +154,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
     def exec_task(
         self, job: str, index: int, command: list[str], *, tty: bool, window: Window
     ) -> AbstractAsyncContextManager[Duplex]:
-        """Run a command inside a task; the last word of the conversation is an `ExecEnd`."""
+        """Run a command inside a task; the last message of the stream is an `ExecEnd`."""
         return self.converse(
             _ROUTE["exec_task"],
             job=job,
@@ -189,23 +189,23 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(ShardMapView, await self.call(_ROUTE["get_shards"], job=job))
 
     async def put_weights(self, job: str, weights: EndpointWeights) -> Endpoints:
-        """Say for a while which share of the requests tasks of a job get."""
+        """Set the tasks' shares of a job's requests for a while."""
         return _as(Endpoints, await self.call(_ROUTE["put_weights"], weights, job=job))
 
     async def put_shards(self, job: str, shards: ShardMap) -> ShardMapView:
-        """Say which tasks serve which shards of a job."""
+        """Set which tasks serve which shards of a job."""
         return _as(ShardMapView, await self.call(_ROUTE["put_shards"], shards, job=job))
 
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0
     ) -> EndpointsNews:
-        """Return where those of many jobs answer whose endpoints have changed."""
+        """Return the endpoints of the jobs that changed, out of many."""
         wanted = WatchedJobs(known=dict(known), wait_s=wait_s)
         answer = await self.call(_ROUTE["watch_endpoints"], wanted, timeout_s=wait_s + 10.0)
         return _as(EndpointsNews, answer)
 
     async def list_machines(self, scope: MachineScope | None = None) -> Machines:
-        """Return all machines, or those of a scope, however many pages they are."""
+        """Return all machines, or all machines of a scope; reads every page."""
         scope = scope or MachineScope()
         given = {name: getattr(scope, name) for name in MachineScope.__struct_fields__}
         if scope.unavailable is not None:
@@ -255,7 +255,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(Records, await self.call(_ROUTE["label_machines"], wish))
 
     async def undrain_machines(self, wish: Undrain) -> Records:
-        """End what was planned for machines."""
+        """End planned unavailability of machines."""
         return _as(Records, await self.call(_ROUTE["undrain_machines"], wish))
 
     async def held_back_machines(self) -> HeldBackMachines:
@@ -263,11 +263,11 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(HeldBackMachines, await self.call(_ROUTE["held_back_machines"]))
 
     async def confirm_down(self, wish: ConfirmDown) -> ConfirmedDown:
-        """Say that silent machines are down, whatever holds that back."""
+        """Confirm that silent machines are down, whatever holds the verdict back."""
         return _as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], wish))
 
     async def list_limits(self) -> LimitViews:
-        """Return the limits on what destroys, and what they hold back."""
+        """Return the limits on destructive operations, and what they hold back."""
         return _as(LimitViews, await self.call(_ROUTE["list_limits"]))
 
     async def lift_limit(self, name: str, wish: Lift) -> LimitView:
@@ -283,7 +283,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(PlanView, await self.call(_ROUTE["get_plan"], plan=name))
 
     async def preview_plan(self, name: str, wish: MaintenanceWish) -> Preview:
-        """Return what planned work would mean for jobs; changes nothing."""
+        """Return the effect of planned work on jobs; changes nothing."""
         return _as(Preview, await self.call(_ROUTE["preview_plan"], wish, plan=name))
 
     async def accept_plan(self, name: str, wish: MaintenanceWish) -> PlanView:
@@ -291,19 +291,19 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(PlanView, await self.call(_ROUTE["accept_plan"], wish, plan=name))
 
     async def cancel_plan(self, name: str) -> PlanView:
-        """Call planned work off."""
+        """Cancel planned work."""
         return _as(PlanView, await self.call(_ROUTE["cancel_plan"], plan=name))
 
     async def report_plan(self, name: str, wish: Reported) -> PlanView:
-        """Say that the work on some machines is over."""
+        """Report that the work on some machines is over."""
         return _as(PlanView, await self.call(_ROUTE["report_plan"], wish, plan=name))
 
     async def resume_plan(self, name: str, wish: GoOn) -> PlanView:
-        """Let a paused plan go on."""
+        """Continue a paused plan."""
         return _as(PlanView, await self.call(_ROUTE["resume_plan"], wish, plan=name))
 
     async def move_task(self, name: str, index: int, wish: MoveWish) -> TaskStory:
-        """Have a task of a job run elsewhere."""
+        """Move a task of a job to another machine."""
         answer = await self.call(_ROUTE["move_task"], wish, job=name, index=str(index))
         return _as(TaskStory, answer)
 
@@ -379,7 +379,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         await self.call(_ROUTE["delete_entitlement"], entitlement=name)
 
     async def request_entitlement(self, name: str, wish: EntitlementWish) -> EntitlementRequest:
-        """Ask for an entitlement, a change or a removal; the answer says what became of it."""
+        """Request an entitlement, a change or a removal; the answer has the outcome."""
         answer = await self.call(_ROUTE["request_entitlement"], wish, entitlement=name)
         return _as(EntitlementRequest, answer)
 
@@ -401,7 +401,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return await self._decide("deny_request", request_id, note)
 
     async def withdraw_request(self, request_id: str, note: str = "") -> EntitlementRequest:
-        """Take one's own request back."""
+        """Withdraw the caller's own request."""
         return await self._decide("withdraw_request", request_id, note)
 
     async def _decide(self, route: str, request_id: str, note: str) -> EntitlementRequest:
@@ -409,7 +409,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(EntitlementRequest, answer)
 
     async def get_capacity(self) -> CapacityReport:
-        """Return what is granted, held, used and left over."""
+        """Return granted, held, used and remaining capacity."""
         return _as(CapacityReport, await self.call(_ROUTE["get_capacity"], timeout_s=120.0))
 
     async def list_images(self) -> Images:
@@ -434,7 +434,7 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         return _as(ImageInfo, answer)
 
     async def sign_image(self, digest: str, signature: ImageSignature) -> ImageInfo:
-        """Have a signature kept with an image of the store."""
+        """Store a signature of an image."""
         return _as(ImageInfo, await self.call(_ROUTE["sign_image"], signature, digest=digest))
 
     async def name_image(self, digest: str, name: str) -> ImageInfo:

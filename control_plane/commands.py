@@ -1,4 +1,4 @@
-"""What the commands of `twine-control-plane` share: options, and how they end."""
+"""Common parts of the commands of `twine-control-plane`: options, and exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def fail(error: TwineError) -> None:
-    """End with what went wrong, what to try, and the exit code of such an error."""
+    """Exit with the error, its hint, and its exit code."""
     click.echo(f"error: {error}", err=True)
     if error.hint:
         click.echo(f"hint:  {error.hint}", err=True)

@@ -56,13 +56,13 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key: str = ""
     """File of its key."""
     ttl_s: Annotated[int, Meta(ge=2, le=60)] = 4
-    """Seconds after which another control plane takes over from one that fell silent."""
+    """Seconds after which another control plane takes over from a silent one."""
     standby: bool = True
     """Wait while another control plane leads, and take over from it; false: end with 75."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that an operator can set."""
+    """All settings of an operator."""
 
     state: str = "/var/lib/twine-control-plane"
     """Folder of the store, the authority and the images."""
@@ -74,25 +74,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     socket: str = "/run/twine/control-plane.sock"
     """Unix socket for the command line on this host; each user that may open it is an operator."""
     socket_group: str = ""
-    """Group that may use the socket besides root and the daemon's own user."""
+    """Group that may use the socket, in addition to root and the daemon's own user."""
     cluster: Name = "twine"
     """Trust domain of all certificates; it cannot be changed later."""
     leaf_life_s: Annotated[float, Meta(ge=300, le=90 * 86_400)] = 45 * 86_400.0
-    """Life of certificates of hosts, which renew them each day: one that is away for longer has
-    to join again. The minimum leaves time to renew."""
+    """Life of certificates of hosts, which renew them each day: a host that is away longer has to
+    join again. The minimum leaves time to renew."""
     task_leaf_life_s: Annotated[float, Meta(ge=600, le=7 * 86_400)] = 86_400.0
-    """Life of certificates of tasks, renewed after a tenth of it. Nothing ends one before, so it is
-    how long a stolen one is good, and how long the control plane may be away."""
+    """Life of certificates of tasks, renewed after a tenth of it. They cannot be revoked, so a
+    stolen one is valid for this long, and the control plane may be away for this long."""
     image_max_bytes: Annotated[int, Meta(ge=1)] = 16 << 30
     """Largest image that may be pushed."""
     images_of_owner_max_bytes: Annotated[int, Meta(ge=1)] = 256 << 30
-    """Bytes of all images that one user pushed, operators excepted; else one fills the disk."""
+    """Bytes of all images of one user, operators excepted, so that no user fills the disk."""
     broker_stores: dict[Name, Folder] = {}
-    """Data center → folder of the store of its machines; those of others are in `state`."""
+    """Data center → folder of the store of its machines; other data centers use `state`."""
     etcd: EtcdSettings = EtcdSettings()
     role: Literal["all", "core", "shard", "front-end"] = "all"
-    """What this process is: the whole control plane; all of it but the shards from 1 on; one of
-    those shards; or a front end that calls a core. `core` and `shard` need `etcd` and a fixed port
+    """The role of this process: the whole control plane; all of it except shards from 1 on; one of
+    these shards; or a front end that calls a core. `core` and `shard` need `etcd` and a fixed port
     (docs/scale.md)."""
     shard: Annotated[int, Meta(ge=0, le=63)] = 0
     """Number of the shard of a process with `role = "shard"`, from 1 on."""
@@ -101,10 +101,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     front_end_credential: str = ""
     """File with the credential of a front end: `twine-control-plane front-end-credential`."""
     cores: list[str] = []
-    """With `role = "front-end"`: URLs at which cores may be; the one that leads answers."""
+    """With `role = "front-end"`: URLs of possible cores; the leading one answers."""
     operators: list[Principal] = []
-    """Users and groups who may do everything, such as `user:ann` and `group:sre`; besides them
-    those who were made operators by `twinectl role grant`, and each user that may open `socket`."""
+    """Users and groups who may do everything, such as `user:ann` and `group:sre`; besides them the
+    users granted that role by `twinectl role grant`, and each user that may open `socket`."""
     audit_entries: Annotated[int, Meta(ge=1000, le=10_000_000)] = 100_000
     """Entries of the audit log that are kept, some 300 bytes each."""
     controller_networks: list[str] = []
@@ -168,9 +168,9 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
 
 
 def _folder_errors(document: dict[str, Any]) -> list[FieldError]:
-    """Return what is wrong with the folders of data centers' stores: each has one of its own.
+    """Return errors in the folders of data centers' stores: each needs its own.
 
-    What is no folder's name at all is not looked at: its type is wrong.
+    Values that are no folder name are skipped: their type reports them.
     """
     stores, state = document.get("broker_stores"), document.get("state", Config().state)
     if not isinstance(stores, dict) or not isinstance(state, str) or "\0" in state:
@@ -195,7 +195,7 @@ def _folder_errors(document: dict[str, Any]) -> list[FieldError]:
 
 
 def _etcd_errors(document: dict[str, Any]) -> list[FieldError]:
-    """Return what is wrong with the cluster: what it needs, and what cannot go with it."""
+    """Return errors in the etcd settings: missing ones, and contradictions."""
     etcd = document.get("etcd")
     if not isinstance(etcd, dict) or not etcd.get("endpoints"):
         return []
@@ -212,7 +212,7 @@ def _etcd_errors(document: dict[str, Any]) -> list[FieldError]:
 
 
 def _role_errors(document: dict[str, Any]) -> list[FieldError]:
-    """Return what does not go together with the role of the process."""
+    """Return the settings that contradict the role of the process."""
     role, shard = document.get("role", "all"), document.get("shard", 0)
     if role == "front-end":
         return _front_end_errors(document)
@@ -253,9 +253,9 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def with_down_after(config: Config, text: str) -> Config:
-    """Return the configuration with one knob of the scheduler changed: `30s`, or seconds.
+    """Return the configuration with another `down_after_s`: `30s`, or seconds.
 
-    Agents hold a request shorter than that, because their answer is the sign of life.
+    Agents hold a request for less than that, because their answer is the sign of life.
     """
     try:
         down_after_s = float(text) if _SECONDS.fullmatch(text) else seconds(text)

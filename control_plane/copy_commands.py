@@ -58,9 +58,9 @@ def backup(into: Path, **given: Any) -> None:
 @CONFIG
 @STATE
 def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
-    """Go on with a copy of the store; the control plane is stopped.
+    """Replace the store by a copy; the control plane is stopped.
 
-    After its start nothing is commanded until `twinectl restored release`.
+    After its start it sends no commands until `twinectl restored release`.
     """
     from control_plane.restore_store import restore
     from control_plane.store.opening import sqlite_only
@@ -85,9 +85,9 @@ def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
 @CONFIG
 @STATE
 def migrate_store(engine: str, **given: Any) -> None:
-    """Move the main store to another engine; the control plane is stopped, tasks go on.
+    """Move the main store to another engine; the control plane is stopped, tasks run.
 
-    Killed at any moment, the same command goes on. At no moment can both stores be opened.
+    If it is killed, run the same command again. Both stores can never be opened at once.
     """
     from control_plane.migrate_store import move
 

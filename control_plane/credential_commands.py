@@ -1,4 +1,4 @@
-"""Credentials of people, controllers and shards: `twine-control-plane user | controller | …`."""
+"""Credentials of users, controllers and shards: `twine-control-plane user | controller | …`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USER_LIFE_MAX_S = 90 * 86_400.0
 
 @click.group()
 def user() -> None:
-    """Credentials of people and programs that call the front end."""
+    """Credentials of users and programs that call the front end."""
 
 
 @user.command("add")
@@ -58,7 +58,7 @@ def controller() -> None:
 def controller_add(name: str, hosts: tuple[str, ...], out: Path, ttl: float, **given: Any) -> None:
     """Write a credential with which a controller can serve as NAME at these hosts.
 
-    Written again to the same file, it is taken by a controller that runs.
+    A running controller reloads it when it is written again to the same file.
     """
     _serving_credential(("controller", name, hosts), f"controller {name}", out, ttl, given)
 
@@ -75,7 +75,7 @@ def shard_credential(
 ) -> None:
     """Write a credential with which a process can run shard NUMBER at these hosts.
 
-    Written again to the same file, it is taken by a process that runs.
+    A running process reloads it when it is written again to the same file.
     """
     _serving_credential(("component", f"shard-{number}", hosts), f"shard {number}", out, ttl, given)
 
@@ -87,9 +87,9 @@ def shard_credential(
 @CONFIG
 @STATE
 def front_end_credential(hosts: tuple[str, ...], out: Path, ttl: float, **given: Any) -> None:
-    """Write a credential with which a process can serve users at these hosts and call for them.
+    """Write a credential for a process that serves users at these hosts and calls for them.
 
-    Written again to the same file, it is taken by a process that runs.
+    A running process reloads it when it is written again to the same file.
     """
     _serving_credential(("component", "front-end", hosts), "a front end", out, ttl, given)
 
@@ -101,7 +101,7 @@ def _serving_credential(
     ttl: float,
     given: dict[str, Any],
 ) -> None:
-    """Write the credential of a server, and say where it may serve for how long."""
+    """Write the credential of a server, and print where it may serve for how long."""
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
         _write_credential(config, subject, out, ttl, "")

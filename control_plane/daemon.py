@@ -1,7 +1,7 @@
 """`twine-control-plane`: builds everything, serves, and ends in order.
 
-Start: stores (sole ownership), authority, sockets, images, control plane, front end. The end
-is the reverse; it closes connections and files and touches no task.
+Start: stores (sole ownership), authority, sockets, images, control plane, front end. Shutdown is
+the reverse; it closes connections and files and touches no task.
 """
 
 from __future__ import annotations
@@ -57,16 +57,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROOMS = ("roles", "front_end.frontend", "identity.registrar", "task_control.caller", "web.serving")
-"""Modules that import all others, a second's work."""
+"""Modules that import all others, which takes a second."""
 _ROLES = ("all", "core", "shard", "front-end")
 Started = Callable[[str], None]
 
 
 async def serve(config: Config, stopping: asyncio.Event, started: Started) -> None:
-    """Run the control plane until `stopping` is set; `started` is told the URL it serves at.
+    """Run the control plane until `stopping` is set; calls `started` with its URL.
 
-    Raises `Busy` if another process owns the state, `ConfigError` if something that was
-    configured cannot be used.
+    Raises `Busy` if another process owns the state, `ConfigError` if a setting cannot be used.
     """
     from control_plane.front_end.listen import serving, tcp_socket, unix_socket
     from control_plane.identity.authority import OwnIdentity, open_authority
@@ -76,7 +75,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     async with AsyncExitStack() as stack:
         make_folder(config.state_path, "state folder")
         role = _role_of(config)
-        for room in _ROOMS:  # a standby has them when it takes over
+        for room in _ROOMS:  # so that a standby has them when it takes over
             importlib.import_module(f"control_plane.{room}")
         opened = main_store(config, standing_by, role.lock, role.announced)
         opening = asyncio.ensure_future(stack.enter_async_context(opened))
@@ -118,7 +117,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
 async def _open_broker_stores(
     stack: AsyncExitStack, config: Config, main: Store
 ) -> dict[str, Store]:
-    """Return the stores of data centers that have one of their own, once they are known to be."""
+    """Return the stores of data centers that have one of their own, after verifying them."""
     from control_plane.broker.stores import OwnStore, claim
     from control_plane.store.sqlite import SqliteStore
 
@@ -139,9 +138,7 @@ async def _build(
     trust: tuple[CertificateAuthority, OwnIdentity],
     url: str,
 ) -> tuple[ControlPlane, web.Application, Rotation]:
-    """Return the control plane, its loops running, the front end before it, and its authority's
-    rotation.
-    """
+    """Return the running control plane, its front end, and its authority's rotation."""
     from control_plane.agents.polled import PolledAgent, PollPatience
     from control_plane.api.routes import ROUTES
     from control_plane.front_end.access import Access
@@ -189,7 +186,7 @@ async def _build(
         return client
 
     def identity_client(machine: str) -> PolledAgent:
-        """Return a client for what is no owner's business: another process may own the machine."""
+        """Return a client for calls that need no owner: another process may own the machine."""
         client = agent_client(control_plane.inventory.get(machine).record)
         client.headers = term
         return client
@@ -305,7 +302,7 @@ async def _serve_until_signal(config: Config) -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="twine-cluster")
 def main() -> None:
-    """Decide what runs where, for a region."""
+    """The control plane of a region."""
 
 
 @main.command("serve")
@@ -346,7 +343,7 @@ def serve_command(
 def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
     """List stored records that cannot be used; the control plane is stopped.
 
-    At its start it sets such records aside by itself. The exit code is 2 while there are any.
+    The control plane sets them aside at its start. The exit code is 2 while there are any.
     """
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
@@ -365,7 +362,7 @@ def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
 @CONFIG
 @STATE
 def new_authority(**given: Any) -> None:
-    """Begin with a new authority: its key is lost for good; the control plane is stopped."""
+    """Create a new authority after the loss of its key; the control plane is stopped."""
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
     except TwineError as e:

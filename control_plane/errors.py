@@ -20,12 +20,12 @@ class UnknownOutcome(TwineError):
 
 
 class NoCapacity(Unprocessable):
-    """The region has less than what is asked for."""
+    """The region has less than is requested."""
 
     code = "no_capacity"
 
 
 class QuotaExceeded(Unprocessable):
-    """An entitlement may use less than what is asked for."""
+    """An entitlement may use less than is requested."""
 
     code = "quota_exceeded"

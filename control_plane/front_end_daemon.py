@@ -1,7 +1,7 @@
 """The process of a front end: it serves users over TLS and calls the core for them.
 
-It has no store, no key of the authority and no state: a credential in a file says that it may
-speak for users, and the configuration where cores may be.
+It has no store, no key of the authority and no state. A credential in a file lets it call for
+users, and the configuration lists the possible cores.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 async def serve_front_end(
     config: Config, stopping: asyncio.Event, started: Callable[[str], None]
 ) -> None:
-    """Run a front end until `stopping` is set; `started` is told the URL it serves at.
+    """Run a front end until `stopping` is set; calls `started` with its URL.
 
-    Raises `ConfigError` if something configured cannot be used.
+    Raises `ConfigError` if a setting cannot be used.
     """
     async with AsyncExitStack() as stack:
         name = FRONT_END.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""The part of the front end's client about what writers want of running jobs."""
+"""The part of the front end's client about intents of running jobs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class IntentClient(WireClient):
         return _as(JobBriefs, await self.call(_ROUTE["list_job_briefs"]))
 
     async def get_intents(self, job: str) -> JobIntents:
-        """Return what each writer wants of a job, and what it comes to."""
+        """Return the intents of each writer for a job, and their effect."""
         return _as(JobIntents, await self.call(_ROUTE["get_intents"], job=job))
 
     async def put_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
-        """Write one dimension of what is wanted of a job; the wish is that of the dimension."""
+        """Write one dimension of a job; the type of the wish is that of the dimension."""
         return _as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
 
     async def put_sizes(self, sizes: dict[str, SizeWish]) -> SizesWritten:
-        """Write the sizes of many jobs; each is written or refused by itself."""
+        """Write the sizes of many jobs; each is written or refused separately."""
         return _as(SizesWritten, await self.call(_ROUTE["put_sizes"], SizeWishes(sizes=sizes)))
 
     async def withdraw_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:

@@ -44,7 +44,7 @@ class JobCalls:
 
     async def get_job(self, name: str) -> JobStatus:
         """Return a job, or raise `NotFound`."""
-        return self.shards.of_job(name).scheduler.status(name)
+        return await self.shards.of_job(name).scheduler.status(name)
 
     async def list_jobs(self) -> Jobs:
         """Return all jobs of the shards of this process, by name."""
@@ -52,7 +52,7 @@ class JobCalls:
         for name in self._jobs:
             number = self.shards.number_of_job(name)  # None: it went while others were counted
             if number is not None and number in local:
-                found.append(local[number].scheduler.status(name))
+                found.append(await local[number].scheduler.status(name))
                 await self._runtime.checkpoint()
         return Jobs(jobs=found)
 

@@ -1,7 +1,7 @@
 """`twine-control-plane migrate-store`: the two ends of a migration, SQLite and etcd.
 
-`store/migration.py` has the order of writes. A SQLite store that comes from etcd is made in a
-folder of its own below the store's (`ARRIVING`) and takes its place once it is whole.
+`store/migration.py` has the order of writes. A SQLite store made from etcd is written in a
+folder of its own below the store's (`ARRIVING`). Once complete, it replaces the old store.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from control_plane.store.etcd import EtcdStore
 
 ASIDE = "twine.db.before-migration"
-"""What was moved to etcd earlier, once newer records have come back from there."""
+"""The store that was moved to etcd earlier, after newer records were moved back from there."""
 
 
 async def move(config: Config, *, to_etcd: bool) -> None:
@@ -100,7 +100,7 @@ class EtcdEnd:
         await self.store.set_note(note)
 
     async def begin(self, note: MigrationNote, above: Numbers) -> None:
-        """Say that records are on their way."""
+        """Write the note that records are being copied."""
         await self.store.set_note(note, above)
 
     async def finish(self, above: Numbers) -> None:
@@ -109,7 +109,7 @@ class EtcdEnd:
 
 
 class SqliteSource:
-    """A store in SQLite that counts, or was moved before."""
+    """A store in SQLite that is in use, or was moved before."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / FILE).exists():
@@ -133,7 +133,7 @@ class SqliteSource:
 
 
 class SqliteTarget:
-    """The folder of a store in SQLite, with a new store beside the one that was moved earlier."""
+    """The folder of a store in SQLite; the new store is made next to the one moved earlier."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
         """Take the folder's lock; `stack` closes what is open."""
@@ -147,7 +147,7 @@ class SqliteTarget:
 
     @property
     def store(self) -> Store:
-        """Return the store that is made; open from `begin` to `finish`."""
+        """Return the new store; open from `begin` to `finish`."""
         assert self._store is not None
         return self._store
 
@@ -168,7 +168,7 @@ class SqliteTarget:
             return db.execute("SELECT 1 FROM state LIMIT 1").fetchone() is None
 
     async def begin(self, note: MigrationNote, above: Numbers) -> None:
-        """Make the new store, or go on with it."""
+        """Make the new store, or continue an interrupted one."""
         self._made.parent.mkdir(exist_ok=True, mode=0o700)
         durable.sync_folder(self._folder)
         _write(self._made, note, above)
@@ -180,7 +180,7 @@ class SqliteTarget:
         _write(self._made, note)
 
     async def finish(self, above: Numbers) -> None:
-        """Let the new store take its place, then take its note away: each step may be the last."""
+        """Put the new store in place, then remove its note; a crash after any step is safe."""
         if self._store is not None:
             await self._store.compact(self._store.revision())
             await self._opened.aclose()

@@ -10,7 +10,7 @@ from control_plane.store.opening import stopped_store
 
 
 async def begin(config: Config) -> None:
-    """Let the next start make a new authority, and print what people have to do then."""
+    """Have the next start make a new authority, and print what operators must do then."""
     async with stopped_store(config) as store:
         hosts = await drop_authority(store, config.authority_path)
     click.echo(f"the next start makes a new authority; {len(hosts)} hosts have to join again:")

@@ -1,4 +1,4 @@
-"""What the control plane tells the service manager (sd_notify(3))."""
+"""Notifications of the control plane to the service manager (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 def notify(state: str) -> None:
-    """Tell systemd how it goes; nothing happens outside of systemd (sd_notify(3))."""
+    """Send a state to systemd; does nothing outside of systemd (sd_notify(3))."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:

@@ -1,4 +1,4 @@
-"""The calls about people: who may do what, and who did what.
+"""The calls about users: identities, roles, groups and the audit log.
 
 A part of `ControlPlaneClient`, which is what callers use.
 """
@@ -34,7 +34,7 @@ class PeopleClient(WireClient):
     """Identities, operators, groups, users and the audit log."""
 
     async def get_myself(self) -> Myself:
-        """Return who the caller is, and what they may do."""
+        """Return the caller's identity and rights."""
         return _as(Myself, await self.call(_ROUTE["get_myself"]))
 
     async def list_sessions(self) -> ConsoleSessions:
@@ -46,7 +46,7 @@ class PeopleClient(WireClient):
         await self.call(_ROUTE["end_session"], session=session)
 
     async def list_operators(self) -> Grants:
-        """Return who is an operator."""
+        """Return the grants of the operator role."""
         return _as(Grants, await self.call(_ROUTE["list_operators"]))
 
     async def grant_operator(self, who: str) -> Grant:
@@ -54,7 +54,7 @@ class PeopleClient(WireClient):
         return _as(Grant, await self.call(_ROUTE["grant_operator"], who=who))
 
     async def revoke_operator(self, who: str) -> None:
-        """Take the operator's role from a user."""
+        """Take the operator role from a user or group."""
         await self.call(_ROUTE["revoke_operator"], who=who)
 
     async def grant_host_admin(self, who: str) -> Grant:
@@ -62,7 +62,7 @@ class PeopleClient(WireClient):
         return _as(Grant, await self.call(_ROUTE["grant_host_admin"], admin=who))
 
     async def revoke_host_admin(self, who: str) -> None:
-        """Let a user run tasks without a sandbox no longer."""
+        """Take the right to run tasks without a sandbox from a user or group."""
         await self.call(_ROUTE["revoke_host_admin"], admin=who)
 
     async def list_groups(self) -> Groups:
@@ -70,7 +70,7 @@ class PeopleClient(WireClient):
         return _as(Groups, await self.call(_ROUTE["list_groups"]))
 
     async def put_group(self, name: str, spec: GroupSpec) -> Group:
-        """Create a group, or say who belongs to it."""
+        """Create a group, or replace its members."""
         return _as(Group, await self.call(_ROUTE["put_group"], spec, group=name))
 
     async def delete_group(self, name: str) -> None:
@@ -78,15 +78,15 @@ class PeopleClient(WireClient):
         await self.call(_ROUTE["delete_group"], group=name)
 
     async def list_users(self) -> Users:
-        """Return who has a credential, and whose was revoked."""
+        """Return the users with a credential, and those whose credentials were revoked."""
         return _as(Users, await self.call(_ROUTE["list_users"]))
 
     async def revoke_user(self, user: str) -> Revocation:
-        """Let no credential count that a user has now."""
+        """Revoke all credentials that a user has now."""
         return _as(Revocation, await self.call(_ROUTE["revoke_user"], user=user))
 
     async def revoke_machine_identity(self, machine: str) -> Revocation:
-        """Let no certificate count that a host has now."""
+        """Revoke all certificates that a host has now."""
         answer = await self.call(_ROUTE["revoke_machine_identity"], machine=machine)
         return _as(Revocation, answer)
 
@@ -103,11 +103,11 @@ class PeopleClient(WireClient):
         return _as(RestoredView, await self.call(_ROUTE["show_restored"]))
 
     async def release_restored(self) -> Restored:
-        """Let what the restored store wants be done from now on."""
+        """Have the restored store's wishes carried out from now on."""
         return _as(Restored, await self.call(_ROUTE["release_restored"]))
 
     async def let_task_go(self, machine: str, task: str) -> None:
-        """Let a task be stopped that the restored store does not know."""
+        """Have a task stopped that the restored store does not know."""
         await self.call(_ROUTE["let_task_go"], machine=machine, unknown=task)
 
     async def list_audit(self, **query: float | str | None) -> AuditPage:
@@ -116,11 +116,11 @@ class PeopleClient(WireClient):
         return _as(AuditPage, await self.call(_ROUTE["list_audit"], timeout_s=60.0, **given))
 
     async def get_roots(self) -> AuthorityView:
-        """Return the authority's roots, and who goes along."""
+        """Return the authority's roots, and how many hosts trust and use each."""
         return _as(AuthorityView, await self.call(_ROUTE["get_roots"]))
 
     async def step_roots(self, step: Step, *, force: bool = False) -> AuthorityView:
-        """Take a step in the exchange of one root for another."""
+        """Take one step of a root rotation."""
         wish = RotationStep(step=step, force=force)
         return _as(AuthorityView, await self.call(_ROUTE["step_roots"], wish, timeout_s=60.0))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 async def despite_damage(
     load: Callable[[], Awaitable[ControlPlane]], stores: Sequence[Store]
 ) -> ControlPlane:
-    """Load everything; damaged records are set aside first, if there are any."""
+    """Load everything; if records are damaged, set them aside and load again."""
     from control_plane.store.quarantine import set_all_aside
     from control_plane.store.records import DamagedRecord
 
@@ -31,7 +31,7 @@ async def despite_damage(
 
 
 async def until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
-    """Return when asked to stop, or raise what broke one of the loops."""
+    """Return when asked to stop, or raise the error of the first loop that failed."""
     waiting = asyncio.ensure_future(stopping.wait())
     running = [asyncio.ensure_future(loop) for loop in loops]
     try:
@@ -45,7 +45,7 @@ async def until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the address of the front end as others write it."""
+    """Return the address of the front end as a URL."""
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
@@ -67,7 +67,7 @@ async def before(stopping: asyncio.Event, opening: asyncio.Future[Any]) -> bool:
 
 
 def boot_id() -> str:
-    """Return the kernel's name of this boot (random(4)); empty where it does not tell."""
+    """Return the kernel's id of this boot (random(4)); empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -29,7 +29,7 @@ PLAN_TIMEOUT_S = 300.0
 
 
 class RebalanceClient(WireClient):
-    """Asks how the region is, moves entitlements between shards, asks and pauses the ReBalancer.
+    """Reads the region's status, moves entitlements between shards, controls the ReBalancer.
 
     Every method raises what the front end raised, or `Unreachable`.
     """
@@ -48,7 +48,7 @@ class RebalanceClient(WireClient):
         return _as(RebalanceHistory, await self.call(_ROUTE["rebalance_history"]))
 
     async def explain_rebalance(self, move: str) -> MoveExplanation:
-        """Return why a task is moved, and how far that is."""
+        """Return why a task is moved, and the progress of the move."""
         return _as(MoveExplanation, await self.call(_ROUTE["explain_rebalance"], move=move))
 
     async def pause_rebalance(self, wish: PauseWish) -> RebalanceStatus:
@@ -60,7 +60,7 @@ class RebalanceClient(WireClient):
         return _as(RebalanceStatus, await self.call(_ROUTE["resume_rebalance"]))
 
     async def get_elastic(self) -> ElasticReport:
-        """Return what is lent to whom, who waits, and how promises were kept."""
+        """Return the loans, the waiting entitlements, and how promises were kept."""
         return _as(ElasticReport, await self.call(_ROUTE["get_elastic"]))
 
     async def get_buffers(self) -> Buffers:
@@ -73,7 +73,7 @@ class RebalanceClient(WireClient):
         return _as(CapacitySignal, answer)
 
     async def region_status(self) -> RegionStatus:
-        """Return what is well and what is not."""
+        """Return what works and what does not."""
         return _as(RegionStatus, await self.call(_ROUTE["region_status"]))
 
     def shard_metrics(self, shard: int) -> AsyncIterator[bytes]:
@@ -81,7 +81,7 @@ class RebalanceClient(WireClient):
         return self.stream(_ROUTE["shard_metrics"], shard=str(shard))
 
     async def list_shards(self) -> ShardLoads:
-        """Return the shards, and what each has to do."""
+        """Return the shards and the load of each."""
         return _as(ShardLoads, await self.call(_ROUTE["list_shards"]))
 
     async def move_entitlement(self, name: str, to: int, *, dry_run: bool = False) -> ShardMoved:

@@ -1,6 +1,6 @@
-"""`twine-control-plane backup` and `restore-store`: a copy of the stores, and the way back to it.
+"""`twine-control-plane backup` and `restore-store`: copies the stores, and restores a copy.
 
-docs/operating.md has the drill, docs/adr/0111 why it is like that.
+docs/operating.md has the drill, docs/adr/0111 the reasons.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from wire import durable
 from wire.errors import Busy, ConfigError
 
 MAIN = "main"
-"""Name of the main store's file in a copy; those of data centers have theirs."""
+"""Name of the main store's file in a copy; each data center's store has its own file."""
 
 
 def copy_all(config: Config, into: Path) -> Path:
-    """Copy all stores into a new folder; it has its name once all of it was proved."""
+    """Copy all stores into a new folder; the folder gets its name after all copies were checked."""
     folders, now = _folders(config), time.time()
     made = into / _stamp(now)
     part = into / f".{made.name}.{os.getpid()}"
@@ -60,7 +60,7 @@ def copy_all(config: Config, into: Path) -> Path:
 
 
 async def restore(config: Config, copy: Path, *, keep_credentials: bool) -> None:
-    """Put the stores back; each is whole before the first one takes its place."""
+    """Restore the stores; all are complete before the first one is put in place."""
     folders, now = _folders(config), time.time()
     sources = _sources(copy, folders)
     with ExitStack() as stack:
@@ -87,7 +87,7 @@ async def restore(config: Config, copy: Path, *, keep_credentials: bool) -> None
 
 
 async def _settle(folder: Path, note: Restored, revoked: dict[str, bytes]) -> None:
-    """Write into the prepared main store that it was restored, and what must not count again."""
+    """Note the restore in the prepared main store; write revocations and delete join tokens."""
     async with SqliteStore(folder) as store:
         epoch = store.epoch()
         tokens = [entry.key for entry in (await store.list_prefix(TOKENS)).entries]
@@ -103,7 +103,7 @@ def _stamp(at: float) -> str:
 
 
 def _unused(name: str, folders: dict[str, Path]) -> str:
-    """Return the name, or one after it, that is used in none of the folders."""
+    """Return the name, with a number if needed, that is used in none of the folders."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(n for n in names if not any((f / n).exists() for f in folders.values()))
 
@@ -114,7 +114,7 @@ def _folders(config: Config) -> dict[str, Path]:
 
 
 def _sources(copy: Path, folders: dict[str, Path]) -> dict[str, Path]:
-    """Return the file of each store in a copy, or raise what does not fit."""
+    """Return the file of each store in a copy; `ConfigError` if the stores do not match."""
     if not copy.is_dir():
         found = {MAIN: copy}
     else:
@@ -131,7 +131,7 @@ def _sources(copy: Path, folders: dict[str, Path]) -> dict[str, Path]:
 
 
 def _lost(path: Path) -> copies.Facts | None:
-    """Return what the store that is given up holds, as far as it can still be read."""
+    """Return the numbers of the replaced store; None if it cannot be read."""
     try:
         return copies.look(path)
     except ConfigError:
@@ -139,7 +139,7 @@ def _lost(path: Path) -> copies.Facts | None:
 
 
 def _revoked(path: Path) -> dict[str, bytes]:
-    """Return the revocations in the store that is given up, if it can still be read."""
+    """Return the revocations in the replaced store, if it can still be read."""
     if _lost(path) is None:
         return {}
     with closing(sqlite3.connect(path)) as db:

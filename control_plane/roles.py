@@ -162,7 +162,7 @@ class ControlPlane(JobCalls):
             *(region, self._portal, store, self._portal.settings.profile_keys, role.writer)
         )
         self._dispatcher.profile_text = self.profiles.text_of
-        self._events = EventLog(store)
+        self._events = EventLog(store, runtime.checkpoint)
         self._controllers = Controllers(runtime, call_controller)
         parts = ShardParts(
             *(region, self._portal, self._jobs, self._control, self._dispatcher),

@@ -43,11 +43,11 @@ from wire.errors import Busy, Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 IDLE_S, _PAUSE_S = 10.0, 0.01
-"""How long a move waits for what is under way in its entitlement, and between two looks."""
+"""How long a move waits for what is under way in its entitlement, and between two checks."""
 _SETTLE_S = 1.0
-"""Between two questions whether the new owner was written, of a store that does not answer."""
+"""Between two reads of whether the new owner was written, while the store does not answer."""
 ALLOCATOR = "allocator"
-"""Name of shard 0's allocator, and of the only one of earlier releases."""
+"""Name of shard 0's allocator, and of the only allocator of earlier releases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ShardParts:
 
 
 class RunningShards:
-    """The shards by number; each question goes to the one that owns what it is about."""
+    """The shards by number; each call goes to the shard that owns its object."""
 
     def __init__(
         self, parts: ShardParts, ownership: OwnershipMap, allocators: Mapping[int, Allocator]
@@ -88,7 +88,7 @@ class RunningShards:
         self._moves = asyncio.Lock()
         self._by_number = {number: self._made(number, a) for number, a in allocators.items()}
         self.all = [*self._by_number.values()]
-        """Those of this process."""
+        """The shards of this process."""
         parts.dispatcher.follow(self._wanted)
         parts.control.in_one_shard = self.in_one_shard
 
@@ -131,10 +131,10 @@ class RunningShards:
         return None if record is None else self.number_of_entitlement(record.spec.entitlement)
 
     def has_left(self, record: MachineRecord) -> bool:
-        """Return whether tasks of these shards have to be removed from a machine that is free.
+        """Return whether tasks of these shards have to be removed from a free machine.
 
-        One that was lost may be free when it comes back, with tasks on it that run elsewhere by
-        now. The process of their shard removes them: it alone knows that they left.
+        A lost machine may be free when it returns, with tasks that run elsewhere by
+        now. Only the process of their shard knows that they left, so it removes them.
         """
         if record.entitlement != FREE:
             return False
@@ -154,7 +154,7 @@ class RunningShards:
         return self._running(self.number_of_entitlement(name))
 
     def of_job(self, name: str) -> RunningShard:
-        """Return the shard of a job; any where there is no such job."""
+        """Return the shard of a job; an arbitrary one if there is no such job."""
         number = self.number_of_job(name)
         return self.all[0] if number is None else self._running(number)
 
@@ -166,7 +166,7 @@ class RunningShards:
         return self._running(number)
 
     def number_in(self, text: str) -> int | None:
-        """Return the number of a shard that there is, as a path has it; None: it is none."""
+        """Return the number of an existing shard from a path; None: there is no such shard."""
         if not text.isdecimal() or len(text) > len(str(SHARDS_MAX)) or int(text) >= self.count:
             return None
         return int(text)
@@ -183,7 +183,7 @@ class RunningShards:
     # -- which shard has what
 
     def loads(self) -> list[ShardLoad]:
-        """Return what each shard has to do, by number."""
+        """Return the load of each shard, by number."""
         broker, census, loads = self._parts.region.broker, self._parts.census, []
         specs, owner = self._parts.portal.specs(), self._ownership
         pools = members(specs)
@@ -214,7 +214,7 @@ class RunningShards:
         return loads
 
     def _is_given(self, pool: str, machines: int, names: Iterable[str]) -> bool:
-        """Return whether an entitlement has a shard: one that nothing used yet may go to any.
+        """Return whether an entitlement has a shard; an unused one may be given to any shard.
 
         `names` are the entitlements of the pool.
         """
@@ -222,13 +222,13 @@ class RunningShards:
         return bool(machines or self._ownership.table.find(pool) or any(map(jobs_of, names)))
 
     def jobs_in(self, pool: str) -> list[str]:
-        """Return the jobs whose tasks are on machines of a pool, or are going to be."""
+        """Return the jobs whose tasks are, or will be, on machines of a pool."""
         names = members(self._parts.portal.specs()).get(pool, [pool])
         jobs_of = self.all[0].allocator.jobs_of
         return sorted({job for name in names for job in jobs_of(name)})
 
     async def give(self, entitlement: str) -> None:
-        """Give an entitlement that has no shard and is not used yet to the one with least to do."""
+        """Give an unused entitlement without a shard to the least loaded one that is ready."""
         record = self._parts.portal.table.find(entitlement)
         if self.count == 1 or record is None:
             return
@@ -242,7 +242,7 @@ class RunningShards:
                 return
 
     def check_move(self, job: str, entitlement: str) -> None:
-        """Raise `Conflict` if a job would come to another shard: it lives in one."""
+        """Raise `Conflict` if a job would move to another shard: a job lives in one."""
         here, there = self.number_of_job(job), self.number_of_entitlement(entitlement)
         if here is not None and here != there:
             raise Conflict(
@@ -254,7 +254,8 @@ class RunningShards:
     def in_one_shard(self, job: str, entitlement: str) -> Mapping[str, int]:
         """Return comparisons that hold while a job and another entitlement stay in one shard.
 
-        Raises where they are in two, or one of both is on its way: such a job has no owner.
+        Raises `Conflict` where they are in two shards, and `Busy` where one of them is moving:
+        such a job has no owner.
         """
         self.check_move(job, entitlement)
         record = self._parts.jobs.get(job)
@@ -268,15 +269,15 @@ class RunningShards:
         return self._ownership.table.expect(pools)
 
     async def list_shards(self) -> ShardLoads:
-        """Return what each shard has to do, and in which term."""
+        """Return the load of each shard, and the term."""
         return ShardLoads(shards=self.loads(), term=self._ownership.number())
 
     async def move(self, pool: str, to: int, *, dry_run: bool = False) -> ShardMoved:
         """Give an entitlement to another shard; no task restarts.
 
-        Announce, stop new operations and wait for those under way, read the records, write the new
-        owner (the commit point), and go on there. `Busy` where something does not end: nothing
-        changed then. A process that ends anywhere starts with the owner that the map names.
+        Stops new operations, waits for those under way, reads the records, writes the new
+        owner (the commit point), and continues there. `Busy` where something does not end: nothing
+        changed then. A process that ends at any step starts with the owner in the map.
         """
         self._check_target(pool, to)
         source, jobs = self._ownership.shard_of(pool), self.jobs_in(pool)
@@ -285,7 +286,7 @@ class RunningShards:
         moves = source != to and not dry_run
         if moves:
             async with self._moves:
-                work = self._tried(pool, to)  # it ends though a client left
+                work = self._tried(pool, to)  # it completes even if the client disconnects
                 task = self._parts.region.runtime.spawn("shard move", work)
                 if (error := await asyncio.shield(task)) is not None:
                     raise error
@@ -300,7 +301,7 @@ class RunningShards:
         )
 
     async def _tried(self, pool: str, to: int) -> TwineError | None:
-        """Move, and return why that was not done; a process does not end because of it."""
+        """Move, and return the error, if any: spawned work that raises would end the process."""
         try:
             await self._move(pool, to)
         except TwineError as e:
@@ -309,11 +310,11 @@ class RunningShards:
 
     async def _move(self, pool: str, to: int) -> None:
         source, target, jobs = self.of_pool(pool), self._running(to), self.jobs_in(pool)
-        self._ownership.moving[pool] = target.number  # no shard begins anything in it from here on
+        self._ownership.moving[pool] = target.number  # from here on no shard begins work in it
         try:
             async with self._parts.jobs.lock(*jobs):
                 jobs = self.jobs_in(pool)
-                self._check_alone(pool, jobs)  # others were faster, perhaps
+                self._check_alone(pool, jobs)  # a transfer may have begun before the locks
                 await self._until_idle(pool, source, jobs)
                 stored = await handover.read(target.allocator, jobs)
                 await self._write(pool, target.number)
@@ -327,7 +328,7 @@ class RunningShards:
             self._wake(pool)
 
     def _wake(self, pool: str) -> None:
-        """Look at the jobs and the machines of a pool that came, or that stays."""
+        """Wake the owner's work on the jobs and machines of a pool after a move."""
         owner = self.find_pool(pool)
         if owner is not None:
             for job in self.jobs_in(pool):
@@ -347,7 +348,7 @@ class RunningShards:
             await runtime.sleep(_PAUSE_S)
 
     async def _write(self, pool: str, shard: int) -> None:
-        """Write the new owner, and return once it is known whether that was done."""
+        """Write the new owner, or raise; settles an unknown outcome first."""
         try:
             await self._ownership.move(pool, shard)
         except Conflict:
@@ -378,7 +379,7 @@ class RunningShards:
             raise NotFound(f"there is no shard {to}: they are 0 to {self.count - 1}")
 
     def _check_alone(self, pool: str, jobs: list[str]) -> None:
-        """Raise `Conflict` where a job is on its way between this entitlement and another."""
+        """Raise `Conflict` where a job is in transfer between this entitlement and another."""
         names = set(members(self._parts.portal.specs()).get(pool, [pool]))
         for job in jobs:
             record = self._parts.jobs.find(job)
@@ -390,7 +391,7 @@ class RunningShards:
                     hint="wait until that is done",
                 )
 
-    # -- asked about one of them
+    # -- calls about one shard
 
     async def plan(self, spec: JobSpec) -> JobPlan:
         """Return what applying a job would lead to; see `JobPlanner`."""
@@ -401,7 +402,7 @@ class RunningShards:
         return await self.of_job(name).planner.explain(name)
 
     def start(self, loops: Loops, number: Callable[[], int]) -> None:
-        """Start the loops of all; `number` is that of the term."""
+        """Start the loops of all shards; `number` returns the term."""
         for shard in self.all:
             at = f" {shard.number}" if shard.number else ""
             loops.start(f"scheduler{at}", partial(shard.scheduler.run, number))
@@ -409,7 +410,7 @@ class RunningShards:
             loops.start(f"pool keeper{at}", shard.keeper.run, Failing.RESTARTS)
 
     def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
-        """Return what a machine has to do with a task; its shard decides about a stray."""
+        """Return what a machine has to do with a task; the machine's shard decides about strays."""
         record: JobRecord | None = self._parts.jobs.find(task.rpartition("-")[0])
         if record is not None:
             number = self.number_of_entitlement(record.spec.entitlement)
@@ -428,10 +429,10 @@ def allocators_of(
     ownership: OwnershipMap,
     runs: Callable[[int], bool] = lambda _shard: True,
 ) -> dict[int, Allocator]:
-    """Return an allocator for each shard that this process runs; it owns what the map says.
+    """Return an allocator for each shard that this process runs; the map says what it owns.
 
-    With all shards in one process, transactions of a shard that was and is not any more are shard
-    0's to finish. Where shards are processes, each finishes its own: they come and go.
+    With all shards in one process, shard 0 finishes the transactions of shards that no longer
+    exist. Where shards are processes, each finishes its own transactions.
     """
     made = {}
     are_processes = not all(map(runs, range(SHARDS_MAX)))

@@ -1,7 +1,7 @@
 """The process of one shard: scheduler, allocator, dispatcher, switcher and health of its machines.
 
 It has the same actors as a whole control plane, and runs those of its shard. It holds no key of the
-authority and serves no user: the core calls it, with what it decided who may do.
+authority and serves no user: the core authorizes each request and calls the shard.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _KNOWN_S = 5.0
-"""How long the core's list of images is believed; an image is signed once it is there."""
+"""How long the core's list of images is cached; signatures may be added after an upload."""
 
 
 async def serve_shard(
     config: Config, role: OwnRole, stopping: asyncio.Event, started: Callable[[str], None]
 ) -> None:
-    """Run a shard until `stopping` is set; `started` is told the URL it serves at.
+    """Run a shard until `stopping` is set; `started` is called with the URL it serves at.
 
     Raises `Busy` if no core has led, `ConfigError` if something configured cannot be used.
     """
@@ -119,7 +119,7 @@ class _Loading:
 
 
 class _Images:
-    """What the core's image store has, asked when it is needed."""
+    """The core's image store, asked on demand."""
 
     def __init__(self, processes: RoleLeaders, tls: ssl.SSLContext, runtime: Runtime) -> None:
         self._processes, self._tls, self._runtime = processes, tls, runtime
@@ -128,7 +128,7 @@ class _Images:
         self._asking = asyncio.Lock()
 
     async def find(self, digest: str) -> ImageInfo | None:
-        """Return what is known of an image, None if the core does not have it."""
+        """Return the facts of an image, None if the core does not have it."""
         async with self._asking:
             if self._runtime.now() >= self._until or digest not in self._known:
                 try:

@@ -1,10 +1,10 @@
-"""The shards of a region in several processes: how an entitlement passes from one to another.
+"""The shards of a region in several processes: how an entitlement moves from one to another.
 
-Everything is said by the store, which all of them follow (docs/adr/0153). The core announces a
-move; the process of the old shard ends what is under way and says so; the core writes the new
-owner, which is the commit point; the process of the new shard reads the records and goes on. From
-the announcement on no shard owns the entitlement. A process that ends at any step starts with
-what is written: the move is withdrawn, or made.
+All processes communicate through the store, which each follows (docs/adr/0153). The core announces
+a move. The process of the old shard ends what is under way and writes that. The core writes the new
+owner, which is the commit point. The process of the new shard reads the records and continues.
+From the announcement on no shard owns the entitlement. A process that ends at any step starts from
+the written state: the move is withdrawn, or completed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from wire.errors import Busy, Conflict, TwineError
 log = logging.getLogger(__name__)
 _LOOK_S = 0.05
 _RELEASE_S = IDLE_S + 2.0
-"""How long the core waits for the process of a shard: longer than that waits for allocations."""
+"""How long the core waits for a shard's process, which itself waits `IDLE_S` for allocations."""
 _RETRY_S = 1.0
 _BEHIND_S = 5.0
-"""How long machines are held until what others took before is known."""
+"""How long held machines wait until this process has followed earlier holds of others."""
 _GONE_KEPT = 1_000
 """Tasks without a job that are remembered; the store is asked again about older ones."""
 
 
 class ShardProcesses(RunningShards):
-    """The shards that this process runs, beside those of others."""
+    """The shards that this process runs, where other processes run others."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class ShardProcesses(RunningShards):
         self._look_at, self._runs = look_at, False
         self._runtime = parts.region.runtime
         self._gone: dict[Stop, bool] = {}
-        """Task that no job known here has → whether the store has said so since it was seen."""
+        """Stop of a task whose job is unknown here → whether the store confirmed that since."""
         self.ask_ready: Callable[[int], Awaitable[bool]] = self._is_led
-        """Ask the process of a shard whether it takes requests."""
+        """Returns whether the process of a shard takes requests."""
         ownership.table.listen(self._heard)
         parts.jobs.listen(self._job_changed)
         for allocator in allocators.values():
@@ -75,11 +75,11 @@ class ShardProcesses(RunningShards):
         return await super().is_ready(shard) or await self.ask_ready(shard)
 
     async def _is_led(self, shard: int) -> bool:
-        """Return whether a shard has ever been led by a process, as this one has followed."""
+        """Return whether a shard has a leader, as far as this process has followed the store."""
         return self._processes.leader_of(shard) is not None
 
     def start(self, loops: Loops, number: Callable[[], int]) -> None:
-        """Start the loops of all, and go on with what an earlier process began."""
+        """Start the loops of all shards, and continue moves that an earlier process began."""
         super().start(loops, number)
         self._runs = True
         for record in self._ownership.table.records():
@@ -91,7 +91,7 @@ class ShardProcesses(RunningShards):
                 self._runtime.spawn("shard move", self._release(record.entitlement))
 
     def loads(self) -> list[ShardLoad]:
-        """Return what each shard has to do, and which process leads it."""
+        """Return the load of each shard, and which process leads it."""
         loads = []
         for load in super().loads():
             by = self._processes.leader_of(load.shard)
@@ -99,7 +99,7 @@ class ShardProcesses(RunningShards):
         return loads
 
     async def give(self, entitlement: str) -> None:
-        """Give an entitlement that is not used yet to the shard with least to do: the core does."""
+        """Give an unused entitlement to the least loaded shard; only the core does this."""
         if self._role.is_core:
             await super().give(entitlement)
 
@@ -110,14 +110,14 @@ class ShardProcesses(RunningShards):
             if await self._is_run(source):
                 await self._until_released(pool, source)
             await self._write(pool, to)
-        except TwineError:  # also where nothing says whether it was announced
+        except TwineError:  # also where it is unknown whether it was announced
             await self._withdraw(pool)
             raise
 
     async def _is_run(self, shard: int) -> bool:
-        """Return whether a process may have to release what a shard owned when it was announced.
+        """Return whether a process of the shard may have to release an announced entitlement.
 
-        One that begins to lead afterwards finds the announcement, and owns nothing of it.
+        A process that begins to lead afterwards reads the announcement and does not own it.
         """
         return await super().is_ready(shard) or await self._processes.has_led(shard)
 
@@ -133,7 +133,7 @@ class ShardProcesses(RunningShards):
             await self._runtime.sleep(_LOOK_S)
 
     async def _withdraw(self, pool: str) -> None:
-        """Let an entitlement stay where it is; asks until the store says so."""
+        """Withdraw the announced move of an entitlement; retries until the store has it."""
         while True:
             try:
                 await self._ownership.announce(pool, None)
@@ -144,10 +144,10 @@ class ShardProcesses(RunningShards):
                 return
 
     async def _confirm(self, allocator: Allocator, taken: list[Machine], pool: str) -> bool:
-        """Return whether machines that are held for a pool were not promised to others.
+        """Return whether machines that are held for a pool are not promised to other pools.
 
-        Other processes hold machines in the same moment. Of two that follow the store up to their
-        own holds, the later one sees both.
+        Other processes may hold machines at the same time. Each follows the store up to its own
+        holds, so the later of two processes sees both.
         """
         following = self._processes.following
         at = self._parts.jobs.store.revision()
@@ -164,8 +164,8 @@ class ShardProcesses(RunningShards):
     def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
         """Return what a machine has to do with a task; the store is asked before a stray ends.
 
-        A shard writes a new job before its tasks start, but this process may have heard of neither
-        the job nor whose the machine is now. So what was followed does not suffice.
+        A shard writes a new job before its tasks start. But this process may not have followed the
+        write of the job or the machine's assignment yet, so it asks the store.
         """
         found, job = super()._wanted(machine, task), task.rpartition("-")[0]
         if not isinstance(found, Stop) or self._parts.jobs.find(job) is not None:
@@ -178,7 +178,7 @@ class ShardProcesses(RunningShards):
         return found if self._gone[found] else None
 
     async def _ask_store(self, stray: Stop, job: str) -> None:
-        """Let a task end whose job the store does not have; a failed read is tried again."""
+        """Have a task ended whose job the store does not have; a failed read is tried again."""
         while True:
             try:
                 is_gone = await self._parts.jobs.store.get(JOBS + job) is None
@@ -193,7 +193,7 @@ class ShardProcesses(RunningShards):
             for shard in self.all:
                 shard.scheduler.remove_strays(stray.machine)
 
-    # -- what the map says
+    # -- changes of the ownership map
 
     def _heard(
         self, pool: str, before: EntitlementOwner | None, after: EntitlementOwner | None
@@ -221,12 +221,12 @@ class ShardProcesses(RunningShards):
                 self._look_at(machine)
 
     async def _release(self, pool: str) -> None:
-        """End what is under way in an entitlement of this process, and say so."""
+        """End what is under way in an entitlement of this process, and write that."""
         source, jobs = self.of_pool(pool), self.jobs_in(pool)
         try:
             async with self._parts.jobs.lock(*jobs):
                 jobs = self.jobs_in(pool)
-                self._check_alone(pool, jobs)  # the core did not know of the last transfer, perhaps
+                self._check_alone(pool, jobs)  # a transfer may be newer than the core's check
                 await self._until_idle(pool, source, jobs)
                 await self._ownership.release(pool)
         except Conflict as e:  # or it was withdrawn
@@ -237,7 +237,7 @@ class ShardProcesses(RunningShards):
             source.scheduler.forget(job)
 
     def _passed(self, pool: str, old: RunningShard | None, new: RunningShard | None) -> None:
-        """Release an entitlement that has another owner, or take it over."""
+        """Forget an entitlement that got another owner, or take it over."""
         for record in self._parts.region.broker.held(pool):
             self._look_at(record.machine)
         for job in self.jobs_in(pool):

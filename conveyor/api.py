@@ -13,9 +13,9 @@ from control_plane.api.policy import JobName
 
 DAY_S = 86_400
 STAGE_MAX_S = 28 * DAY_S
-"""Longer is taken for a mistake: a push that takes months is none."""
+"""A longer time counts as a mistake: no push takes months."""
 FLEET = "fleet/"
-"""Before the name of a fleet, where a job or a fleet may be meant: no job has such a name."""
+"""Prefix of the name of a fleet, where a job or a fleet may be meant: no job has such a name."""
 Span = Annotated[float, Meta(ge=0, le=STAGE_MAX_S)]
 Interval = Annotated[float, Meta(ge=1, le=3600)]
 Url = Annotated[
@@ -26,7 +26,7 @@ Who = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class _FilePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a person writes."""
+    """Base of the types of a pipeline file."""
 
 
 class StageKind(StrEnum):
@@ -62,8 +62,8 @@ class PipelineTrigger(_FilePart, frozen=True, kw_only=True):
     """What starts a run. An empty table: only `twinectl pipeline start`."""
 
     image: Annotated[str, Meta(max_length=512)] = ""
-    """A name of the image store (`web:stable`), a name that images are signed with, or the registry
-    reference that they are fetched from. A new digest under it starts a run."""
+    """A name of the image store (`web:stable`), a name that images are signed with, or their
+    registry reference. A new digest under it starts a run."""
     schedule: Annotated[list[str], Meta(max_length=64)] = []
     """Start only at these times, such as `mon-fri 10:00`; needs `image`."""
     zone: str = "UTC"
@@ -113,7 +113,7 @@ class HttpGate(_FilePart, frozen=True, kw_only=True):
     """An HTTP GET that must answer as expected."""
 
     url: Url
-    """Where."""
+    """The URL."""
     status: Annotated[int, Meta(ge=100, le=599)] = 200
     """The only status that passes."""
     contains: Annotated[str, Meta(max_length=1024)] = ""
@@ -126,14 +126,14 @@ class CommandGate(_FilePart, frozen=True, kw_only=True):
     """A command that runs once as a task and must end with exit code 0."""
 
     run: Annotated[list[Argument], Meta(min_length=1, max_length=64)]
-    """The command. It finds `PIPELINE`, `PIPELINE_RUN`, `PIPELINE_IMAGE`, `PIPELINE_NEW_TASKS` and
-    `PIPELINE_STABLE_TASKS` (task ids) in its environment."""
+    """The command. Its environment has `PIPELINE`, `PIPELINE_RUN`, `PIPELINE_IMAGE`,
+    `PIPELINE_NEW_TASKS` and `PIPELINE_STABLE_TASKS` (task ids)."""
     image: DigestStr | None = None
     """Image that has the command; None: the new image."""
     entitlement: Annotated[str, Meta(max_length=63)] = ""
-    """Where it runs; empty: in that of the stage's first job."""
+    """Where it runs; empty: in the entitlement of the stage's first job."""
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=256)] = {}
-    """What it finds besides."""
+    """Its additional environment."""
     memory_max_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 44)] = 64 << 20
     """Its memory limit."""
     timeout_s: Annotated[float, Meta(ge=1, le=3600)] = 120.0
@@ -141,14 +141,14 @@ class CommandGate(_FilePart, frozen=True, kw_only=True):
 
 
 class ApprovalGate(_FilePart, frozen=True, kw_only=True):
-    """A person says yes: `twinectl pipeline approve`."""
+    """A user approves: `twinectl pipeline approve`."""
 
     by: Annotated[list[Who], Meta(max_length=100)] = []
     """Users who may approve, by name, or `local`; empty: every user who may change the pipeline."""
 
 
 class PipelineGate(_FilePart, frozen=True, kw_only=True):
-    """One condition of a stage; exactly one of its tables says what is measured."""
+    """One condition of a stage; exactly one of its tables defines the measurement."""
 
     query: QueryGate | None = None
     compare: CompareGate | None = None
@@ -161,7 +161,7 @@ class PipelineGate(_FilePart, frozen=True, kw_only=True):
     failures: Annotated[int, Meta(ge=1, le=100)] = 1
     """Measurements in a row that must fail before the gate fails."""
     deadline_s: Span = 300.0
-    """After the soak a gate without a passing measurement fails at this time: no data is a
+    """After the soak a gate without a passing measurement fails at this time: missing data is a
     failure."""
 
 
@@ -170,10 +170,10 @@ class PipelineStage(_FilePart, frozen=True, kw_only=True):
 
     kind: StageKind
     tasks: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    """Of a canary stage: how many tasks."""
+    """Of a canary stage: the number of tasks."""
     percent: Annotated[float, Meta(gt=0, lt=100)] | None = None
-    """Of a percent stage: which share of all tasks, at every size of the job; half a task is
-    rounded up."""
+    """Of a percent stage: the share of all tasks, at every size of the job; half a task is rounded
+    up."""
     soak_s: Span = 0.0
     """How long the tasks run before the gates decide. Failing gates act at once."""
     reach_s: Annotated[float, Meta(gt=0, le=STAGE_MAX_S)] = 1800.0
@@ -239,7 +239,7 @@ class PipelineSpec(_FilePart, frozen=True, kw_only=True):
 
 
 GATE_KINDS = ("query", "compare", "health", "http", "command", "approval")
-"""Tables of a gate; each says something else to measure."""
+"""Tables of a gate, one for each kind of measurement."""
 
 
 class StartRequest(_FilePart, frozen=True, kw_only=True):
@@ -256,14 +256,13 @@ class StartRequest(_FilePart, frozen=True, kw_only=True):
 
 
 class ControlVerb(StrEnum):
-    """What a person may do to a run."""
+    """What a user may do to a run."""
 
     APPROVE = "approve"
     PAUSE = "pause"
     RESUME = "resume"
     SKIP = "skip"
-    """End the current stage without waiting for its soak and gates; written down with its
-    reason."""
+    """End the current stage without waiting for its soak and gates; logged with its reason."""
     ROLLBACK = "rollback"
     ABORT = "abort"
 

@@ -51,7 +51,7 @@ def serve(file: Path | None) -> None:
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
-    """Say what is wrong with a pipeline FILE; calls no server."""
+    """Show all errors of a pipeline FILE; calls no server."""
     spec = pipeline_spec(read_document(file), str(file))
     targets = f"{len(spec.jobs)} jobs" if spec.jobs else f"{len(spec.fleets)} fleets"
     click.echo(f"{file}: pipeline {spec.name}, {len(spec.stages)} stages, {targets}")
@@ -72,7 +72,7 @@ async def run_service(
 ) -> None:
     """Run the service until `stopping` is set; waits while another instance has the store.
 
-    `round_s`: so often it looks at jobs and hosts that are under way, in seconds.
+    `round_s`: interval between looks at jobs and hosts that are changing, in seconds.
     """
     runtime = Runtime()
     store = open_store(config)
@@ -105,7 +105,7 @@ async def run_service(
 
 
 async def _opened(store: Store, stopping: asyncio.Event) -> bool:
-    """Return whether the store is open; False: the end was asked for while another had it."""
+    """Return whether the store is open; False: another process had it until the end."""
     told = False
     while not stopping.is_set():
         try:
@@ -147,7 +147,7 @@ async def _serving(
 
 
 def _boot_id() -> str:
-    """Return the kernel's name of this boot (random(4)); empty where it does not tell."""
+    """Return the kernel's id of this boot (random(4)); empty if it is not available."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

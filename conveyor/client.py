@@ -1,4 +1,4 @@
-"""How others talk to the delivery service: one typed method per row of its route table."""
+"""The client of the delivery service: one typed method per row of its route table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Gates that run a command: each check is a job of one task that runs once.
 
-The job is named after the pipeline and the gate. Its environment says which check it is, so a check
-of another stage, or one that began during the soak, is never taken for this one.
+The job is named after the pipeline and the gate. Its environment identifies the check, so a check
+of another stage, or one that began during the soak, is never mistaken for this one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from conveyor.runs import GateOutcome, JobProgress, PipelineRun
 from wire.errors import NotFound
 
 MARK = "PIPELINE_CHECK"
-"""Variable by which a job is known as a check."""
+"""Variable that marks a job as a check."""
 _BLAMELESS = ("lost", "cut-off", "evicted", "oomd-kill")
-"""Ends that say something of the machine, and nothing of what was checked."""
+"""Ends that are caused by the machine, and not by the checked tasks."""
 
 
 class CommandChecks:
@@ -58,7 +58,7 @@ class CommandChecks:
         return found
 
     async def end(self, run: PipelineRun) -> None:
-        """Stop the checks that a run which ended left."""
+        """Stop the remaining checks of a run that ended."""
         for name, gate in run.spec.gates.items():
             if gate.command is None:
                 continue
@@ -77,7 +77,7 @@ def check_job_name(pipeline: str, gate: str) -> str:
 
 
 def outcome_of(record: JobRecord) -> Measured | None:
-    """Return what the end of a check says; None: it runs, or waits for a machine."""
+    """Return the result of a check from its end; None: it runs, or waits for a machine."""
     for task in record.tasks:
         last = task.last_exit
         if task.state is TaskState.FAILED and last is None:

@@ -23,23 +23,23 @@ DEFAULT_SOCKET = "/run/twine-conveyor/conveyor.sock"
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hosts that pipelines may bring to another release, and how that is done."""
+    """Hosts that pipelines may bring to another release, and the commands for that."""
 
     install: Annotated[list[Argument], Meta(min_length=1, max_length=64)]
     """Command that puts release `$release` on host `$host`, run by this service. It may be run
-    again with the same words, and ends with another code than 0 if the release does not start."""
+    again with the same arguments, and must fail if the release does not start."""
     hosts: Annotated[list[Name], Meta(max_length=10_000)] = []
     """In the order in which they are changed: the first one is the canary. Empty: every machine
     of the region, by name."""
     probe: Annotated[list[Argument], Meta(max_length=64)] = []
-    """Command that prints which release runs on `$host`, and fails if that is not healthy. Empty:
-    the agent's version, and whether it answers, as the control plane hears them."""
+    """Command that prints the release on `$host`, and fails if that is not healthy. Empty: the
+    agent's version, and whether it answers, from the control plane."""
     install_timeout_s: Annotated[float, Meta(ge=1, le=7200)] = 900.0
     """A command that runs for longer is ended and failed."""
     healthy_s: Annotated[float, Meta(ge=1, le=7200)] = 300.0
-    """So long after its command a host may take to be healthy with the release."""
+    """After its command a host may take this long to be healthy with the release."""
     settle_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
-    """So long a host is healthy before the next one is changed."""
+    """A host must be healthy for this long before the next one is changed."""
     max_unavailable: Annotated[int, Meta(ge=0, le=10_000)] = 0
     """So many hosts may be away at the end of a release."""
 
@@ -54,7 +54,7 @@ class ConveyorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     socket: Annotated[str, Meta(min_length=1)] = DEFAULT_SOCKET
     """Unix socket for `twinectl pipeline` as root on this host."""
     endpoint: str = ""
-    """Front end; empty: that of the credential, or its unix socket on this host."""
+    """Front end; empty: the one in the credential, or its unix socket on this host."""
     credential: str = ""
     """File of a user credential (`twine-control-plane user add`) that may change the jobs."""
     listen: str = ""

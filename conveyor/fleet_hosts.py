@@ -1,7 +1,7 @@
-"""The only module that touches hosts of a fleet: it looks at them, and runs the commands.
+"""The only module that accesses hosts of a fleet: it reads their state, and runs the commands.
 
-`FleetHosts` is the interface; `CommandHosts` asks the front end and runs what the configuration of
-the service says. A pipeline file names a fleet and cannot say what is run: a user who may write
+`FleetHosts` is the interface; `CommandHosts` calls the front end and runs the commands of the
+service's configuration. A pipeline file names a fleet and cannot set commands: a user who may write
 pipelines need not have the rights of this process.
 """
 
@@ -23,18 +23,18 @@ from wire.errors import HostError, TwineError
 PROBE_S = 30.0
 _SAID_BYTES = 64 << 10
 _SHOWN_LINES, _SHOWN = 8, 800
-"""Of a command's words: dpkg says four lines after those that say why a package failed."""
+"""Of a command's output: dpkg prints four lines after the reason of a failure."""
 
 
 class FleetHosts(Protocol):
-    """What the service asks of hosts."""
+    """The service's access to hosts."""
 
     async def look(self, fleet: FleetSettings) -> list[HostSeen]:
         """Return the hosts of a fleet in their order, or raise `TwineError`."""
         ...
 
     async def install(self, fleet: FleetSettings, host: str, release: str) -> None:
-        """Put a release on a host, again if it is there; `TwineError` says why that failed."""
+        """Install a release on a host, even if it is there; a failure raises `TwineError`."""
         ...
 
 
@@ -45,7 +45,7 @@ class CommandHosts:
         self._client = client
 
     async def look(self, fleet: FleetSettings) -> list[HostSeen]:
-        """Return the hosts: as their commands say, or as the control plane hears their agents."""
+        """Return the hosts: by their commands, or by the control plane's view of their agents."""
         if fleet.probe:
             return [await self._probed(fleet, name) for name in fleet.hosts]
         views = {v.record.machine: v for v in (await self._client.list_machines()).machines}
@@ -60,7 +60,7 @@ class CommandHosts:
         return HostSeen(host, said.strip(), bool(said.strip()), "its probe said no release")
 
     async def install(self, fleet: FleetSettings, host: str, release: str) -> None:
-        """Run the command that puts a release on a host."""
+        """Run the command that installs a release on a host."""
         words = _filled(fleet.install, {"host": host, "release": release})
         await _said(words, fleet.install_timeout_s)
 
@@ -78,7 +78,7 @@ def _filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
 
 
 async def _said(words: Sequence[str], timeout_s: float) -> str:
-    """Return what a command prints, or raise `HostError` with its exit code and last words."""
+    """Return a command's output, or raise `HostError` with its exit code and last output."""
     try:
         process = await asyncio.create_subprocess_exec(
             *words,

@@ -1,7 +1,7 @@
-"""Fleets of hosts as targets of pipelines: writes what is wanted, and carries it out.
+"""Fleets of hosts as targets of pipelines: stores the wanted state, and carries it out.
 
-`FleetReleases` answers a pipeline as a job does (`PushWriter`). What it wants of a fleet is stored
-before a host is touched, and a command that a crash cut off is run again.
+`FleetReleases` has the interface of a job (`PushWriter`). The wanted state is stored before a host
+is changed, and a command that a crash interrupted is run again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLEETS = "fleets/"
 
 
 class FleetReleases:
-    """Implements `PushWriter` for fleets; all else goes to the writer of jobs."""
+    """Implements `PushWriter` for fleets; calls for jobs go to the writer of jobs."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class FleetReleases:
         self._locks = {name: asyncio.Lock() for name in settings}
 
     async def look(self, job: str, image: str) -> JobProgress:
-        """Return how far a job or a fleet is with an image or a release."""
+        """Return the progress of a job or a fleet with an image or a release."""
         if not job.startswith(FLEET):
             return await self._jobs.look(job, image)
         name = job.removeprefix(FLEET)
@@ -61,7 +61,7 @@ class FleetReleases:
         return await self._jobs.newest_image(name)
 
     async def write(self, act: DeliveryAct) -> None:
-        """Write what is wanted of a job or a fleet."""
+        """Write the wanted state of a job or a fleet."""
         if not act.job.startswith(FLEET):
             return await self._jobs.write(act)
         name = act.job.removeprefix(FLEET)
@@ -75,7 +75,7 @@ class FleetReleases:
             await self._write(name, fleet.written(record, act, now), revision)
 
     async def run(self) -> None:
-        """Carry out what is wanted of all fleets until cancelled; `Busy` if the store is lost."""
+        """Carry out the wanted state of all fleets until cancelled; `Busy` if the store is lost."""
         loops = [asyncio.ensure_future(self._follow(name)) for name in self._settings]
         try:
             await asyncio.gather(*loops, asyncio.Event().wait())
@@ -112,7 +112,7 @@ class FleetReleases:
             await self._install(name, after.work.host, after.work.release)
 
     async def _install(self, name: str, host: str, release: str) -> None:
-        """Run a command outside of the lock, and note how it ended."""
+        """Run a command outside of the lock, and record its result."""
         if failure := self._store.failure():
             raise Busy(f"cannot change hosts any more: {failure}")
         log.info("install", extra={"fleet": name, "host": host, "release": release})

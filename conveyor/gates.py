@@ -23,7 +23,7 @@ NONE_MATCHES = "$^"
 
 
 class GateReader(Protocol):
-    """Measures gates: all of them (`GateMeter`), or commands alone (`command_checks`)."""
+    """Measures gates: all of them (`GateMeter`), or only commands (`command_checks`)."""
 
     async def measure(
         self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
@@ -32,12 +32,12 @@ class GateReader(Protocol):
         ...
 
     async def end(self, run: PipelineRun) -> None:
-        """Take away what measurements of a run that ended left."""
+        """Remove what measurements of an ended run left."""
         ...
 
 
 class GateMeter:
-    """Measures the gates of a step; `checks` runs those that are commands."""
+    """Measures the gates of a step; `checks` runs command gates."""
 
     def __init__(self, checks: GateReader | None = None) -> None:
         self._checks = checks
@@ -47,7 +47,7 @@ class GateMeter:
     ) -> Measured | None:
         """Return one measurement of a gate, None: it is under way; `now` in seconds since 1970.
 
-        Never raises `TwineError`: what cannot be measured is no data.
+        Never raises `TwineError`: a failed measurement is no data.
         """
         gate, prometheus, time = run.spec.gates[name], run.spec.prometheus, run.steps[-1]
         reached = time.reached or now
@@ -67,7 +67,7 @@ class GateMeter:
             return judge.no_data(f"{about}{e}")
 
     async def end(self, run: PipelineRun) -> None:
-        """Take away what measurements of a run that ended left."""
+        """Remove what measurements of an ended run left."""
         if self._checks is not None:
             await self._checks.end(run)
 
@@ -100,7 +100,7 @@ async def _compare(
             [task for job in seen for task in job.stable_tasks],
         ):
             query = gate.promql.replace("$tasks", tasks_pattern(tasks))
-            end = time.time()  # on Prometheus' clock, which is that of its host
+            end = time.time()  # Prometheus' clock is assumed to agree
             found = await server.query_range(query, end - window_s, end, gate.step_s)
             sides.append([_number(text) for r in found.series("matrix") for _, text in r.values])
     return judge.of_comparison(gate, *sides)

@@ -1,4 +1,4 @@
-"""What makes a pipeline file wrong, all of it at once, for the command line and the service.
+"""All errors of a pipeline file at once, for the command line and the service.
 
 Rules of a single field are in its type (`api`); rules between fields are here.
 """
@@ -46,7 +46,7 @@ def pipeline_spec(document: Any, what: str) -> PipelineSpec:
 
 
 def pipeline_relations(document: Any) -> list[FieldError]:
-    """Return what the fields of a pipeline get wrong about each other, as far as readable."""
+    """Return the contradictions between fields of a pipeline, as far as they are readable."""
     if not isinstance(document, dict):
         return []
     return list(_relations(document))[:MAX_ERRORS]
@@ -75,7 +75,7 @@ def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
 
 
 def _of_targets(document: dict[Any, Any]) -> Iterator[FieldError]:
-    """Refuse none and both of jobs and fleets, and what only jobs can have."""
+    """Refuse both and neither of jobs and fleets, and what only jobs can have."""
     jobs, fleets = document.get("jobs"), document.get("fleets")
     if bool(jobs) == bool(fleets):
         found = "both" if jobs else "none"

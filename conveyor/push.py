@@ -1,4 +1,4 @@
-"""The only module that changes jobs: pushes as intents, on top of the push that was seen.
+"""The only module that changes jobs: writes pushes as intents that replace the one it read.
 
 `PushWriter` is the interface; `PushIntents` writes the `push` intent. Size, holds, canaries and the
 runtime are other dimensions with other writers: job control composes them with the push.
@@ -20,10 +20,10 @@ from wire.errors import NotFound
 
 
 class PushWriter(Protocol):
-    """What the service asks of the control plane; each call raises `TwineError`."""
+    """The service's access to the control plane; each call raises `TwineError`."""
 
     async def look(self, job: str, image: str) -> JobProgress:
-        """Return how far a job is with an image; one without an image does not exist."""
+        """Return the progress of a job with an image; without an image the job does not exist."""
         ...
 
     async def newest_image(self, name: str) -> str:
@@ -31,7 +31,7 @@ class PushWriter(Protocol):
         ...
 
     async def write(self, act: DeliveryAct) -> None:
-        """Carry out an act; `Conflict` if the push is not the one any more that it was made for."""
+        """Carry out an act; `Conflict` if the push changed since the act was decided."""
         ...
 
 
@@ -42,7 +42,7 @@ class PushIntents:
         self._client = client
 
     async def look(self, job: str, image: str) -> JobProgress:
-        """Return how far a job is with an image."""
+        """Return the progress of a job with an image."""
         try:
             return progress(await self._client.get_job(job), image)
         except NotFound:
@@ -84,7 +84,7 @@ def push_wish(act: PushStage | PushBack | GiveBack) -> PushWish:
 def newest(images: list[ImageInfo], name: str) -> str:
     """Return the digest of the newest image of a name; empty: there is none.
 
-    A name of the image store means one image at a time, whatever its age; a digest means itself.
+    A name of the image store means one image at a time, of any age; a digest means itself.
     """
     found = [image for image in images if name in (*image.names, image.digest)]
     found = found or [image for image in images if _is_named(image, name)]

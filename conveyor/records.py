@@ -1,4 +1,4 @@
-"""What the delivery service keeps in its own store: pipelines, ended runs, every verdict."""
+"""The delivery service's own store: pipelines, ended runs, every verdict."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DeliveryRecords:
         self._store = store
 
     def failure(self) -> str:
-        """Return why this process may not act any more (it lost the store); empty: it may."""
+        """Return why this process may no longer act (it lost the store); empty: it may."""
         return self._store.failure()
 
     async def all(self) -> dict[str, KnownPipeline]:
@@ -64,7 +64,7 @@ class DeliveryRecords:
     async def write(
         self, known: KnownPipeline, record: PipelineRecord, ended: tuple[PipelineRun, ...] = ()
     ) -> KnownPipeline:
-        """Store a changed record with the runs and verdicts that came with it, all or nothing.
+        """Store a changed record with its new runs and verdicts, all or nothing.
 
         Raises `Conflict` if another process wrote the pipeline meanwhile.
         """
@@ -105,7 +105,7 @@ class DeliveryRecords:
         await self._store.txn({keys[0]: known.revision}, [Delete(key) for key in keys])
 
     async def _old(self, name: str, number: int) -> list[Operation]:
-        """Return the removal of a run that is not kept any more."""
+        """Return the operations that delete a run beyond the kept number."""
         if number < 1:
             return []
         listing = await self._store.list_prefix(f"{VERDICTS}{name}/{number:06d}/")
@@ -122,7 +122,7 @@ def _verdicts(name: str, run: PipelineRun | None) -> str:
 
 
 def _new_verdicts(before: PipelineRecord, after: PipelineRecord) -> list[tuple[int, GateVerdict]]:
-    """Return the verdicts that the second record has and the first has not, with their numbers."""
+    """Return the verdicts that only the second record has, with their numbers."""
     run = after.active
     if run is None:
         return []

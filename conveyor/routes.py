@@ -8,7 +8,7 @@ from conveyor.runs import PipelinePlan, PipelineView, PipelineViews, RunHistory
 from wire.routes import Route
 
 IDENTITY = "/controller/conveyor"
-"""Whose certificate the service shows: `twine-control-plane controller add conveyor`."""
+"""Identity in the service's certificate: `twine-control-plane controller add conveyor`."""
 _PATH = "/v1/pipelines/{pipeline}"
 READS = "reader"
 """Every user with a credential of the cluster."""

@@ -1,4 +1,4 @@
-"""What is stored about a pipeline and its runs, and what the API shows."""
+"""The stored state of a pipeline and its runs, and the API's views."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG_MAX = 500
 
 
 class RunState(StrEnum):
-    """How far a run is. A run ends once; an ended run never changes."""
+    """The state of a run. A run ends once; an ended run never changes."""
 
     WAITING = "waiting"
     """No job was changed yet; a newer image replaces it."""
@@ -35,7 +35,7 @@ ENDED = frozenset(
 
 
 def short(image: str) -> str:
-    """Return an image or a release for people: the first digits of a digest."""
+    """Return a short form of an image or a release: the first digits of a digest."""
     return image[7:19] if image.startswith("sha256:") else image
 
 
@@ -48,7 +48,7 @@ class GateOutcome(StrEnum):
 
 
 class GateVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One measurement of a gate, with the numbers it saw."""
+    """One measurement of a gate, with its numbers."""
 
     gate: str
     step: int
@@ -64,11 +64,11 @@ class GateVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     after_soak: bool = False
     """Whether the soak was over when it was taken."""
     by: str = ""
-    """Who approved."""
+    """The user who approved."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened in a run."""
+    """One event of a run."""
 
     at: float
     who: str
@@ -88,7 +88,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     restarts: int | None = None
     """Restarts of the new tasks when it was reached."""
     blocked_s: float = 0.0
-    """So long a hold or a pause of the owner kept it from being reached."""
+    """Time for which a hold or a pause of the owner blocked the step."""
 
 
 class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,16 +101,16 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     by: str
     created: float
     spec: PipelineSpec
-    """The pipeline as it was when the run began; a changed file counts from the next run on."""
+    """The pipeline as it was when the run began; a changed file applies from the next run on."""
     state: RunState = RunState.WAITING
     step: int = 0
     """Index into the steps of `core.stages.steps`."""
     steps: tuple[StepTime, ...] = ()
-    """Of the steps that began."""
+    """Times of the steps that began."""
     back: dict[str, str] = {}
-    """Job → image that a rollback goes to, as it was when the run began."""
+    """Job → image that a rollback restores, as it was when the run began."""
     pushed: tuple[str, ...] = ()
-    """Jobs that were seen to want the new image."""
+    """Jobs that were observed to want the new image."""
     paused: bool = False
     skip: int | None = None
     """Step that ends without its soak and gates."""
@@ -124,19 +124,19 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     waits: str = ""
     """What the run waits for, in a sentence."""
     blocked_since: float | None = None
-    """Since when a hold or a pause of the owner keeps the step from being reached."""
+    """Since when a hold or a pause of the owner blocks the step."""
     ended: float | None = None
     reason: str = ""
     """Why it failed, or was ended."""
 
     @property
     def brings(self) -> str:
-        """Return what it brings, for people."""
+        """Return what it brings, as text."""
         return f"{'release' if self.spec.fleets else 'image'} {short(self.image)}"
 
 
 class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline: what is stored under its name, written by one compare-and-set each time."""
+    """A pipeline: its stored record, written by one compare-and-set each time."""
 
     schema: int = 1
     spec: PipelineSpec
@@ -145,13 +145,13 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
     good: dict[str, str] = {}
     """Job → image of the last run that finished on it."""
     previous: dict[str, str] = {}
-    """Job → image before `good`: where a rollback after the end of a run goes."""
+    """Job → image before `good`: the target of a rollback after the end of a run."""
     frozen: tuple[str, ...] = ()
     """Jobs whose updates this service paused."""
     last_image: str = ""
-    """Newest image that the trigger saw; it starts a run only when another one is the newest."""
+    """Newest image that the trigger observed; only a change of it starts a run."""
     looked: float | None = None
-    """When the schedule was looked at last, in seconds since 1970."""
+    """When the schedule was last checked, in seconds since 1970."""
     next_run: int = 1
     active: PipelineRun | None = None
     waiting: PipelineRun | None = None
@@ -179,14 +179,14 @@ class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
     record: PipelineRecord
     jobs: list[JobProgress] = []
     last: PipelineRun | None = None
-    """The run that ended last."""
+    """The run that last ended."""
     trouble: str = ""
-    """Why the service cannot see or change the jobs at present; empty: it can."""
+    """Why the service cannot read or change the jobs at present; empty: it can."""
     now: float = 0.0
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the service sees it."""
+    """A job as the service observes it."""
 
     job: str
     image: str = ""
@@ -196,28 +196,28 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that run the run's image."""
     new_healthy: int = 0
     new_unhealthy: int = 0
-    """Of those: unhealthy, or started again and again; one that starts is neither."""
+    """Of those: unhealthy, or restarted again and again; a starting one is neither."""
     healthy: int = 0
     restarts: int = 0
-    """Of the tasks that run the run's image."""
+    """Restarts of the tasks that run the run's image."""
     updating: bool = False
     """An update is under way."""
     settled: bool = False
-    """The update is over, and no more tasks are missing than the job's `max_unavailable`."""
+    """The update is over, and at most the job's `max_unavailable` tasks are missing."""
     halted: str = ""
     """Why the scheduler halted the update; empty: it did not."""
     frozen: bool = False
     """The job is paused."""
     push: PushIntent = PushIntent(version=0)
-    """On which part of the tasks the image is wanted."""
+    """The part of the tasks on which the image is wanted."""
     push_version: int = 0
-    """Of the push intent: what a write replaces."""
+    """Version of the push intent, which a write replaces."""
     push_reason: str = ""
-    """What the writer of the push said."""
+    """The reason given by the writer of the push."""
     owner: str = ""
-    """Writer who owns the push; empty: the next writer needs not ask."""
+    """Writer who owns the push; empty: the next writer need not ask."""
     went_back: str = ""
-    """Why the scheduler brought the job back by itself (`update.on_failure`); empty: no."""
+    """Why the scheduler rolled the job back by itself (`update.on_failure`); empty: it did not."""
     held: str = ""
     """Why, and until when, nothing may begin; empty: the job is not held."""
     refused: str = ""

@@ -27,13 +27,13 @@ _http_log = http_log(__name__)
 
 
 class DeliveryAccess:
-    """Who may call what: users read, the named writers and the local socket change."""
+    """The rights of callers: users read, the named writers and the local socket change."""
 
     def __init__(self, writers: frozenset[str], domain: str = "") -> None:
         self._writers, self._domain = writers, domain
 
     def __call__(self, request: web.Request, route: Route) -> Peer:
-        """Return who calls, or raise `Unauthenticated` or `Forbidden`."""
+        """Return the caller, or raise `Unauthenticated` or `Forbidden`."""
         user = local_user(request.transport)
         if user is not None:
             if user[0] not in (0, os.getuid()):
@@ -129,7 +129,7 @@ async def serving(
 def _unix(path: Path) -> socket.socket:
     """Return a listening unix socket that only its owner can open.
 
-    The store's lock was taken before, so a socket at this path is of a process that is gone.
+    The store's lock was taken before, so a socket at this path belongs to an ended process.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,8 +1,8 @@
-"""The delivery service: looks at jobs, decides, stores, then acts, round by round.
+"""The delivery service: reads jobs, decides, stores, then acts, round by round.
 
-A round may be cut off at any await and begins again from the store: every act follows from the
-stored record and the jobs as they are. The store belongs to one process at a time (a file lock, or
-a lease in etcd); before each act the service checks that it still does.
+A round may be interrupted at any await and begins again from the store: every act follows from the
+stored record and the present jobs. The store belongs to one process at a time (a file lock, or a
+lease in etcd); before each act the service checks that it still does.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from wire.errors import Busy, Conflict, NotFound, TwineError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 ROUND_S = 2.0
-"""Between two looks at the jobs of a pipeline that has a run."""
+"""Between two rounds of a pipeline that has a run."""
 IDLE_S = 10.0
-"""Between two looks at the image store."""
+"""Between two reads of the image store."""
 _BACK_OFF_MAX_S = 30.0
 _NOTIFY_S = 60.0
 _NOTIFY_FOR_S = 86_400.0
-"""A notification that was not delivered for so long is dropped."""
+"""A notification that could not be delivered for so long is dropped."""
 Notify = Callable[[str, object], Awaitable[None]]
 
 
@@ -70,7 +70,7 @@ class DeliveryService:
         """Job → why its last change was refused."""
         self._told_at: dict[int, float] = {}
         self._looked: dict[str, float] = {}
-        """Pipeline → when the image store was looked at last."""
+        """Pipeline → when the image store was last read."""
         self._loops: dict[str, asyncio.Task[None]] = {}
 
     async def load(self) -> None:
@@ -78,7 +78,7 @@ class DeliveryService:
         self._known = await self._records.all()
 
     async def run(self) -> None:
-        """Carry out all pipelines, and those applied later, until cancelled."""
+        """Carry out all pipelines, including later ones, until cancelled."""
         try:
             while True:
                 for name in self._known.keys() - self._loops.keys():
@@ -120,7 +120,7 @@ class DeliveryService:
     # -- one round
 
     async def round(self, name: str) -> None:
-        """Look, decide, store and act once."""
+        """Read, decide, store and act once."""
         async with self._lock(name):
             known = await self._fresh(name)
             known = await self._triggered(known)
@@ -160,7 +160,7 @@ class DeliveryService:
         return await self._write(known, changed, ended)
 
     async def _look(self, name: str, record: PipelineRecord) -> dict[str, JobProgress]:
-        """Return the jobs of the pipeline's run that can be seen."""
+        """Return the visible jobs of the pipeline's run."""
         run = record.active or record.waiting
         image = run.image if run is not None else ""
         names = record.active.spec.targets if record.active is not None else record.spec.targets
@@ -190,7 +190,7 @@ class DeliveryService:
         return known
 
     async def _act(self, name: str, act: DeliveryAct) -> None:
-        """Carry out one act; a refusal is kept for the status and tried again next round."""
+        """Carry out one act; a refusal is kept for the status and tried again in the next round."""
         if failure := self._records.failure():
             raise Busy(f"cannot change jobs any more: {failure}")
         try:
@@ -204,7 +204,7 @@ class DeliveryService:
             log.info("job changed", extra={"job": act.job, "act": type(act).__name__})
 
     async def _clean_up(self, run: PipelineRun) -> None:
-        """End the checks of a run; those that a crash leaves end by themselves at their timeout."""
+        """End the checks of a run; after a crash they end at their timeout."""
         try:
             await self._meter.end(run)
         except TwineError as e:
@@ -213,7 +213,7 @@ class DeliveryService:
     async def _measure(
         self, name: str, run: PipelineRun, gates: Sequence[str], jobs: dict[str, JobProgress]
     ) -> None:
-        """Measure gates outside of the lock, and store what they saw if the step is the same."""
+        """Measure gates outside of the lock, and store the results if the step is the same."""
         step, time = steps(run.spec)[run.step], run.steps[-1]
         seen = [jobs[job] for job in step.jobs]
         assert time.reached is not None
@@ -243,7 +243,7 @@ class DeliveryService:
                 await self._write(known, changed, ())
 
     async def _notify(self, name: str) -> None:
-        """Tell the hooks of runs that ended without success; at least once, until they answer."""
+        """Notify the hooks of unsuccessful runs at least once, until they answer."""
         for number in self._known[name].record.unsent:
             run = await self._records.run(name, number)
             now = self._runtime.date()
@@ -262,7 +262,7 @@ class DeliveryService:
                 left = tuple(n for n in known.record.unsent if n != number)
                 await self._write(known, replace(known.record, unsent=left), ())
 
-    # -- what the API asks
+    # -- API
 
     async def apply(self, spec: PipelineSpec, who: str) -> PipelineView:
         """Create a pipeline or change it."""
@@ -291,7 +291,7 @@ class DeliveryService:
 
     async def _check_image(self, name: str, image: str) -> None:
         if not image.startswith("sha256:"):
-            return  # a release: each host finds out
+            return  # a release: each host checks it
         try:
             found = await self._writer.newest_image(image)
         except TwineError as e:

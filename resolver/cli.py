@@ -138,7 +138,7 @@ def _printed(render: proxies.Render, wanted: Sequence[proxies.ProxiedService]) -
 
 
 def _follow(target: Target, work: Work) -> None:
-    """Do some work beside following, until it ends or SIGTERM comes."""
+    """Run `work` while a follower runs, until the work ends or SIGTERM comes."""
 
     async def run() -> None:
         changed = asyncio.Event()

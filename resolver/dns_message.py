@@ -25,10 +25,10 @@ from resolver.zone import DnsAnswer, DnsRecord, ZoneOutcome, ZoneSubject, subjec
 UDP_PAYLOAD = 1232
 """Largest answer over UDP, as DNS Flag Day 2020 agreed on: it fits every path unfragmented."""
 PLAIN_PAYLOAD = 512
-"""Of a client that says nothing of EDNS (RFC 1035, 2.3.4)."""
+"""Largest UDP answer to a client without EDNS (RFC 1035, 2.3.4)."""
 TCP_PAYLOAD = 65_535
 MAX_ANSWERS = 1000
-"""Of a job with more tasks each answer has other thousand; all of them would not fit TCP."""
+"""For a job with more tasks each answer has a different thousand; all would not fit TCP."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ IDLE_S = 10.0
 
 
 class DnsServer:
-    """Answers questions; what it knows it gets from `find`."""
+    """Answers DNS queries with what `find` returns."""
 
     def __init__(self, zone: Zone, find: Find, random_: random.Random | None = None) -> None:
         """Listen nowhere yet."""
@@ -150,7 +150,7 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._server.took(data, send)
 
     def error_received(self, exc: Exception) -> None:
-        """Take no notice: a client was gone before its answer."""
+        """Ignore the error: a client was gone before its answer."""
 
 
 def _family(host: str) -> socket.AddressFamily:

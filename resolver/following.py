@@ -25,7 +25,7 @@ Watch = Callable[[Mapping[str, int | None], float], Awaitable[EndpointsNews]]
 
 WAIT_S = 30.0
 IDLE_S = 600.0
-"""A job that no client has asked for in so long is no longer followed."""
+"""Seconds without a request of a client after which a job is no longer followed."""
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 5.0
 
 
@@ -79,7 +79,7 @@ class ZoneFollower:
             found = self._jobs[job] = _Followed(now)
             self._asked.set()
             if self._news is not None:
-                self._news.cancel()  # what waits does not know of this job
+                self._news.cancel()  # the pending request does not include this job
         found.asked_at = now
         return found
 

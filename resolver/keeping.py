@@ -1,4 +1,4 @@
-"""Keeps a proxy's configuration as discovery says: written whole, checked, then reloaded."""
+"""Keeps a proxy's configuration in line with discovery: written whole, checked, reloaded."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class ProxyFile:
         self._check = check
         self._reload = reload
         self._in_force: str | None = None
-        """What the proxy was told to read; None before the first time."""
+        """The text of the last reload that succeeded; None before the first."""
 
     async def bring(self, text: str) -> bool:
-        """Have the proxy use this text; say whether it had to be told.
+        """Make the proxy use this text; return whether it was reloaded.
 
-        What the check refuses never gets to the file. A reload that failed is done again the
-        next time, also by a process that starts after this one was killed.
+        A text that the check refuses is never written to the file. A failed reload is repeated at
+        the next call, also by a process that starts after this one was killed.
         """
         if text == self._in_force:
             return False
@@ -84,10 +84,10 @@ async def keep(
     render: Render,
     file: ProxyFile,
 ) -> None:
-    """Keep a file as discovery says until cancelled; `changed` is set with each news.
+    """Keep a file in line with discovery until cancelled; `changed` is set at each change.
 
-    Nothing is written before all services are known: a proxy that serves is never emptied
-    because the control plane is away.
+    Nothing is written before all services are known: a serving proxy is never emptied because
+    the control plane is unreachable.
     """
     while True:
         changed.clear()

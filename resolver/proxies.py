@@ -1,6 +1,6 @@
 """Configuration of proxies, from where jobs answer: text, the same for the same endpoints.
 
-Only the part that changes is written, to be read beside a configuration of the operator's own:
+Only the part that changes is written, to be read together with the operator's configuration:
 `haproxy -f own.cfg -f twine.cfg`, or `include twine.conf;` within nginx's `http`. The texts are
 jinja2 templates; an operator may bring one for another proxy.
 """
@@ -103,7 +103,7 @@ def shipped(name: str) -> Render:
 
 
 FORMATS: Mapping[str, str] = {"haproxy": "haproxy.cfg.j2", "nginx": "nginx.conf.j2"}
-"""Proxies whose configuration we know → our template. A backend without tasks is in it, too:
+"""Supported proxies → our template. A backend without tasks is in it, too:
 HAProxy answers 503 for it, and nginx 502."""
 
 

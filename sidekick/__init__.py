@@ -5,18 +5,18 @@ profile   profiles: TOML with conditions and expressions, inherited, decoded str
 setting   what each kind of setting can do: observe, plan, apply, verify, undo
 settings  the kinds themselves; a new one is a module and a line there
 bootline  pure: which argument of the kernel command line is whose
-loaders   GRUB, systemd-boot, none: an entry of ours beside the host's own
+loaders   GRUB, systemd-boot, none: an entry of ours next to the host's own
 boot      the owner of the boot line: what settings contribute becomes one entry
 plan      pure: wanted and observed -> ordered changes and what they cost
 targets   what a profile asks of this host, with its conflicts
 state     what must survive a crash: originals, the applied profile, the change journal
-observe   one look at the host: wanted, found, and what leads from one to the other
+observe   one observation of the host: wanted values, found values, planned changes
 reboot    whether and how the host can be rebooted into a new kernel command line
-status    how the host stands: verify, status; nothing is changed
+status    the state of the host: verify, status; nothing is changed
 seen      what a verify read, kept for …
-look      … the timer's look at a host that is as it was: a script for a bare interpreter
+look      … the timer's check of an unchanged host: a script for a bare interpreter
 apply     one run: claim, journal, change, read back; on failure undo in reverse
-trial     a profile that goes by itself unless it is confirmed
+trial     a profile that is reverted unless it is confirmed
 arguments what commands take, and how a shell completes it
 cli       the commands
 """

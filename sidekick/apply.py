@@ -57,7 +57,7 @@ class _ChangeFailed(HostError):
 class ApplyRun:
     """Brings the host to a target, or back to where it was, and reports with proof.
 
-    The caller holds the lock. Making one looks at the host and changes nothing; `carry_out`
+    The caller holds the lock. The constructor observes the host and changes nothing; `carry_out`
     is called once.
     """
 
@@ -71,9 +71,9 @@ class ApplyRun:
         may_reboot: bool = False,
         trial_until: float | None = None,
     ) -> None:
-        """With `trial_until` (by the host's monotonic clock) the target goes by itself then.
+        """With `trial_until` (by the host's monotonic clock) the target is reverted then.
 
-        Raises `Unprocessable` where the target is more than the host can give.
+        Raises `Unprocessable` where the target asks more than the host can give.
         """
         self._host = host
         self._state = state
@@ -170,9 +170,9 @@ class ApplyRun:
         self._state.write_status(self._report(ProfileState.APPLYING))
 
     def _keep(self, write: Callable[[], None]) -> None:
-        """Put on the disk what a later run must know.
+        """Write a record that a later run needs.
 
-        The way back to every original goes on without it: all of them are in the record already.
+        A revert goes on if the write fails: all original values are in the record already.
         """
         try:
             write()
@@ -191,7 +191,7 @@ class ApplyRun:
         )
 
     def _bring_more(self) -> None:
-        """Load the modules, then look for what they brought. Raises `_ChangeFailed`."""
+        """Load the modules, then observe the host again. Raises `_ChangeFailed`."""
         planned = {change.setting for change in self._sight.plan.changes}
         self._write(self._sight.brings_more)
         self._sight = sight = Sight(self._host, self._record, self._target)
@@ -292,7 +292,7 @@ class ApplyRun:
             self._host.processes.run(["systemctl", "try-restart", unit], timeout_s=120.0)
 
     def _check(self) -> None:
-        """Look at everything again: one write may have changed what another had set.
+        """Read every value again: one write may have changed what another had set.
 
         Such a value is written again, as long as each round changes fewer values.
         """
@@ -385,7 +385,7 @@ class ApplyRun:
         return report
 
     def _undo(self, reason: str) -> Report:
-        """Take back all that this run wrote, last first."""
+        """Undo all that this run wrote, last first."""
         profile = self._target.name
         about = {"profile": profile, "reason": reason}
         self._host.log.warning("profile failed, undoing", extra=about)
@@ -491,6 +491,6 @@ class ApplyRun:
         return switch_of(report, [change.setting for change in self._written])
 
     def _note(self, step: Step) -> None:
-        """Note a step while going back, which a full disk must not stop."""
+        """Record a step of an undo, which a full disk must not stop."""
         with contextlib.suppress(TwineError):
             self._state.step(step)

@@ -161,7 +161,7 @@ class BootLine:
         ]
 
     def stage(self, wish: BootWish) -> Applied:
-        """Let the loader have the line. Raises `HostError`, and then undo has to follow."""
+        """Write the line for the loader. Raises `HostError`, and then undo has to follow."""
         line = wish.entry.line if wish.entry else ""
         if len(line) > MAX_LINE:
             detail = f"the line is longer than {MAX_LINE} characters"
@@ -213,8 +213,8 @@ class BootLine:
     def kexec_line(self, wish: BootWish) -> str:
         """Return the line for a kernel that is started without the loader.
 
-        It is the running one with ours changed. What a loader's file says is its source text, which
-        may hold variables and quotes that only the loader understands.
+        It is the running line with our arguments changed. The text in a loader's file may hold
+        variables and quotes that only the loader understands.
         """
         base = without(self.running, self.owned)
         groups = wish.groups if wish.entry else {}
@@ -230,7 +230,7 @@ class BootLine:
         return f"the line is longer than {MAX_LINE} characters" if too_long else ""
 
     def _guarded(self, group: OwnedGroup) -> OwnedGroup:
-        """Note with the guard what `kernel.panic` was before the first boot with it."""
+        """Record with the guard the value of `kernel.panic` before the first boot with it."""
         if group.group != GUARD:
             return group
         noted = next((each.before for each in self.owned if each.group == GUARD), None)
@@ -255,9 +255,9 @@ class BootLine:
 
 
 def disarm(host: Host, owned: Sequence[OwnedGroup]) -> None:
-    """Take the effect of the guard back once a boot has come up.
+    """Undo the effect of the guard once a boot has come up.
 
-    A host whose own value was the guard's keeps it: the record tells the two apart.
+    A host whose own value was the guard's keeps it: the record has the host's value.
     """
     guard = next((each for each in owned if each.group == GUARD), None)
     running = (host.fs.find("/proc/cmdline") or "").split()

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from sidekick.state import OwnedGroup
 
 MAX_LINE = 2047
-"""x86 keeps no more (COMMAND_LINE_SIZE 2048, with the final NUL)."""
+"""Characters that x86 keeps (COMMAND_LINE_SIZE 2048, with the final NUL)."""
 OF_HUGEPAGES = frozenset({"hugepages", "hugepagesz", "default_hugepagesz"})
-"""A size says what the count after it is of: the three are one value."""
+"""A size applies to the count after it: the three are one value."""
 HUGEPAGES = "hugepages"
 VERSION = "kernel version"
 """The group that is no argument: which of the installed kernels boots."""
@@ -62,7 +62,7 @@ def group_in(line: str, group: str) -> tuple[str, ...]:
 def in_force(line: str, group: str, arguments: Sequence[str]) -> bool:
     """Return whether a kernel started with this line does what the arguments say.
 
-    Of a key that stands there twice the last one counts; pairs add up.
+    If a key occurs twice the last one counts; pairs add up.
     """
     found = group_in(line, group)
     if group == HUGEPAGES:

@@ -100,7 +100,7 @@ class Context(msgspec.Struct):
 
 
 def real_host(root: Path) -> Host:
-    """Return this host, or the tree below `root` that looks like one."""
+    """Return this host, or a fake one whose files are below `root`."""
     fs = KernelFs(root)
     processes: Processes = HostProcesses() if root == Path("/") else NoProcesses()
     return Host(
@@ -191,7 +191,7 @@ def apply_profile(
             run = ApplyRun(host, ctx.state, target, may_reboot=reboot)
             run.heed_others()
         except TwineError as e:
-            if generation:  # a program asked, and will look for the answer in the status file
+            if generation:  # the agent asked, and reads the answer from the status file
                 asked = Target(name=profile, generation=generation, epoch=epoch)
                 standing.refuse(host, ctx.state, asked, e)
             raise
@@ -248,7 +248,7 @@ def resume(ctx: Context, wait_s: float, output: str) -> None:
 
 @PROGRAM.command("status", OUTPUT)
 def status(ctx: Context, output: str) -> None:
-    """Show how this host stands, from the last report."""
+    """Show the state of this host, from the last report."""
     report = standing.status(ctx.host(), ctx.state)
     ctx.code = 0
     if output == "json":
@@ -271,7 +271,7 @@ def status(ctx: Context, output: str) -> None:
     OUTPUT,
 )
 def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) -> None:
-    """Apply a profile that goes by itself unless `sidekick confirm` keeps it."""
+    """Apply a profile that is reverted unless `sidekick confirm` keeps it."""
     from sidekick import trial
 
     ctx.need_root()
@@ -355,7 +355,7 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
 
 
 def _tell(error: TwineError, line: Sequence[str]) -> int:
-    """Say what went wrong: to people always, as JSON too where the line asks for it."""
+    """Print an error as text, and also as JSON where the line asks for it."""
     if re.search(r"\0(-o\0?|--output[\0=])json\0", "\0".join(["", *line, ""])):
         print_json(error.problem())
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Sidekick's commands for click, which helps, completes and says what is wrong with a line."""
+"""Sidekick's commands for click, which prints help, completes, and reports errors of a line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Begin = Callable[..., Any]
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """A kind of value as click knows them."""
+    """A kind of value as a click type."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind

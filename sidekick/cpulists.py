@@ -2,7 +2,7 @@
 
 `0-3,8` is the kernel's own form of a list (Documentation/admin-guide/cputopology.rst). Values that
 differ are written `0-3=powersave,8=performance`; one value that all have is written alone. So a
-setting of 500 processors is one line in a plan, and undo still knows each of them.
+setting of 500 processors is one line in a plan, and undo still has each of them.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def explain(
     record: Record,
     name: str,
 ) -> Explanation:
-    """Return why a setting is as it is. Raises `NotFound` where the profile says nothing of it."""
+    """Return why a setting has its value. Raises `NotFound` where the profile does not set it."""
     found = next((w for w in wanted if w.setting in (name, f"sysctl.{name}")), None)
     if found is None:
         part = name.rpartition(".")[2]

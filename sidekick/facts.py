@@ -53,7 +53,7 @@ FACTS = {
     "nic.queues": "receive queues of the fastest of them",
     "nic.speed_mbps": "speed of the fastest of them; 0 where none tells",
 }
-"""Every fact and what it says; `sidekick facts` prints it, and lint knows names by it."""
+"""Every fact and its meaning; `sidekick facts` prints it, and lint checks names against it."""
 
 VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
 _CPUS = "/sys/devices/system/cpu"
@@ -109,7 +109,7 @@ def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, 
 
 
 def read_location(fs: KernelFs) -> dict[str, Fact]:
-    """Return where the machine stands, "" for what is not known. Raises `ConfigError`."""
+    """Return the location of the machine, "" for unknown parts. Raises `ConfigError`."""
     try:
         said = tomllib.loads(fs.find(LOCATION) or "")
     except tomllib.TOMLDecodeError as e:
@@ -126,7 +126,7 @@ def read_location(fs: KernelFs) -> dict[str, Fact]:
 
 
 def vendor_of(cpuinfo: str) -> str:
-    """Return who made the processor."""
+    """Return the vendor of the processor."""
     if _line(cpuinfo, "CPU implementer"):
         return "arm"
     return VENDORS.get(_line(cpuinfo, "vendor_id"), "other")
@@ -156,7 +156,7 @@ def _is_flash(fs: KernelFs, disk: str) -> bool:
 
 
 def _speed_mbps(fs: KernelFs, nic: str) -> int:
-    # Reading it fails (EINVAL) where the link is down, and virtio says -1.
+    # Reading it fails (EINVAL) where the link is down, and virtio reports -1.
     with contextlib.suppress(KernelFileError):
         return max(0, _number(fs.find(f"{_NET}/{nic}/speed") or ""))
     return 0

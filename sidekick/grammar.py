@@ -1,10 +1,9 @@
-"""What may stand on sidekick's command line: commands, declared once, and who reads plain lines.
+"""Sidekick's command line: its commands, declared once, and a parser of well-formed lines.
 
-A line that is well formed is read here, by the little that this takes: `apply-profile` and the
-timer's `verify` would wait longer for click to be imported than for all that they do. Help,
-completion, mistakes and commands that only people use are click's, by these same declarations
-(`click_commands.py`). A line that is read here means what it means to click
-(`tests/property/sidekick/test_grammar.py`).
+Well-formed lines are parsed here, without click: for `apply-profile` and the timer's `verify`
+importing click would take longer than all that they do. Click handles help, completion, mistakes
+and commands that only people use, from the same declarations (`click_commands.py`). Both parsers
+give a line the same meaning (`tests/property/sidekick/test_grammar.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Kind(Protocol):
         """What stands for such a value in help; empty: the name of its option."""
 
     def read(self, text: str) -> Any:
-        """Return the value. Raises `ValueError` with a sentence that says what is wrong."""
+        """Return the value. Raises `ValueError` with a sentence that explains the error."""
 
 
 class ProfileName(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """What was done to this host: one line for each run, the newest last, oldest lines dropped.
 
-Beside the journal, which lives only as long as a run: this is for people, and for how long
-switches take. Losing it loses nothing that sidekick needs.
+The journal lives only as long as a run; the history is for people, and for the duration of
+switches. Losing it loses nothing that sidekick needs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Everything that is wrong with profiles, all at once, before any host is touched.
 
 Errors are what `apply-profile` would refuse on any host; what only this host cannot do is a
-note. A value that a parent says already is a note too: one of the two will be forgotten.
+note. A value that a parent sets already is a note too: one of the two will be forgotten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Severity(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to look at."""
+    """One error or note about a profile."""
 
     profile: str
     severity: Severity
@@ -82,7 +82,7 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
 
 
 def _repeated(library: Library, profile: Profile, facts: Facts) -> list[tuple[str, str]]:
-    """Return the settings that a profile says as its parent says them, with the parent's place."""
+    """Return the settings that a profile sets to its parent's value, with the parent's place."""
     if len(profile.lineage) < 2:
         return []
     try:

@@ -8,7 +8,7 @@ A script for a bare interpreter (`python -I -S look.py`): it imports nothing tha
 for on a disk, because starting up would cost more than all the rest. What `seen.py` keeps:
 
     look 1 STATE                         the folder of sidekick's state
-    KIND LENGTH LENGTH                   kinds below, then so many bytes of place and of answer
+    KIND LENGTH LENGTH                   kinds below, then the bytes of place and of answer
 """
 
 import os
@@ -114,7 +114,7 @@ def _answer(place: bytes) -> bytes:
 
 
 def is_as_it_was(folder: str) -> bool:
-    """Look at all that is kept, and renew the report if it is so."""
+    """Return whether everything kept is unchanged; if so, renew the report."""
     import fcntl
 
     try:

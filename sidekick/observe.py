@@ -1,4 +1,4 @@
-"""One look at the host: what is wanted, what is found, and what leads from one to the other."""
+"""One observation of the host: wanted values, found values, and the changes between them."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Sight:
             )
 
     def verify(self) -> list[SettingReport]:
-        """Return how each wanted value stands, and what the boot line still has to lose."""
+        """Return a report for each wanted value, and for arguments to remove from the boot line."""
         observed = {**self.observed, **self.boot.observed()}
         reports = [
             setting.verify(wanted, observed)

@@ -3,8 +3,8 @@
 A profile is a TOML file, or a template of one (`sidekick/template.py`). `extends` names one
 parent; `[[when]]` tables hold where their `if` is true of the host; a text that begins with `=` is
 an expression of facts (`sidekick/expression.py`). `sidekick/profile_file.py` reads one file.
-Every kind of setting has one table, whose type and way of inheriting its module knows. All errors
-of all files of a lineage are told at once, each with its file and line.
+Every kind of setting has one table; its module has the type and the rule of inheritance. All errors
+of all files of a lineage are reported at once, each with its file and line.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def render(
 
 
 def _check_owners(files: Sequence[ProfileFile]) -> None:
-    """Note every setting that a file sets and its owner may not: the nearest `allow` counts."""
+    """Report every setting that a file sets and its owner may not: the nearest `allow` counts."""
     for number, file in enumerate(files):
         allow = next(
             (f.header.allow for f in files[number + 1 :] if f.header and f.header.allow), {}
@@ -176,7 +176,7 @@ def _check_owners(files: Sequence[ProfileFile]) -> None:
 
 
 def _check_unset(files: Sequence[ProfileFile]) -> None:
-    """Note every name to unset that no parent sets on any host: most likely it is misspelt."""
+    """Report every name to unset that no parent sets on any host: most likely it is misspelt."""
     for number, file in enumerate(files):
         tables = [block.tables for parent in files[number + 1 :] for block in parent.blocks]
         for at, name in enumerate(file.header.unset if file.header else ()):

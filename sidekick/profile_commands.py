@@ -34,7 +34,7 @@ class Surroundings(Protocol):
 
     @property
     def state(self) -> StateFolder:
-        """Where sidekick keeps what it must know."""
+        """The folder of sidekick's state."""
 
     @property
     def profiles(self) -> Library:
@@ -117,7 +117,7 @@ def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
     names = profiles or tuple(ctx.profiles.names())
     for name in profiles:
         if ctx.profiles.find(name) is None:
-            ctx.profile(name, host)  # says which there are
+            ctx.profile(name, host)  # raises an error that lists the profiles
     found = findings(ctx.profiles, names, read_facts(host.fs), host)
     errors = [f for f in found if f.severity is Severity.ERROR]
     ctx.code = 78 if errors else 0
@@ -276,7 +276,7 @@ def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str
 
 
 def _refusal(kind: str, word: str) -> str:
-    """Return why a profile may not say a key or a word of a table, as its kind says it."""
+    """Return why a profile may not set a key or a word of a table, in the words of its kind."""
     sections: dict[str, Any] = {
         "sysctl": {word: 1},
         "kernel": {"cmdline": [word]},

@@ -1,6 +1,6 @@
 """One file of a host profile: read, its expressions evaluated, its tables checked and decoded.
 
-All errors of a file are noted at once, each with its line; its parents are not looked at here.
+All errors of a file are recorded at once, each with its line; its parents are not read here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Table = dict[str, Any]
 
 
 class Section(Protocol):
-    """What a profile must know of a kind of setting: it has one table."""
+    """What a profile needs from a kind of setting, which has one table."""
 
     @property
     def kind(self) -> str:
@@ -43,20 +43,20 @@ class Section(Protocol):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says about itself, beside the tables of its settings."""
+    """The fields of a file other than the tables of its settings."""
 
     description: str
     extends: str | None = None
     version: Annotated[int, Meta(ge=1)] = 1
     """Raised with every change that machines are to be brought to."""
     owner: str = ""
-    """Who may change the file. One that inherits from a file with `allow` says only what that
-    lets this owner say."""
+    """The team that may change the file. Where it inherits from a file with `allow`, it may set
+    only what that file allows this owner."""
     unset: list[str] = []
     """What of its parents it leaves as the host has it: `sysctl.vm.swappiness`, a member of a list
     such as `modules.br_netfilter`, or a whole table such as `thp`."""
     fits: str = ""
-    """An expression of facts: which hosts it was made for. `recommend` goes by it; nothing else."""
+    """An expression of facts: which hosts it was made for. Only `recommend` uses it."""
     allow: dict[str, list[str]] = {}
     """By owner, which settings their profiles may set: `web-team = ["sysctl.net.*"]`."""
 
@@ -77,7 +77,7 @@ class ProfileFile(msgspec.Struct):
     path: str
     lines: TomlLines
     origin: TemplateLines | None = None
-    """Of a template: from which of its lines each line of the TOML is."""
+    """For a template: the line of the template that each line of the TOML comes from."""
     header: Header | None = None
     fits: bool | None = None
     blocks: list[FileBlock] = msgspec.field(default_factory=list)
@@ -89,14 +89,14 @@ class ProfileFile(msgspec.Struct):
         return f"{self.name}:{self.origin.find(line) if self.origin else line}"
 
     def wrong(self, at: Sequence[str | int], reason: str) -> None:
-        """Note an error at a place in the TOML."""
+        """Record an error at a place in the TOML."""
         names = at[2:] if at[:1] == ("when",) and len(at) > 2 else at
         dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in names).lstrip(".")
         self.errors.append(FieldError(field=dotted, reason=f"{reason} ({self.where(at)})"))
 
 
 def read_file(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) -> ProfileFile:
-    """Return one file, its expressions evaluated and its tables checked; parents not looked at."""
+    """Return one file, its expressions evaluated and its tables checked, without its parents."""
     name, path, text = file_text.name, file_text.path, file_text.text
     if len(text) > MAX_BYTES:
         raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")

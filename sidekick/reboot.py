@@ -44,7 +44,7 @@ class Way(msgspec.Struct, frozen=True):
     kernel: str = ""
     initrd: str = ""
     once: bool = False
-    """Whether the boot loader is told to try our entry."""
+    """Whether the boot loader must be set to try our entry once."""
 
 
 def read_config(host: Host) -> RebootConfig:

@@ -13,7 +13,7 @@ import msgspec
 
 
 class ApplyOutcome(StrEnum):
-    """How one setting of a profile stands."""
+    """Outcome of one setting of a profile."""
 
     APPLIED = "applied"
     """Read back as wanted (after a change, or by `verify`)."""
@@ -33,7 +33,7 @@ class ApplyOutcome(StrEnum):
 
 
 class ProfileState(StrEnum):
-    """How the machine stands to the profile it was last asked to run."""
+    """State of the machine with regard to the profile that was asked for last."""
 
     NONE = "none"
     APPLYING = "applying"
@@ -44,7 +44,7 @@ class ProfileState(StrEnum):
 
 
 class Disruption(StrEnum):
-    """What a change costs those who use the host, in rising order."""
+    """What a change costs the users of the host, in rising order."""
 
     LIVE = "live"
     """In force at once; running tasks need not notice."""
@@ -76,9 +76,9 @@ class WantedSetting(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = True
     """Whether a kernel that lacks it cannot run the profile."""
     source: str = ""
-    """The profile file that says so, which may be a parent."""
+    """The profile file that sets it, which may be a parent."""
     options: dict[str, str] = {}
-    """What else its kind has to know to apply it, in its own words."""
+    """What else its kind needs to apply it; each kind has its own keys."""
 
 
 class ProfileText(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ class Switched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """How the machine stands, with proof per setting."""
+    """State of the machine, with proof per setting."""
 
     name: str = ""
     """The profile that was asked for last."""
@@ -164,7 +164,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float = 0.0
     """When this was read back, in seconds since that boot: no step of the clock moves it."""
     switched: Switched | None = None
-    """Stays while the host is only looked at."""
+    """The last switch; a mere check of the host keeps it."""
 
 
 def switch_of(report: Report, written: Iterable[str]) -> Switched:

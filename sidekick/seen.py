@@ -66,7 +66,7 @@ class KeepingFs(KernelFs, frozen=True):
         return found
 
     def find_at(self, path: str, offset: int, size: int) -> bytes | None:
-        """Return so many bytes at a place of a file."""
+        """Return `size` bytes at an offset of a file."""
         found = self.plain.find_at(path, offset, size)
         if found is None:
             self.beyond.append(path)

@@ -1,9 +1,8 @@
 """What each kind of setting can do, and what it may use.
 
-A kind is one class in one module of `settings/` and one line of its registry; nothing else
-knows it by name (docs/settings.md shows how to write one). `Setting` does all five verbs for
-a kind whose settings are values in places that are read and written; a kind that is more than
-that overrides what differs.
+A kind is one class in one module of `settings/` and one line of its registry; no other code
+names it (docs/settings.md shows how to write one). `Setting` implements all five verbs for
+a kind whose settings are values that are read and written; other kinds override what differs.
 
 `merge`, `check`, `wanted`, `plan`, `boot` and `verify` are pure; `observe` reads; `apply` and
 `undo` write one change and read it back.
@@ -55,7 +54,7 @@ class NoLog:
 
 
 class Host(msgspec.Struct, frozen=True):
-    """Everything outside: the kernel's files, programs, disk, clocks, and who hears of it."""
+    """Access to the host: the kernel's files, programs, disk, clocks, and the log."""
 
     fs: KernelFs
     processes: Processes
@@ -85,7 +84,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of the kernel command line that a setting needs."""
 
     settings: tuple[str, ...]
-    """Whose: the names of the wanted values."""
+    """The names of the wanted values that it comes from."""
     group: str
     """What they are one value of: a key, or several keys that only mean something together.
     All that the host's own line has of the group is set aside for them."""
@@ -114,7 +113,7 @@ class Setting:
     is_restored_by_boot: ClassVar[bool] = False
     """Whether an original that the kernel does not take back may be left to the next boot."""
 
-    # what a profile says
+    # the table of a profile
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         """Return the table of a profile whose parent has one too, both as TOML has them."""
@@ -234,7 +233,7 @@ class Setting:
         return Applied(ApplyOutcome.FAILED, actual, detail)
 
     def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
-        """Say how one wanted value stands."""
+        """Return the outcome of one wanted value."""
         actual = observed.get(wanted.setting)
         if actual is None:
             outcome = ApplyOutcome.UNSUPPORTED if not wanted.required else ApplyOutcome.DRIFTED
@@ -262,7 +261,7 @@ class Setting:
             )
 
     def blame(self, host: Host, report: SettingReport) -> str:  # noqa: ARG002
-        """Return who may have changed what drifted, "" where nothing tells."""
+        """Return which program may have changed what drifted, "" where that is unknown."""
         return ""
 
     # names

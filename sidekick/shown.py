@@ -31,7 +31,7 @@ RISKS = {
     Disruption.KEXEC: "the host",
     Disruption.REBOOT: "the host",
 }
-"""Who notices a change."""
+"""What a change affects."""
 COLOURS: dict[str, int] = {
     Disruption.LIVE: GREEN,
     Disruption.RESTART: YELLOW,
@@ -100,7 +100,7 @@ def _print_row(cells: Sequence[str]) -> None:
 
 
 def print_report(report: Report) -> None:
-    """Print how each setting stands, and the host."""
+    """Print the outcome of each setting, and the state of the host."""
     print_table(
         ("SETTING", "OUTCOME", "WANTED", "ACTUAL", "MS", "DETAIL"),
         [
@@ -116,7 +116,7 @@ def print_report(report: Report) -> None:
 
 
 def print_plan(report: PlanReport, why: dict[str, str]) -> None:
-    """Print what would change, how, and who would notice; `why` says what a host lacks."""
+    """Print what would change, how, and what it affects; `why` is what the host lacks."""
     rows: list[Sequence[object]] = [
         (c.setting, c.before, c.after, c.needs, RISKS[c.needs], c.why) for c in report.changes
     ]

@@ -85,7 +85,7 @@ class Disk:
                 _sync_folder(path.parent)
 
     def reserve(self, path: Path, size: int) -> None:
-        """Make a file that holds so much of the disk, unless it is there already."""
+        """Make a file that reserves `size` bytes of the disk, unless it is there already."""
         with _translated(f"cannot reserve {size} bytes in {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -149,7 +149,7 @@ class OwnedGroup(msgspec.Struct, frozen=True, kw_only=True):
     late: bool = False
     """May linger: what it did is undone at run time."""
     before: str = ""
-    """Of the guard: the host's own `kernel.panic`, noted before the first boot with it."""
+    """For the guard: the host's own `kernel.panic` before the first boot with it."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """A reboot that sidekick asked for; kept until its purpose is seen to be met."""
 
     boot_id: str
-    """Of the boot that was left."""
+    """Boot id of the boot that was left."""
     purpose: str
     """Which arguments it was to bring, for which generation."""
     way: str
@@ -194,10 +194,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile that goes by itself unless it is confirmed."""
+    """A profile that is reverted unless it is confirmed."""
 
     back: Target
-    """What comes back."""
+    """The target that is restored."""
     boot_id: str
     until: float
     """By the monotonic clock of that boot; any other boot ends it too."""
@@ -348,7 +348,7 @@ class StateFolder(msgspec.Struct, frozen=True):
         self._insist(lambda: self.disk.write(self._journal, _line(began) + "\n"))
 
     def step(self, step: Step) -> None:
-        """Note one step of the run."""
+        """Append one step of the run to the journal."""
         self._insist(lambda: self.disk.append(self._journal, _line(step)))
 
     def end(self) -> None:

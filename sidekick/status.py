@@ -102,9 +102,9 @@ def _looked_at(host: Host, state: StateFolder, record: Record, last: Report | No
 
 
 def _blamed(host: Host, report: SettingReport, last: Report | None) -> SettingReport:
-    """Say of what drifted since when, and who, as far as the host can tell.
+    """Return a report of a drifted setting with when and by which program, as far as is known.
 
-    Of what had drifted before, what was said then stays.
+    A drift that was reported before keeps its detail.
     """
     if report.outcome is not ApplyOutcome.DRIFTED or report.detail:
         return report

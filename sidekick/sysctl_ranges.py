@@ -1,4 +1,4 @@
-"""What the kernel takes for sysctls that profiles often set, to be told before it refuses.
+"""Ranges that the kernel accepts for common sysctls, so that lint can report a value early.
 
 For lint only: a run leaves it to the kernel, whose EINVAL undoes it. Bounds that every kernel since
 6.1 has. Source: Linux, the `extra1` and `extra2` of the tables of kernel/sysctl.c, mm and net/ipv4,

@@ -1,8 +1,8 @@
 """Profiles that are templates: `NAME.toml.j2` is rendered by jinja2 to TOML, with the host's facts.
 
 Plain TOML with `[[when]]` and expressions is checked for all hosts; a template only as far as this
-host renders it (docs/adr/0190). Each line of the result knows its line of the template, so errors
-and sources name what a person can edit.
+host renders it (docs/adr/0190). Each line of the result is mapped to its line of the template, so
+errors and sources name what a person can edit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A profile on trial: it goes by itself unless it is confirmed in time.
+"""A profile on trial: it is reverted unless it is confirmed in time.
 
-What comes back is on the disk before the first write, and so is the timer that brings it back:
-a crash of sidekick, of the shell it was typed into, or of the host ends the trial like silence.
+The target to restore and the timer that restores it are on disk before the first write. A crash of
+sidekick, of its shell, or of the host ends the trial as a missing confirmation does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def confirm(host: Host, state: StateFolder) -> Report:
 
 
 def revert(host: Host, state: StateFolder, *, due_only: bool = False) -> Report:
-    """End a trial now: what was before it comes back. Without one, report how the host stands."""
+    """End a trial now, and restore the target before it. Without one, report the host's state."""
     trial = state.load().trial
     if trial is None or (due_only and not is_over(trial, host)):
         return verify(host, state)

@@ -2,7 +2,7 @@
 
 A line is converted only if ours then does the same on every host. Any other line is reported with
 file, number and reason. The condition of an instance becomes the `if` of a `[[when]]`; an instance
-whose condition no expression of facts says is left out as a whole. TuneD goes on where a kernel
+whose condition has no equivalent in facts is left out as a whole. TuneD goes on where a kernel
 lacks something, so all that is converted may be lacking here too.
 Source of the format: TuneD, tuned.conf(5) and tuned-profiles(7).
 """
@@ -82,12 +82,12 @@ class _Instance:
 
 
 class _CannotConvertError(Exception):
-    """A line has no counterpart; the message says why."""
+    """A line has no counterpart; the message explains why."""
 
 
 Tables = dict[str, dict[str, Any]]
 Refusal = Callable[[str, str], str]
-"""Says of a table and a key or word of it why a profile may not say so, "" if it may."""
+"""Returns why a profile may not have a key or word of a table, "" if it may."""
 
 
 def convert(folder: Path, refusal: Refusal) -> list[Converted]:

@@ -38,7 +38,7 @@ def resume(host: Host, state: StateFolder) -> Report:
 
 
 def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
-    """Look whether the host is still as its profile wants it; bring back what is not, if told to.
+    """Return a report of whether the host is as its profile wants it; `repair` restores drift.
 
     For the timer: a trial whose own timer was lost ends here, too.
     """

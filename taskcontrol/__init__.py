@@ -5,7 +5,7 @@
     shards.py       … replicas of shards,
     stateless.py    … tasks that are all alike, faster while there is little to do,
     windows.py      … and hours in which nothing is done
-    observations.py       what controllers ask the application: who leads, how busy it is
+    observations.py       what controllers ask the application: its leader, how busy it is
     config.py       a controller that is written in a file instead of code
     server.py       any of them over HTTP with mutual TLS
     cli.py          `twine-taskcontroller`

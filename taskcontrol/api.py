@@ -1,8 +1,8 @@
 """TaskControl on the wire: what the scheduler asks a job's controller, and the answer.
 
 The names are those of the paper's Figure 8 (`jobHandle`, `allUnhealthyTasks`, `ack`, …). A request
-says all that there is to know: a controller that remembers nothing decides as well as one that
-does, and one that was away for an hour has missed nothing but `completed`.
+has the complete state: a controller without memory decides as well as one with memory. One that
+was away for an hour has missed nothing but `completed`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 class _Sent(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False
 ):
-    """Base of what goes over the wire: fields that a reader does not know are passed over."""
+    """Base of what goes over the wire: a reader ignores fields that it does not know."""
 
 
 class TaskOperation(_Sent, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class TaskOperation(_Sent, frozen=True, kw_only=True):
     notice: str = ""
     """The advance notice that it is asked for; empty: none."""
     deadline: float | None = None
-    """It is done then, acknowledged or not, in seconds since 1970; None: it waits for ever."""
+    """When it is done without acknowledgement, in seconds since 1970; None: never."""
     instead: list[str] = []
     """What it may be acknowledged as instead of its kind: `stop` (the task is stopped, stays
     where it is, and starts again once the machine is back)."""

@@ -20,7 +20,7 @@ _FILE = click.argument("file", type=click.Path(path_type=Path))
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="twine-cluster")
 def main() -> None:
-    """Have a say in what is done to the tasks of a job."""
+    """Decide which operations on the tasks of a job may begin."""
 
 
 @main.command()

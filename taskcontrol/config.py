@@ -121,7 +121,7 @@ def load(path: Path) -> ControllerConfig:
 
 
 def controller(config: ControllerConfig) -> Process:
-    """Return the controller of a configuration; what it says of windows is read here."""
+    """Return the controller of a configuration. Raises `ConfigError` for wrong windows."""
     decide = _kind(config)
     try:
         never = Never.of(config.never.during, config.never.zone) if config.never else None

@@ -1,4 +1,4 @@
-"""What controllers ask the application: who leads, which task holds which shard, how busy it is.
+"""What controllers ask the application: its leader, which task holds which shard, how busy it is.
 
 Everything here is bounded in time and size, and a question without an answer is a known state:
 no leader, the shards as they were last, a load of 1.

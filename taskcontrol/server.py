@@ -33,7 +33,7 @@ Process = Callable[[TaskControlRequest], Answer]
 """The controller: a function, or a coroutine function, of a request."""
 TITLE = "Twine TaskController"
 _LOOK_S = 30.0
-"""Between two looks at the credential's file: a new one is taken while it runs."""
+"""Seconds between two checks of the credential's file: a new one is used without a restart."""
 _http_log = http_log(__name__)
 
 
@@ -104,7 +104,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 async def _follow(path: Path, held: Credential, context: ssl.SSLContext) -> None:
-    """Take a credential that was renewed, without a restart."""
+    """Load a renewed credential without a restart, until cancelled."""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:

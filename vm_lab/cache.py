@@ -53,7 +53,7 @@ def lock(cache: Path, say: Say) -> Iterator[None]:
 
 
 def is_locked(cache: Path) -> bool:
-    """Say whether a build is going on."""
+    """Return whether a build is running."""
     try:
         with (cache / "lock").open("r") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,7 +65,7 @@ def is_locked(cache: Path) -> bool:
 
 
 def is_cached(entry: Path) -> bool:
-    """Say whether the entry is there, and note that it is of use."""
+    """Return whether the entry is there, and mark it as used."""
     if not entry.exists():
         return False
     os.utime(entry)

@@ -122,7 +122,7 @@ def up(
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 @timed
 def status(name: str, output: str) -> None:
-    """Show what runs, where it stands, and how to reach it."""
+    """Show what runs, its location, and how to reach it."""
     found = lab_status(open_lab(name))
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
@@ -219,7 +219,7 @@ def proxy() -> None:
 @click.argument("services", nargs=-1, required=True, metavar="JOB:PORT…")
 @timed
 def proxy_start(name: str, services: Sequence[str]) -> None:
-    """Forward to ports of jobs, such as web:http, as discovery says; print the URL of each."""
+    """Forward to ports of jobs, such as web:http, by discovery; print the URL of each."""
     for url in open_lab(name).proxy.start(services):
         click.echo(url)
 
@@ -264,7 +264,7 @@ def restore(name: str, snapshot: str) -> None:
 @name_option
 @timed
 def down(name: str) -> None:
-    """Take the lab away and check that nothing of it is left."""
+    """Remove the lab and check that nothing of it is left."""
     checks = open_lab(name).down()
     for check in checks:
         click.echo(f"{check.kind}: {', '.join(check.found) or 'none'}")

@@ -44,7 +44,7 @@ class LabControlPlane:
         return find_process(self.paths.control_plane)
 
     def start(self, config: Path | None = None, timeout_s: float = PATIENCE_S) -> None:
-        """Start it unless it runs, and return once it says that it is ready.
+        """Start it unless it runs, and return once it reports that it is ready.
 
         With `config` it is configured by a copy of that file, at later starts, too.
         """
@@ -86,11 +86,11 @@ class LabControlPlane:
         self.paths.control_plane.unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Let it stand still, as a suspended or starved host would; `resume` ends that."""
+        """Stop the process, as on a suspended or starved host; `resume` ends that."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the process."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -108,11 +108,11 @@ class LabControlPlane:
         return done.stdout
 
     def machine_states(self) -> dict[str, str]:
-        """Return what the control plane calls each machine it knows."""
+        """Return the state of each machine, as the control plane reports it."""
         return machine_states(self.twinectl("machine", "list"))
 
     def ready_machines(self) -> set[str]:
-        """Return the names of the machines that the control plane calls ready."""
+        """Return the names of the machines whose state is `ready`."""
         return {name for name, state in self.machine_states().items() if state == "ready"}
 
     def join(self, machine: LabMachine, guests: Guests) -> None:
@@ -184,7 +184,7 @@ def machine_states(listing: str) -> dict[str, str]:
 
 
 def is_ready(path: Path) -> bool:
-    """Say whether GET /readyz on a unix socket answers 200."""
+    """Return whether GET /readyz on a unix socket answers 200."""
 
     class UnixConnection(http.client.HTTPConnection):
         def connect(self) -> None:

@@ -26,7 +26,7 @@ from vm_lab.state import LabPaths, process_ref
 
 JOB_FILE = Path(__file__).parent / "jobs" / "web.toml"
 PROXY = "http://10.77.0.1:8080/"
-"""Where `twine-lab proxy start` says that it listens."""
+"""The URL that `twine-lab proxy start` prints."""
 _PR_SET_PDEATHSIG = 1
 """prctl(2)."""
 NEXT = """
@@ -132,7 +132,7 @@ class Demo:
     def _update(self, image: str) -> None:
         """Roll the job to another image while requests go on; count the failed ones.
 
-        The requests go through HAProxy, which is told by the resolver where the tasks are.
+        The requests go through HAProxy; the resolver configures it with the tasks' addresses.
         """
         click.echo("\nA rolling update, under constant requests through a proxy:")
         self._lab_command("proxy", "start", "web:http")
@@ -205,7 +205,7 @@ class Demo:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends; for `preexec_fn`."""
+    """Make the kernel end this process when its parent ends; for `preexec_fn`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before
         os._exit(1)

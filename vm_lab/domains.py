@@ -32,7 +32,7 @@ class Domains:
         self.virsh("suspend", name)
 
     def resume(self, name: str) -> None:
-        """Let the VM's processor go on."""
+        """Resume the VM's processor."""
         self.virsh("resume", name)
 
     def snapshot(self, name: str, snapshot: str) -> None:
@@ -40,7 +40,7 @@ class Domains:
         self.virsh("snapshot-create-as", name, snapshot, "--atomic")
 
     def has_snapshot(self, name: str, snapshot: str) -> bool:
-        """Say whether the VM has a snapshot of that name."""
+        """Return whether the VM has a snapshot of that name."""
         return snapshot in self.virsh("snapshot-list", name, "--name").split()
 
     def delete_snapshot(self, name: str, snapshot: str) -> None:
@@ -59,7 +59,7 @@ class Domains:
         return taps[0]
 
     def connected(self, name: str) -> bool:
-        """Say whether the VM's link is plugged into the lab's bridge."""
+        """Return whether the VM's link is plugged into the lab's bridge."""
         link = self.sandbox.run(["ip", "-o", "link", "show", "dev", self.tap(name)])
         return f"master {BRIDGE}" in link
 

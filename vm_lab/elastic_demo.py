@@ -64,11 +64,6 @@ class DemoLook:
         work = self.work
         return work is not None and work.running > 0 and set(machines_of(work)) <= lent
 
-    @property
-    def called_back(self) -> bool:
-        """No machine is lent that its owner did not call back."""
-        return all(loan.revoked_at is not None for loan in self.loans)
-
 
 def machines_of(job: JobStatus) -> Counter[str]:
     """Return how many tasks of a job are on each machine."""
@@ -87,7 +82,7 @@ class ElasticDemo(Demo):
         self._tide: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Run all steps; the lab stays up, the programs beside it end."""
+        """Run all steps; the lab stays up, the other programs end."""
         self._lab_command("up")
         try:
             self.begin()
@@ -100,7 +95,7 @@ class ElasticDemo(Demo):
             sys.exit(1)
 
     def begin(self) -> None:
-        """Start the control plane with loans, the jobs, and the programs beside them."""
+        """Start the control plane with loans, the jobs, and the other programs."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, mode=0o700)
         shutil.copy(FILES / "control-plane.toml", self._paths.control_plane_config)
@@ -133,7 +128,7 @@ class ElasticDemo(Demo):
         super().end()
 
     def day(self) -> dict[str, Any]:
-        """Let requests rise, fall and rise again; return what was seen."""
+        """Raise, lower and raise the rate of requests; return what was observed."""
         words = ["-m", "vm_lab.tide", "--url", PROXY, "--rate", str(LOW)]
         self._tide = tide = self._inside(sys.executable, *words, pipes=True)
         seen: dict[str, Any] = {"began": time.time()}
@@ -153,10 +148,7 @@ class ElasticDemo(Demo):
         seen["tasks_when_lent"] = look.web.record.spec.tasks
         click.secho("\nRequests return: the machine comes back", bold=True)
         self._rise(tide.stdin)
-        self._until("the machine was called back", lambda look: look.called_back)
-        seen["called"] = time.time()
-        self._until("the loan ended", lambda look: not look.loans)
-        seen["back"] = time.time()
+        self._until("the machine is back", lambda look: not look.loans)
         look = self._until("the peak's tasks are healthy", lambda look: look.grown)
         seen["grown_again"] = time.time()
         seen["web_on"] = sorted(machines_of(look.web))
@@ -232,11 +224,12 @@ class ElasticDemo(Demo):
     def _show(self, seen: dict[str, Any]) -> None:
         requests = seen["requests"]
         slowest = max(w["p95"] for w in requests["windows"])
+        back_s = max((p["return_p99_s"] for p in seen["report"]["promises"]), default=0.0)
         click.secho(
             f"{requests['requests']} requests, {requests['failed']} failed; the slowest 10 s had "
             f"{slowest:g} s at 95 %. Grown after {seen['grown'] - seen['began']:.0f} s, lent "
             f"{seen['lent'] - seen['grown']:.0f} s after the fall with {seen['tasks_when_lent']} "
-            f"tasks left; back {seen['back'] - seen['called']:.0f} s after the call (promised: "
+            f"tasks left; back {back_s:.0f} s after the call (promised: "
             f"{seen['promise_s']:g} s)",
             bold=True,
         )

@@ -169,7 +169,7 @@ class Fleet:
         self.times: dict[str, float] = {}
 
     async def take_in(self) -> None:
-        """Have all hosts join and start, some at a time."""
+        """Join and start all hosts, some at a time."""
         turns = asyncio.Semaphore(JOINING)
 
         async def one(host: FleetHost) -> None:

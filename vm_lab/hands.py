@@ -1,7 +1,7 @@
-"""Does in a guest what a program outside says, and answers when the agent has acknowledged it.
+"""Carries out orders of a program outside the guest; answers when the agent has acknowledged them.
 
 One request a line on stdin, one answer a line on stdout, in the order in which they are done. So
-the caller knows of every request that was ever made, also when the guest dies in the middle.
+the caller has a record of every request, also when the guest dies in the middle.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ async def _answer(client: AgentClient, order: Order) -> None:
 
 
 async def work() -> None:
-    """Take orders until the caller is gone."""
+    """Carry out orders until the caller is gone."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

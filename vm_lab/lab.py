@@ -111,7 +111,7 @@ class Lab:
         self, record: LabRecord, image: Image | None, machines: Sequence[LabMachine]
     ) -> None:
         self.paths.make()
-        if image is not None:  # before libvirt looks at its storage pool
+        if image is not None:  # before libvirt reads its storage pool
             Vagrant(self.sandbox, self.topology, record).install_box(image)
         with self.progress.step("network namespace, libvirtd and network"):
             self.sandbox.start(self.topology, machines)
@@ -231,7 +231,7 @@ class Lab:
         self.guests.set_clock(machine)
 
     def down(self) -> list[Check]:
-        """Take the lab away, and return what was looked for and what is left of it."""
+        """Remove the lab; return what was checked and what is left of it."""
         record = self.paths.find_record()
         inode = self._namespace_inode()
         before = self._interfaces_before()

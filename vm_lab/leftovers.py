@@ -1,4 +1,4 @@
-"""What is left of a lab after `down`: every kind of thing it ever makes, looked for."""
+"""Searches for what is left of a lab after `down`: every kind of object that it makes."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from vm_lab.state import LabPaths
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One kind of thing that was looked for, and what was found of it."""
+    """One kind of object that was searched for, and what was found of it."""
 
     kind: str
     found: tuple[str, ...]

@@ -102,7 +102,7 @@ def version_of(root: Path) -> str:
 
 
 def describe(root: Path, version: str, replaced: list[str]) -> None:
-    """Write what dpkg wants to know: fields, configuration files, maintainer scripts."""
+    """Write the package's metadata: fields, configuration files, maintainer scripts."""
     debian = root / "DEBIAN"
     debian.mkdir(mode=0o755)
     size = sum(p.lstat().st_size for p in root.rglob("*") if p.is_file()) // 1024

@@ -1,7 +1,7 @@
-"""Cuts the power of a guest at random moments while its agent works, and looks at what is left.
+"""Cuts the power of a guest at random moments while its agent works, and checks what is left.
 
-A cut is SIGKILL of QEMU: what the guest had not given to its disk is lost, and so is what the disk
-had not written when not asked to (`cache: unsafe` skips the host's fsync alone: the host
+A cut is SIGKILL of QEMU: data that the guest had not sent to its disk is lost, and so is data that
+the disk had not written without a flush (`cache: unsafe` skips the host's fsync alone: the host
 stays up). After each boot every acknowledged order must be kept, tasks must run, fsck must find
 nothing, and btrfs must have no error.
 """
@@ -62,7 +62,7 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hands:
-    """The program in the guest that does what it is told (`vm_lab.hands`)."""
+    """The program in the guest that carries out orders (`vm_lab.hands`)."""
 
     def __init__(self, process: asyncio.subprocess.Process, promises: LabPromises) -> None:
         self._process = process
@@ -72,7 +72,7 @@ class Hands:
         self._number = 0
 
     async def do(self, what: str, name: str = "", generation: int = 0, image: str = "") -> Done:
-        """Give an order and return its answer; waits for ever where the guest is dead."""
+        """Send an order and return its answer; never returns where the guest is dead."""
         self._number += 1
         order = Order(number=self._number, what=what, name=name, generation=generation, image=image)
         answer = asyncio.get_running_loop().create_future()
@@ -116,7 +116,7 @@ class PowerCuts:
         self._generation = 0
 
     def prepare(self) -> None:
-        """Let the guest have an agent that comes back with each boot."""
+        """Enable an agent in the guest that starts with each boot."""
         put = f"cat >{BUSYBOX} && chmod 0755 {BUSYBOX}"
         self.lab.guests.run(self.machine, put, stdin=OUR_BUSYBOX)
         unit = "twine-agent.service"
@@ -126,7 +126,7 @@ class PowerCuts:
         return self.lab.guests.run(self.machine, command)
 
     async def run(self, cuts: int) -> None:
-        """Go on until there were so many cuts, or one found something wrong."""
+        """Run until there were `cuts` cuts, or one found an error."""
         hands, seen = await self._look(LabPromises())
         seen = await self._cleared(hands, seen)
         while len(self.series.cuts) < cuts:
@@ -224,7 +224,7 @@ class PowerCuts:
             await asyncio.sleep(0.5)
 
     def _disk_errors(self) -> list[str]:
-        """Return what btrfs says is wrong."""
+        """Return the errors that btrfs reports."""
         try:
             self._ssh(f"({DISK_ERRORS}) 2>&1")
         except LabError as e:
@@ -246,7 +246,7 @@ class PowerCuts:
             await asyncio.sleep(chance.uniform(0.0, 2.0))
 
     async def _on_images(self, hands: Hands, chance: random.Random) -> None:
-        """Take images in and remove them, again and again."""
+        """Add and remove images until cancelled."""
         while True:
             images = sorted(d for d, there in hands.promises.images.items() if there)
             if len(images) < 2 or (len(images) < IMAGES_AT_MOST and chance.random() < 0.6):

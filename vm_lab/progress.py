@@ -1,4 +1,4 @@
-"""Says what happens while it happens, each line with the seconds since the command began."""
+"""Prints progress, each line with the seconds since the command began."""
 
 import time
 from collections.abc import Iterator

@@ -16,7 +16,7 @@ class LabPromises:
     """What must be on a host, by what was asked of its agent and what it answered."""
 
     tasks: dict[str, int] = field(default_factory=dict)
-    """Task id → generation last acknowledged, 0 once it was told to go."""
+    """Task id → generation last acknowledged, 0 once its removal was ordered."""
     images: dict[str, bool] = field(default_factory=dict)
     """Digest → whether it is there."""
     open: dict[int, Order] = field(default_factory=dict)
@@ -24,11 +24,11 @@ class LabPromises:
     acknowledged: int = 0
 
     def given(self, order: Order) -> None:
-        """Note that an order is about to be given."""
+        """Record an order that is about to be sent."""
         self.open[order.number] = order
 
     def answered(self, done: Done) -> Order | None:
-        """Note an answer; a refusal promises nothing. Return the order it is about."""
+        """Record an answer; a refusal promises nothing. Return the order it is about."""
         order = self.open.pop(done.number, None)
         if order is None or done.error:
             return order

@@ -1,4 +1,4 @@
-"""HAProxy in front of a job of the lab, kept by `twine-resolver` as discovery says."""
+"""HAProxy in front of a job of the lab; `twine-resolver` keeps it in line with discovery."""
 
 import os
 import shlex
@@ -52,7 +52,7 @@ class Proxy:
     def start(self, services: Sequence[str]) -> list[str]:
         """Forward to ports of jobs, such as `web:http`; return the URL of each.
 
-        A proxy that runs is replaced. The control plane must know the jobs.
+        A running proxy is replaced. The jobs must exist.
         """
         self.stop()
         self._folder.mkdir(mode=0o700, exist_ok=True)

@@ -120,7 +120,7 @@ class ReleaseDemo(DeliveryDemo):
         return outcome | {"releases": found, "again": again}
 
     def invocations(self) -> dict[str, str]:
-        """Return task → invocation of its unit, as systemd on the machines says."""
+        """Return task → invocation of its unit, from systemd on the machines."""
         command = "systemctl show -p Id -p InvocationID --value 'twine-task-*.service'"
         found: dict[str, str] = {}
         for machine in MACHINES:

@@ -34,7 +34,7 @@ LIBVIRT_FOLDERS = {
     Path("/run/libvirt"): "libvirt/run",
 }
 
-# No daemon beside libvirtd: no polkit, no virtlogd, no cgroups, no security driver.
+# No daemon other than libvirtd: no polkit, no virtlogd, no cgroups, no security driver.
 QEMU_CONF = """\
 user = "root"
 group = "root"
@@ -206,7 +206,7 @@ class LabSandbox:
         shutil.copytree(own, kept, dirs_exist_ok=True)
 
     def libvirtd_answers(self) -> bool:
-        """Say whether the lab's libvirtd can be asked."""
+        """Return whether the lab's libvirtd answers."""
         if not (self.paths.state / "libvirt/run/libvirt-sock").exists():
             return False
         try:
@@ -303,7 +303,7 @@ def _make_mount_point(place: Path, state_root: Path) -> None:
 
 
 def _host_uuid() -> str:
-    """Return a UUID for libvirtd, which otherwise looks for one in DMI tables."""
+    """Return a UUID for libvirtd, which otherwise reads one from DMI tables."""
     try:
         digits = Path("/etc/machine-id").read_text().strip()
     except FileNotFoundError:

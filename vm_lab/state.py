@@ -1,6 +1,6 @@
 """Where a lab keeps its files, and how it finds its own processes again.
 
-Everything a later command must know is on disk: a process is recorded with its start
+Everything that a later command needs is on disk: a process is recorded with its start
 time, so that a number the kernel has reused is never mistaken for it.
 """
 

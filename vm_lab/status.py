@@ -1,4 +1,4 @@
-"""What a lab looks like right now."""
+"""The present state of a lab."""
 
 import contextlib
 

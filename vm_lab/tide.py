@@ -52,7 +52,7 @@ class Tide:
         self._took = defaultdict[int, list[float]](list)
 
     async def run(self, until: asyncio.Event) -> TideOutcome:
-        """Send requests until told to stop, and return what came of them."""
+        """Send requests until `until` is set, and return their outcome."""
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with (
@@ -100,7 +100,7 @@ class Tide:
 @click.option("--url", required=True)
 @click.option("--rate", type=click.FloatRange(0.1, 1000), default=1.0, show_default=True)
 def main(url: str, rate: float) -> None:
-    """Send requests at the rate that standard input says last; print the outcome as JSON."""
+    """Send requests at the rate that standard input gave last; print the outcome as JSON."""
 
     async def run() -> TideOutcome:
         until, tide = asyncio.Event(), Tide(url, rate)

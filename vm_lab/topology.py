@@ -1,4 +1,4 @@
-"""Which VM stands in which rack, MSB and data center, read from `topology.toml`."""
+"""The rack, MSB and data center of each VM, read from `topology.toml`."""
 
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -73,7 +73,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_topology(file: Path = DEFAULT_FILE) -> Topology:
-    """Return what the file says; a mistake in it is named with its field."""
+    """Return the topology in a file. Raises `LabError` with the field that is wrong."""
     try:
         topology = msgspec.toml.decode(file.read_bytes(), type=Topology, dec_hook=_decode)
     except (OSError, msgspec.DecodeError) as e:
@@ -83,7 +83,7 @@ def read_topology(file: Path = DEFAULT_FILE) -> Topology:
 
 
 def _decode(kind: type, value: object) -> object:
-    """Make an address or a network of its text; msgspec knows neither."""
+    """Make an address or a network of its text; msgspec supports neither."""
     return kind(value)
 
 

@@ -34,11 +34,11 @@ class TrafficOutcome(msgspec.Struct, kw_only=True):
     failed: int = 0
     failures: list[str] = []
     failed_at: list[tuple[float, str]] = []
-    """When those that failed had begun (s since 1970), and to whom they went; the first 1000."""
+    """Start of each failed request (s since 1970), and its target; the first 1000."""
     asked: list[tuple[float, str]] = []
-    """When all of them began, and to whom they went: a task, or `proxy`; the first 100,000."""
+    """Start of every request, and its target: a task, or `proxy`; the first 100,000."""
     heard: list[tuple[float, list[str]]] = []
-    """When discovery was heard to list which tasks, the first of these times."""
+    """Time and tasks of each list from discovery; the first of these times."""
     answers: dict[str, int] = {}
     """First line of the page → how often it was seen."""
     machines: dict[str, int] = {}
@@ -60,7 +60,7 @@ class Traffic:
         self._machines: Counter[str] = Counter()
 
     async def run(self, until: asyncio.Event) -> TrafficOutcome:
-        """Send requests until told to stop, and return what came of them."""
+        """Send requests until `until` is set, and return their outcome."""
         first = await self._first(until)
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True),

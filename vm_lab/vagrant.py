@@ -52,7 +52,7 @@ class Vagrant:
         return {**os.environ, **settings}
 
     def has_box(self) -> bool:
-        """Say whether the lab has its image already, so that `up` goes on with that one."""
+        """Return whether the lab has its image already, so that `up` uses that one."""
         return (self.sandbox.paths.boot / "initrd").exists()
 
     def install_box(self, image: Image) -> None:

@@ -1,4 +1,4 @@
-"""The working tree as a wheel, and the wheels that a host needs beside it."""
+"""The working tree as a wheel, and the other wheels that a host needs."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ FOR_GUEST = (
     *("--only-binary=:all:", "--python-version", "3.13", "--implementation", "cp"),
     *("--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64"),
 )
-"""What pip is told so that it takes what the Python of a guest can load."""
+"""Arguments that make pip choose wheels for the Python of a guest."""
 
 
 def build_wheel(

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 32
 """Connections that are accepted before the loop's other work has its turn (some 20 us each)."""
 _BEGUN_AT_ONCE = 4
-"""Handshakes that begin before it has (0.25 to 1 ms each): who is known goes before who is not."""
+"""Handshakes that begin before it has (0.25 to 1 ms each): known clients go before unknown ones."""
 _BEGIN_S = 0.002
 """From one handshake to the next, on average: they take half of the loop's time at most."""
 _SWEEP_S = 1.0
@@ -163,9 +163,9 @@ class ConnectionAdmission:
             self._welcome(sock, name)
 
     def _turn_away(self) -> None:
-        """Close a new connection although there is no descriptor for it, and one pending one.
+        """Close a new connection without a free descriptor for it; close a pending one, too.
 
-        Left alone, the listening socket would be readable for ever: a loop at full speed.
+        Otherwise the listening socket would stay readable: a loop at full speed.
         """
         self._count("no descriptor is left")
         if not self._make_room(""):
@@ -205,9 +205,8 @@ class ConnectionAdmission:
     def _make_room(self, network: str) -> bool:
         """Close the oldest pending one of a network; empty: of all, else an idle anonymous one.
 
-        Those whose network wasted a place before go first, whatever they said; then those who
-        said nothing yet: a client that means it speaks at once, also if what was said has not been
-        looked at yet.
+        Connections from a network that wasted a place before are closed first, then silent ones:
+        an honest client sends at once. Whether bytes have arrived is checked before closing.
         """
         if not network:
             while (one := self._least()) is not None:
@@ -254,7 +253,7 @@ class ConnectionAdmission:
             self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
 
     def _begin_some(self) -> None:
-        """Begin a few handshakes; the others begin when those who are known had their turn."""
+        """Begin a few handshakes; the others begin after known clients had their turn."""
         begun, self._beginning = 0, None
         while self._spoke and begun < _BEGUN_AT_ONCE:
             pending = self._spoke.popleft()
@@ -400,12 +399,12 @@ class ConnectionAdmission:
     # -- deadlines
 
     def _count(self, why: str) -> None:
-        """Take note of a connection that was ended, for the log."""
+        """Count a connection that was ended, for the log."""
         self._ended[why] += 1
         self._stir()
 
     def _stir(self) -> None:
-        """Have a sweep soon: a connection may have a deadline now that had none, or a later one."""
+        """Schedule a sweep soon: a connection may have got a deadline, or an earlier one."""
         if not self._is_soon:
             self._is_soon = True
             self._sweep_in(_SWEEP_S)
@@ -467,8 +466,8 @@ async def open_admission(
 ) -> AsyncIterator[ConnectionAdmission]:
     """Serve the runner's application on a listening socket until left.
 
-    `is_void` says of a certificate's name and beginning whether it was revoked; it is asked once
-    a second. None: no certificate is revoked here.
+    `is_void` returns whether a certificate was revoked, by its name and beginning. It is called
+    once a second. None: no certificate is revoked here.
     """
     admission = ConnectionAdmission(runner, listener, tls, limits, logger, is_void)
     admission.open()
@@ -479,14 +478,14 @@ async def open_admission(
 
 
 def _is_ended(sock: socket.socket) -> bool:
-    """Return whether the other side sends no more, whatever of it is still unread."""
+    """Return whether the other side has ended its stream; sent data may still be unread."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
 def _first_byte(sock: socket.socket) -> bytes | None:
-    """Return the first byte of a connection; empty: it ended; None: nothing was said yet."""
+    """Return the first byte of a connection; empty: it ended; None: no byte has arrived."""
     try:
         return sock.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):

@@ -1,7 +1,7 @@
 """Calls a row of a route table: over TCP with mutual TLS, or over a unix socket.
 
-A refused request raises the same error class that the server raised. Reads are retried by
-the callers that know whether it makes sense; nothing is retried here.
+A refused request raises the same error class that the server raised. Callers that know whether it
+makes sense try again; each request is sent once here, whatever its method.
 """
 
 from __future__ import annotations
@@ -118,6 +118,9 @@ class WireClient:
                 tls = self._tls if self._tls else True
                 connector = aiohttp.TCPConnector(ssl=tls, limit=limit)
             session = self._sessions[lane] = aiohttp.ClientSession(connector=connector)
+            # aiohttp sends PUT and DELETE again on a connection that broke, and says nothing of it:
+            # the first one may have been made, and another client may have written in between
+            session._retry_connection = False
         return session
 
     def _url(self, route: Route, parameters: dict[str, object]) -> str:

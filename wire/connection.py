@@ -18,12 +18,12 @@ from wire.errors import Problem
 from wire.limits import ConnectionLimits
 
 MAX_LINE_BYTES = 8190
-"""Of a request line and of a header; more is answered with 400."""
+"""Longest request line and header; a longer one is answered with 400."""
 _HALF_CLOSED_S = 2.0
-"""How long one that says nothing more may take to come to its answer."""
+"""Seconds until a half-closed connection is closed while no request of it is being answered."""
 _CLOSING_S = 5.0
 SERVER = "Twine"
-"""What `Server` says: no versions of anything."""
+"""Value of the header `Server`, without versions."""
 _NO_ACCESS_LOG: Any = None
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -62,7 +62,7 @@ class HttpConnection(web.RequestHandler):
         network: str,
         name: str,
     ) -> None:
-        """Take where it comes from and the name in its certificate; `left` hears of its end."""
+        """`name` is that in the client's certificate; `left` is called when the connection ends."""
         loop = asyncio.get_running_loop()
         assert runner.server is not None
         super().__init__(
@@ -128,32 +128,32 @@ class HttpConnection(web.RequestHandler):
             self.transport.abort()
 
     def begin(self, request: web.Request) -> None:
-        """Take note that a request is being answered from now on."""
+        """Record that a request is being answered from now on."""
         self._request, self._heard_at = request, None
         if self._half_closed_at is not None:
             self._no_more_body()
 
     def rest(self) -> None:
-        """Take note that the request is answered, as far as its handler goes."""
+        """Record that the handler of the request has answered."""
         self._request, self._rested_at = None, self._loop.time()
         self.stir()
 
     @property
     def is_half_closed(self) -> bool:
-        """Return whether it says nothing more, and waits for its answer."""
+        """Return whether the client has ended its stream, and waits for its answer."""
         return self._half_closed_at is not None
 
-    # -- what the transport says
+    # -- called by the transport
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in."""
+        """Process received bytes, and record when a header began."""
         if self._request is None and self._heard_at is None:
             self._heard_at = self._loop.time()
             self.stir()
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep a connection on which there is nothing more to hear until it was answered."""
+        """Keep a connection open after the client ended its stream, until it is answered."""
         super().eof_received()
         if self._request is None and self._heard_at is None:
             return False  # it asked nothing
@@ -173,13 +173,13 @@ class HttpConnection(web.RequestHandler):
             self._request.content.feed_eof()  # so that the handler does not wait for the rest
 
     def pause_writing(self) -> None:
-        """Note that the client does not read what is written."""
+        """Record that the client does not read what is written."""
         self._blocked_at = self._loop.time()
         self.stir()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Note that the client reads again."""
+        """Record that the client reads again."""
         self._blocked_at = None
         super().resume_writing()
 
@@ -194,7 +194,7 @@ class HttpConnection(web.RequestHandler):
 
     @contextmanager
     def leaving(self, call: Callable[[], object]) -> Iterator[None]:
-        """Have something called if the connection is lost meanwhile."""
+        """Call `call` if the connection is lost meanwhile."""
         self._leaving.append(call)
         try:
             yield
@@ -227,7 +227,7 @@ class HttpConnection(web.RequestHandler):
 
 @web.middleware
 async def attended(request: web.Request, handler: NextHandler) -> web.StreamResponse:
-    """Let the connection know that a request of it is being answered."""
+    """Tell the connection when a request begins and ends being answered."""
     connection = request.protocol
     if not isinstance(connection, HttpConnection):
         return await handler(request)
@@ -239,18 +239,18 @@ async def attended(request: web.Request, handler: NextHandler) -> web.StreamResp
 
 
 def leaving(request: web.Request, call: Callable[[], object]) -> AbstractContextManager[None]:
-    """Have something called if the caller of a request leaves meanwhile."""
+    """Call `call` if the caller of a request disconnects meanwhile."""
     connection = request.protocol
     return connection.leaving(call) if isinstance(connection, HttpConnection) else nullcontext()
 
 
 def has_left(request: web.Request) -> bool:
-    """Return whether the caller of a request cannot hear an answer any more."""
+    """Return whether the caller of a request can receive no answer any more."""
     return request.transport is None or request.transport.is_closing()
 
 
 async def prepare(request: web.Request, response: web.StreamResponse) -> None:
-    """Say nothing of versions, and end a connection that is half closed with its answer."""
+    """Set `Server` without versions; close a half-closed connection after its answer."""
     response.headers["Server"] = SERVER
     connection = request.protocol
     if isinstance(connection, HttpConnection) and connection.is_half_closed:
@@ -266,7 +266,7 @@ IDENTITY = re.compile(
 
 
 def identity_in(certificate: Mapping[str, Any]) -> str:
-    """Return who a verified certificate says that its holder is; empty: no identity."""
+    """Return the identity (URI) in a verified certificate; empty: it has none."""
     names = [v for kind, v in certificate.get("subjectAltName", ()) if kind == "URI"]
     return names[0] if len(names) == 1 and IDENTITY.fullmatch(names[0]) else ""
 

@@ -1,7 +1,7 @@
 """A websocket between two programs: frames both ways, an end on either side, problems in words.
 
-The opening request is checked like any other. What fails after it is told in the stream's own
-last word, because a client of a websocket sees no body of a refusal.
+The opening request is checked like any other. Later errors are sent in the stream's last frame,
+because a client of a websocket sees no body of a refusal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Socket:
     """A websocket of aiohttp, of either side."""
 
     def __init__(self, ws: web.WebSocketResponse | aiohttp.ClientWebSocketResponse) -> None:
-        """Take one that is open."""
+        """`ws` is an open websocket."""
         self._ws = ws
 
     async def frames(self) -> AsyncIterator[Frame]:

@@ -46,7 +46,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     errors: tuple[FieldError, ...] = ()
     """Every violation of a request at once, not only the first."""
     request_id: str = ""
-    """By which the server's log, and the audit log, know the request."""
+    """Identifies the request in the server's log and in the audit log."""
 
 
 class FieldError(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +66,12 @@ class TwineError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, *, hint: str = "", errors: tuple[FieldError, ...] = ()) -> None:
-        """Take the whole message and what to try; `errors` lists violations by field."""
+        """`what` is the whole message, `hint` what to try; `errors` lists violations by field."""
         super().__init__(what)
         self.hint = hint
         self.errors = errors
         self.request_id = ""
-        """Of the request that the other side refused; empty where it was refused here."""
+        """Id of the request that the other side refused; empty where it was refused here."""
 
     def problem(self) -> Problem:
         """Return the error in its wire form."""
@@ -126,7 +126,7 @@ class Conflict(TwineError):
 
 
 class OlderStore(Conflict):
-    """The store of the control plane that asks is older than what the host was told before."""
+    """The calling control plane's store is older than the one that the host heard of before."""
 
     code = "older_store"
 
@@ -232,7 +232,7 @@ class ConfigError(TwineError):
 
 
 class ProtocolError(TwineError):
-    """The other side answered something else than its contract says."""
+    """The other side's answer violates its contract."""
 
     code = "protocol_error"
     status = 502

@@ -1,7 +1,7 @@
 """What one caller may take of a server: places to wait, computing time, bytes of a body.
 
 An account is what is charged: an identity, or the network that an anonymous caller comes from.
-Those who run the server (`Peer.is_trusted`) are charged nothing and keep a reserve of places.
+Operators and components (`Peer.is_trusted`) are charged nothing and keep a reserve of places.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 ANYONE = "anyone"
 """The role of a caller without a certificate."""
 MAX_BODY_BYTES = 1 << 20
-"""Of a request that is not a stream."""
+"""Largest body of a request that is not a stream."""
 USER_BODY_BYTES = 320 << 10
 """A job file has at most 256 KiB; as JSON it is a little longer."""
 ANYONE_BODY_BYTES = 128 << 10
@@ -34,7 +34,7 @@ ANYONE_BODY_BYTES = 128 << 10
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is calling, as proved by TLS or by the kernel."""
+    """The identity of a caller, as proved by TLS or by the kernel."""
 
     name: str
     """URI SAN of the certificate, or `local:<uid>` on the unix socket."""
@@ -74,7 +74,7 @@ class WaitingCall:
     """
 
     def __init__(self, most: int = 512, reserve: int = 64) -> None:
-        """Give out so many places; the reserve among them is for trusted callers."""
+        """`most` is the number of places; the reserve among them is for trusted callers."""
         self._most, self._reserve = most, reserve
         self._of: Counter[str] = Counter()
         self._anonymous = 0
@@ -114,13 +114,13 @@ class Share:
 
     of_time: float
     burst_s: float
-    """So much at once, after a pause."""
+    """Seconds of computing time that it may use at once, after a pause."""
 
 
 USERS = Share(0.2, 0.5)
 UNPROVED = Share(0.05, 0.1)
 ALL_UNPROVED = Share(0.3, 0.5)
-"""Of all anonymous callers together."""
+"""Share of all anonymous callers together."""
 MAX_PAUSE_S = 5.0
 """How long a request waits until its account's debt is paid; beyond that it is refused."""
 _MAX_ACCOUNTS = 4096
@@ -202,11 +202,11 @@ class Turns:
     """Lets one costly request of an account be answered at a time; its others wait."""
 
     def __init__(self) -> None:
-        """Nothing is answered yet."""
+        """Start without locks."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, peer: Peer) -> asyncio.Lock:
-        """Return the lock of a caller's account; it goes with the last one that holds it."""
+        """Return the lock of a caller's account; it is freed with its last holder."""
         lock = self._locks.get(peer.account)
         if lock is None:
             self._locks[peer.account] = lock = asyncio.Lock()

@@ -1,7 +1,7 @@
 """Flow control to a slow reader: at most a window beyond what it has read is under way.
 
-Without it a conversation stands still as a whole where one stream does: no signal gets through, no
-end is noticed, and the pings of `duplex` are not answered, so that it breaks off.
+Without it one blocked stream blocks the whole conversation: no signal gets through, no end is
+noticed, and the pings of `duplex` are not answered, so that the connection is closed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import asyncio
 from collections import deque
 
 WINDOW_BYTES = 256 << 10
-"""So much may be under way to a reader that acknowledges what it takes."""
+"""Unacknowledged bytes that may be under way to a reader that counts."""
 
 
 class Outflow:
-    """What is sent to the other side of a stream, and what that says it has taken."""
+    """Bytes sent to the other side of a stream, and bytes that it has acknowledged."""
 
     def __init__(self) -> None:
         """Nothing was sent, and the reader has acknowledged nothing."""
@@ -24,16 +24,16 @@ class Outflow:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the other side says what it takes."""
+        """Whether the other side acknowledges what it takes."""
         return self._taken is not None
 
     def taken(self, total: int) -> None:
-        """The other side has taken so many bytes in all; the first time it says that it counts."""
+        """Record how many bytes the other side has taken; the first call enables counting."""
         self._taken = total
         self._news.set()
 
     async def room(self, size: int) -> None:
-        """Wait until `size` bytes may be sent, and count them; for who never counts, not at all."""
+        """Wait until `size` bytes may be sent, and count them; never waits for uncounting peers."""
         while self._taken is not None and self._sent - self._taken >= WINDOW_BYTES:
             self._news.clear()
             await self._news.wait()
@@ -49,8 +49,8 @@ class Inflow:
         self._news = asyncio.Event()
 
     async def put(self, data: bytes | None) -> None:
-        """Keep what came. From who sends more than two windows unasked nothing more is heard
-        until there is room: they do not count.
+        """Keep received data. Waits for room while two windows are held: a sender that sends more
+        unasked does not count, and is read no further.
         """
         while self._size >= 2 * WINDOW_BYTES:
             self._news.clear()

@@ -6,7 +6,7 @@ import resource
 from dataclasses import dataclass, replace
 
 _SHARE = 4
-"""Of the process' descriptors a server takes at most one in four."""
+"""A server takes at most one in four of the process' descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class ConnectionLimits:
     anonymous: int = 1024
     """Afterwards, without a certificate."""
     unproved_per_address: int = 128
-    """Of each of both, from one IPv4 address or one IPv6 /64; on a unix socket: of one user."""
+    """Most of each of both, from one IPv4 address or IPv6 /64; on a unix socket: of one user."""
     per_peer: int = 64
     """Connections of one certificate's name."""
     handshakes_per_address: int = 4
@@ -32,7 +32,7 @@ class ConnectionLimits:
     idle_s: float = 75.0
     """Between two requests of one whose identity is known."""
     write_s: float = 30.0
-    """How long an answer may wait for a reader who takes nothing of it."""
+    """How long an answer may wait for a reader that takes nothing of it."""
 
     def within(self, descriptors: int) -> ConnectionLimits:
         """Return these limits as far as a process with that many descriptors can keep them."""
@@ -49,11 +49,11 @@ class ConnectionLimits:
 LOCAL = ConnectionLimits(
     connections=256, pending=256, anonymous=256, unproved_per_address=192, idle_s=300.0
 )
-"""Of a unix socket: its callers show no certificate; the kernel names their users."""
+"""Limits of a unix socket: its callers show no certificate; the kernel names their users."""
 
 
 def raise_descriptor_limit() -> int:
-    """Take as many descriptors as the unit allows (`LimitNOFILE`), and return how many that is."""
+    """Raise the limit of descriptors to what the unit allows (`LimitNOFILE`), and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

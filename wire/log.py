@@ -2,7 +2,7 @@
 
 `configure` sends records to journald with native fields where journald listens, to stderr
 as JSON lines, and as plain text on a terminal. Where a person reads
-(a terminal, `journalctl -u`), the sentence says what the fields know, see `spoken`.
+(a terminal, `journalctl -u`), the sentence contains the fields, see `spoken`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 def spoken(record: logging.LogRecord) -> str:
     """Return a record as one line for a person: what happened, to what, why.
 
-    Fields that the message already says are not said again.
+    Fields whose value the message already contains are left out.
     """
     message, fields = record.getMessage(), fields_of(record)
     why = [str(fields.pop(name)) for name in _WHY if name in fields]
@@ -113,7 +113,7 @@ def _journal_datagram(fields: dict[str, object]) -> bytes:
 
 
 def configure(program: str, level: str = "info") -> None:
-    """Send all log records of this process where its operator will look for them."""
+    """Send all log records of this process to journald, or to stderr as JSON or plain text."""
     handler: logging.Handler
     if os.environ.get("JOURNAL_STREAM") and _JOURNAL_SOCKET.exists():
         handler = _Journald(program)

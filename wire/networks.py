@@ -25,15 +25,15 @@ class Suspects:
         self._proved_until: dict[str, float] = {}
 
     def add(self, network: str, now: float) -> None:
-        """Note that a place was wasted."""
+        """Record that a network wasted a place."""
         _note(self._until, network, now + SUSPECT_S)
 
     def proved(self, network: str, now: float) -> None:
-        """Note that a caller from there proved an identity."""
+        """Record that a caller from a network proved an identity."""
         _note(self._proved_until, network, now + PROVED_S)
 
     def has(self, network: str, now: float) -> bool:
-        """Return whether a place was wasted of late, and nothing was proved."""
+        """Return whether a network wasted a place recently, and no caller proved an identity."""
         return self._until.get(network, now) > now >= self._proved_until.get(network, now)
 
 
@@ -45,7 +45,7 @@ def _note(times: dict[str, float], network: str, until: float) -> None:
 
 
 def whence(sock: socket.socket, name: object) -> tuple[str, str]:
-    """Return the address of who connects, and the network that is to blame for it."""
+    """Return the address of a connecting client, and the network that is charged for it."""
     if sock.family == socket.AF_UNIX:
         _, uid, _ = _UCRED.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -57,7 +57,7 @@ def whence(sock: socket.socket, name: object) -> tuple[str, str]:
 
 @lru_cache(maxsize=4096)
 def network_of(address: str) -> str:
-    """Return whom to blame: an IPv4 address, or the /64 that one IPv6 host owns."""
+    """Return the network to charge: an IPv4 address, or the /64 that one IPv6 host owns."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

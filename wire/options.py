@@ -14,7 +14,7 @@ from wire.units import CORES, DURATION, SIZE, Quantity
 
 
 class _Option(click.ParamType[float]):
-    """An option with a quantity: what cannot be read is told with what is accepted."""
+    """An option with a quantity: the error for a bad value lists what is accepted."""
 
     def __init__(self, quantity: Quantity, name: str) -> None:
         self._quantity = quantity

@@ -24,7 +24,7 @@ _UCRED = struct.Struct("3i")
 
 
 def peer_of(certificate: Mapping[str, Any] | None, domain: str = "") -> Peer:
-    """Return who holds a verified certificate (as `getpeercert()` returns it).
+    """Return the holder of a verified certificate (as `getpeercert()` returns it).
 
     Raises `Unauthenticated` where there is none, none of ours, one of another trust domain than
     `domain` (empty: any), or one that has ended since the connection was made.
@@ -70,7 +70,7 @@ def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = 
 
 
 def tls_peer(transport: asyncio.BaseTransport | None, domain: str = "") -> Peer | None:
-    """Return who proved an identity on a TLS connection; None on a connection without TLS.
+    """Return the peer that proved its identity over TLS; None on a connection without TLS.
 
     Raises `Unauthenticated` where TLS is used and no certificate was shown.
     """

@@ -12,7 +12,7 @@ import click
 class PipedGroup(click.Group):
     """Commands that succeed where their reader stops (`| head`): it has what it wanted.
 
-    click itself ends a program with 1 there, before any caller hears of it.
+    click itself exits with 1 there, before a caller can handle it.
     """
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -15,7 +15,7 @@ from wire.errors import FieldError, InvalidInput
 from wire.violations import MAX_ERRORS, violations
 
 Relations = Callable[[Any], list[FieldError]]
-"""Takes a document as plain values, not yet checked, and returns what its fields get wrong."""
+"""Returns the violations of a document, which is passed as plain values, not yet checked."""
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _MAX_EXPONENTS = 256
 _EXPONENT = re.compile(rb"\d[eE][-+]?\d")
@@ -47,7 +47,7 @@ class Route:
     needs: str = ""
     """What a user must be to call it, in the program's own words; empty: no user may."""
     changes: bool = True
-    """Whether a call that is no GET changes something; then it is written down who made it."""
+    """Whether a call that is no GET changes something; then its caller is recorded."""
     body_bytes: int = 0
     """The largest body; 0: as large as the class of the caller may send (`wire.fairness`)."""
     is_costly: bool = False

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 BODY_PAUSE_S = 30.0
 """How long one may wait for a body, all pauses together, …"""
 BODY_BYTES_PER_S = 4096
-"""… and a second more for so many bytes."""
+"""… and a second more for this many bytes."""
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 READER_CHECK_S = 5.0
@@ -54,7 +54,7 @@ class Call:
     request_id: str = ""
     """Made here for each request; the caller finds it in the header `X-Request-Id`."""
     also: Sequence[Any] = ()
-    """What the handler stores in the transaction of its change: the record of who made it."""
+    """What the handler stores in the transaction of its change: the record of its caller."""
 
     def storing(self, also: Sequence[Any]) -> Call:
         """Return the same call, whose handler stores `also` with its change."""
@@ -75,13 +75,13 @@ class Call:
         return value
 
     def flag(self, name: str) -> bool:
-        """Return whether a query parameter says yes."""
+        """Return whether a query parameter is `1`, `true` or `yes`."""
         return self.query.get(name, "").lower() in ("1", "true", "yes")
 
 
 Handler = Callable[[Call], Awaitable[Any]]
 Authorize = Callable[[web.Request, Route], Peer]
-"""Returns who calls, or raises `Unauthenticated` or `Forbidden`."""
+"""Returns the caller, or raises `Unauthenticated` or `Forbidden`."""
 
 
 def make_app(

@@ -130,7 +130,7 @@ def cores_text(value: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value that was refused, as its writer knows it, and not all of a long one."""
+    """Return a refused value as its author wrote it; a long one is shortened."""
     match value:
         case None:
             return "nothing"
@@ -181,5 +181,5 @@ _BY_ENDING = {
 
 
 def quantity_of(field: str) -> Quantity | None:
-    """Return what a field holds; its name says so, as everywhere in Twine."""
+    """Return the quantity of a field, by the ending of its name; None: it has none."""
     return next((q for end, q in _BY_ENDING.items() if field.endswith(end)), None)

@@ -5,7 +5,7 @@ where it is refused are its parts asked for one by one. What no part explains is
 the whole. So every constraint is written once, in the type.
 
 A document may be hostile. The search ends at the last error that is listed, parts that are right
-are passed over many at a time, and no more of a container is looked at than its type allows.
+are skipped many at a time, and a container is checked only up to the size its type allows.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MAX_DEPTH = 32
 _AT_ONCE = 128
 """Parts of a container that are asked for together."""
 _MAX_GUESSES = 8
-"""Unknown names of a document for which the name that was meant is looked for."""
+"""Unknown names of a document for which a similar known name is searched."""
 _GUESSED_CHARS = 40
 _NAME_CHARS = 80
-"""Of a name in a document that are repeated where it is reported."""
+"""Characters of a name in a document that are repeated where it is reported."""
 
 
 def violations(value: Any, kind: Any) -> list[FieldError]:
     """Return what keeps `value` (plain values, as JSON, TOML or YAML give) from being `kind`.
 
-    At most `MAX_ERRORS`, and no more work than it takes to find these.
+    Returns at most `MAX_ERRORS`, and ends the search there.
     """
     return list(islice(_Search().found(value, kind, "", 0), MAX_ERRORS))
 
@@ -153,7 +153,7 @@ def _is_refused(value: Any, kind: Any) -> bool:
 
 
 def _of_parts(value: Any, kind: Any) -> str:
-    """Return what a table says of its parts (`__post_init__`) where each alone is right."""
+    """Return the error of a table as a whole (`__post_init__`) where each part alone is right."""
     if not isinstance(value, dict) or not is_struct(kind):
         return ""
     try:

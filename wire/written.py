@@ -21,7 +21,7 @@ MAX_DEPTH = 32
 def plain(document: Any, kind: Any) -> Any:
     """Return a document of `kind` with numbers where sizes were written in words.
 
-    What cannot be read stays as it is: `violations` refuses it, and says what is accepted.
+    Text that is no size stays as it is: `violations` refuses it, and lists what is accepted.
     """
     return _plain(document, kind, None, 0)
 
@@ -45,7 +45,7 @@ def _plain(value: Any, kind: Any, quantity: Quantity | None, depth: int) -> Any:
 
 
 def _field(value: Any, field: FieldInfo | None, depth: int) -> Any:
-    """Return one field; its name in our code says what it holds, also where files say less."""
+    """Return one field; its name in our code gives its quantity, also where files use another."""
     if field is None:
         return value
     return _plain(value, field.type, quantity_of(field.name), depth + 1)

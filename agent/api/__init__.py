@@ -141,7 +141,7 @@ class RestartPolicy(Written, frozen=True, kw_only=True):
 
 
 class DisconnectPolicy(StrEnum):
-    """What becomes of a task whose machine no longer hears its control plane."""
+    """What happens to a task whose machine has lost contact with its control plane."""
 
     KEEP = "keep"
     """It runs on; another copy may be started elsewhere meanwhile."""
@@ -154,7 +154,7 @@ class Disconnect(Written, frozen=True, kw_only=True):
 
     policy: DisconnectPolicy = DisconnectPolicy.KEEP
     after_s: Annotated[float, Meta(ge=5, le=86_400)] = msgspec.field(default=30.0, name="after")
-    """With `stop`: how long nothing may be heard. At least as long as a few polls take."""
+    """With `stop`: how long contact may be lost. At least as long as a few polls take."""
 
 
 CLOCK_RATE_ERROR = 0.001
@@ -166,7 +166,7 @@ restarted within three when it was killed; the rest is for a busy host (docs/adr
 
 
 def certainly_ended_s(disconnect: Disconnect, stop_timeout_s: float) -> float | None:
-    """Return how long after the last answer heard from its agent a task has certainly ended.
+    """Return how long after its agent's last answer a task has certainly ended.
 
     In seconds on the caller's clock, suspend included. None: it is never certain (`keep`).
     The last answer is one to `get_events`; other answers prolong nothing (docs/adr/0024).
@@ -188,11 +188,11 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     image: DigestStr
     """An image that the host has: `twine-agent image list`."""
     command: Annotated[list[Argument], Meta(max_length=4096)] = []
-    """Empty: what the image says, if it is an OCI image."""
+    """Empty: the command of an OCI image."""
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     """What the task finds in its environment."""
     entitlement: Name = "local"
-    """Whose it is: the slice that it runs in."""
+    """The entitlement that it belongs to; it runs in the entitlement's slice."""
     job: Annotated[
         str, Meta(max_length=128, pattern=NO_NUL, description=NO_NUL_WORDS.format(128))
     ] = ""
@@ -206,12 +206,12 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     stop_timeout_s: Seconds = 10.0
     """From SIGTERM to SIGKILL of everything the task left."""
     offline_restart: bool = False
-    """After a host reboot, start again without being told; void where `disconnect` says `stop`."""
+    """After a host reboot, start again without a request; void where `disconnect` is `stop`."""
     disconnect: Disconnect = Disconnect()
     network: Network = Network()
     resources: Resources = Resources()
     volumes: VolumeMap = {}
-    """What it keeps beside its root, by name (docs/volumes.md)."""
+    """Volumes in addition to its root, by name (docs/volumes.md)."""
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """File of its `$CREDENTIALS_DIRECTORY` → credential of its entitlement."""
     configuration: Configuration = {}
@@ -219,7 +219,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     identity: bool = False
     """Whether it has a key and a certificate in `/run/twine-identity` (docs/credentials.md)."""
     image_trust: ImageTrust = ImageTrust()
-    """Whose signature the image needs, and those that it has (docs/security.md)."""
+    """Keys that the image must be signed with (any one), and its signatures (docs/security.md)."""
     relaxations: Relaxations = []
     """What it may do beyond its sandbox, by name (docs/security.md)."""
     ulimits: Ulimits = Ulimits()
@@ -249,14 +249,14 @@ class TaskState(StrEnum):
 
 
 class Health(StrEnum):
-    """What the probe says; a task without a probe is healthy while it runs."""
+    """Result of the probe; a task without a probe is healthy while it runs."""
 
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
 
 
-class Exit(Reported, frozen=True, kw_only=True):
+class Exit(Reported, frozen=True, kw_only=True, gc=False):
     """How the main process of a task ended."""
 
     result: Id
@@ -282,7 +282,7 @@ def exit_text(last: Exit) -> str:
     return how if last.result in ("success", "exit-code", "signal") else f"{last.result}, {how}"
 
 
-class TaskStatus(Reported, frozen=True, kw_only=True):
+class TaskStatus(Reported, frozen=True, kw_only=True, gc=False):
     """The observed state of one task, for the generation it reflects."""
 
     task_id: Id
@@ -303,9 +303,9 @@ class TaskStatus(Reported, frozen=True, kw_only=True):
     next_start_at: Moment | None = None
     last_exit: Exit | None = None
     addresses: Annotated[list[Id], Meta(max_length=16)] = []
-    """Of its private network, IPv6 first; none while it is in the host's."""
+    """Addresses in its private network, IPv6 first; none while it is in the host's."""
     cpus: Annotated[list[Few], Meta(max_length=4096)] = []
-    """That it alone runs on, as the kernel says; none where it shares them."""
+    """CPUs that it alone runs on, as read from the kernel; none where it shares them."""
 
 
 class Tasks(Reported, frozen=True, kw_only=True):
@@ -341,11 +341,11 @@ class ImageInfo(Reported, frozen=True, kw_only=True):
     layers: Annotated[list[Id], Meta(max_length=1024)] = []
     """Chain ids of an OCI image's layers, lowest first; images share them."""
     signatures: Signatures = []
-    """Of the image store: who vouches for the image. A host has them with each task instead."""
+    """Signatures of the image, in the image store only. On a host each task carries its own."""
     owner: Id = ""
-    """Of the image store: who pushed it, against whose share of the disk it counts."""
+    """User that pushed the image, in the image store only. It counts against this user's share."""
     names: Annotated[list[Id], Meta(max_length=1000)] = []
-    """Of the image store: names that mean it now, such as `redis:7.2`."""
+    """Names that refer to the image now, such as `redis:7.2`; in the image store only."""
     config: OciConfig | None = None
     """How an OCI image wants to be run; a task's specification overrides it."""
 
@@ -365,7 +365,7 @@ class ImagePull(Reported, frozen=True, kw_only=True):
     """Where below the agent's own control plane, for instance `/v1/images/sha256:…`; never a
     URL, so that no caller can make the agent call elsewhere."""
     trust: ImageTrust = ImageTrust()
-    """Looked at before a byte is fetched."""
+    """Checked before a byte is fetched."""
 
 
 class MachineFacts(Reported, frozen=True, kw_only=True):
@@ -431,7 +431,7 @@ class Events(Reported, frozen=True, kw_only=True):
     tasks again, then go on from `latest`."""
     boot_id: Id = ""
     answered: Id = ""
-    """Names this answer. Said with later requests (`heard`) it proves that it arrived."""
+    """Name of this answer. Sent with later requests (`heard`), it proves that it arrived."""
 
 
 class Ack(Reported, frozen=True, kw_only=True):

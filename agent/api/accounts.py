@@ -1,4 +1,4 @@
-"""What is on a host under the agent's roots, and whose it is."""
+"""Objects on a host under the agent's roots, and their owners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.api.ranges import Bytes, Id, Reported, Words
 
 
 class Account(Reported, frozen=True, kw_only=True):
-    """One thing on the host: whose it is, and whether it stays."""
+    """One object on the host: its owner, and whether it stays."""
 
     kind: Id
     """`unit`, `cgroup`, `root`, `volume`, `scratch`, `image`, `layer`, `staging`, `record`,

@@ -55,7 +55,7 @@ class Credentials(Reported, frozen=True, kw_only=True):
 def contradictions(
     configuration: Mapping[str, str], credentials: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield field and reason of what a configuration gets wrong beside the types of its parts."""
+    """Yield field and reason of each error of a configuration that its types do not exclude."""
     size = sum(len(text.encode(errors="replace")) for text in configuration.values())
     if size > CONFIGURATION_MAX:
         reason = f"its files have {size} bytes together, at most {CONFIGURATION_MAX} may be"

@@ -4,8 +4,8 @@ Bytes travel in binary frames whose first byte names the stream; everything else
 text frames, as JSON.
 
 The caller may say how many bytes of output were taken so far, in frames of the stream `TAKEN`, the
-first of them at once; then the agent says the same of input. The receiver of one sends at most a
-window beyond that from then on (`wire/flow.py`); an agent that knows none drops them.
+first of them at once; then the agent reports the same for input. The receiver of such a frame sends
+at most a window beyond it from then on (`wire/flow.py`). An older agent drops these frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SignalNumber = Annotated[int, Meta(ge=1, le=64)]
 
 
 def taken_frame(total: int) -> bytes:
-    """Return the frame which says that so many bytes were taken in all."""
+    """Return the frame that acknowledges `total` bytes, counted from the start."""
     return bytes([TAKEN]) + total.to_bytes(8, "big")
 
 
@@ -35,7 +35,7 @@ class Window(Written, frozen=True, kw_only=True):
 
 
 class ExecWord(Written, frozen=True, kw_only=True):
-    """What the caller says beside input; one of the three."""
+    """A message of the caller other than input; one of the three."""
 
     window: Window | None = None
     """The terminal has this size now."""

@@ -19,7 +19,7 @@ class Step(Written, frozen=True, kw_only=True):
     """Something that has to end well before the main process starts."""
 
     name: Name
-    """For its logs, and for who waits for it."""
+    """Shown in its unit's description and in errors."""
     command: Command
     """Run inside the task's own sandbox."""
     timeout_s: Seconds = 60.0

@@ -1,4 +1,4 @@
-"""A task's place in the network: whose it is, which ports it has, who may reach it."""
+"""A task's network: the host's or its own, its ports, and which tasks may connect to it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agent.api.ranges import END, Name, Port, Written
 
 
 class NetworkMode(StrEnum):
-    """Whose network a task lives in."""
+    """Which network a task uses."""
 
     HOST = "host"
-    """The host's: its ports are the machine's, and it binds those that it was given alone."""
+    """The host's: its ports are the machine's, and it may bind only those that it was given."""
     PRIVATE = "private"
     """Its own: a namespace with addresses of its own, and every port is free."""
 
@@ -42,7 +42,7 @@ class Dns(Written, frozen=True, kw_only=True):
     servers: Annotated[list[IpAddress], Meta(max_length=3)] = []
     """Name servers, the first to ask first."""
     search: Annotated[list[DnsName], Meta(max_length=32)] = []
-    """Domains that a short name is looked for in."""
+    """Domains in which a short name is searched."""
     options: Annotated[list[ResolverOption], Meta(max_length=16)] = []
     """Words of resolv.conf(5), for instance `ndots:2`."""
     hosts: Annotated[dict[DnsName, IpAddress], Meta(max_length=256)] = {}
@@ -50,14 +50,14 @@ class Dns(Written, frozen=True, kw_only=True):
 
 
 class Reach(Written, frozen=True, kw_only=True):
-    """What an owner says of the network of each of a job's tasks."""
+    """Network settings that an owner gives for each of a job's tasks."""
 
     mode: NetworkMode = NetworkMode.HOST
     egress_mbps: Annotated[float, Meta(ge=0.1, le=1_000_000)] | None = None
     """Most it may send, in millions of bits a second; `private` only."""
     allow_from: Annotated[list[Name], Meta(max_length=64)] = []
     """Tasks, or jobs with all their tasks, of the same entitlement that may open connections to
-    it; `private` only. Tasks of other machines are told apart by address: see docs/network.md."""
+    it; `private` only. Tasks of other machines are recognised by address: see docs/network.md."""
     unix_sockets: bool = False
     """Whether it may open sockets of the family AF_UNIX in `host` mode: with them it reaches the
     abstract sockets of the whole host. A private network has its own, so there they are free."""

@@ -55,10 +55,10 @@ class LentCapacity(Reported, frozen=True, kw_only=True):
 
     entitlement: Id
     state: Id
-    """`full`, `short`, or `absent`: there is none, and who uses it does with less."""
+    """`full`, `short`, or `absent`: there is none, and the application runs with less."""
     machines: Count = 0
     wanted: Count = 0
-    """Beside those that it has."""
+    """In addition to those that it has."""
     next_deadline: Moment | None = None
     """When the next machine goes."""
 

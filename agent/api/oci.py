@@ -26,7 +26,7 @@ Reference = Annotated[
 
 
 def asked_for_as(reference: str) -> str:
-    """Return what an event of an image says: by this name it was asked for. Its events follow."""
+    """Return the message of the first event of a pull: the name that was asked for."""
     return f"asked for as {reference}"
 
 
@@ -61,7 +61,7 @@ class ImageUser(Reported, frozen=True, kw_only=True):
     """The user that an image is run as: what the image's own lists say of it."""
 
     uid: Annotated[int, Meta(ge=0, lt=1 << 31)]
-    """Whose files in the image the task has as its own; 0 in a writable root alone."""
+    """The task owns the files of this user in the image; 0 in a writable root alone."""
     gid: Annotated[int, Meta(ge=0, lt=1 << 31)]
     name: Id = ""
     """Empty for a number that the image does not list."""
@@ -74,7 +74,7 @@ class ImageUser(Reported, frozen=True, kw_only=True):
 
 
 class OciConfig(Reported, frozen=True, kw_only=True):
-    """What an image says about how it is run; a task's specification overrides it."""
+    """How an image wants to be run; a task's specification overrides it."""
 
     entrypoint: Annotated[list[Argument], Meta(max_length=4096)] = []
     command: Annotated[list[Argument], Meta(max_length=4096)] = []
@@ -82,7 +82,7 @@ class OciConfig(Reported, frozen=True, kw_only=True):
     user: Id = ""
     """As the image has it. A task's processes have a user of their own all the same."""
     runs_as: ImageUser | None = None
-    """Who that is; None for root. The files of this user are shown as the task's own."""
+    """The user that `user` names; None for root. Its files appear as the task's own."""
     working_dir: Annotated[str, Meta(max_length=4096)] = ""
     stop_signal: Id = ""
     """Its name, such as SIGQUIT; empty: SIGTERM."""

@@ -27,9 +27,9 @@ class Verdict(StrEnum):
     """What the control plane makes of a host that asks whether it is the only one."""
 
     ALONE = "alone"
-    """Nothing speaks against it."""
+    """No other host with this identity is known."""
     AGAIN = "again"
-    """Another process answers at its address: say the same once more, if you are still there."""
+    """Another process answers at its address: a host that still runs must repeat its request."""
     SECOND = "second"
     """Another host has this identity, and is the one that keeps it."""
 

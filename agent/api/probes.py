@@ -29,13 +29,13 @@ class Probe(Written, frozen=True, kw_only=True):
 
     kind: ProbeKind = ProbeKind.HTTP
     port: Port | None = None
-    """Of `http` and `tcp`."""
+    """For `http` and `tcp`."""
     path: HttpPath = "/"
-    """Of `http`."""
+    """For `http`."""
     command: ProbeCommand = []
-    """Of `exec`."""
+    """For `exec`."""
     interval_s: Seconds = 2.0
-    """From one question to the next."""
+    """From one probe to the next."""
     timeout_s: Seconds = 2.0
     """An answer that takes longer is a failure."""
     successes: InARow = 1
@@ -47,7 +47,7 @@ class Probe(Written, frozen=True, kw_only=True):
     neither, and it is not reported as broken. The first success ends it."""
 
     def __post_init__(self) -> None:
-        """Refuse a probe that says not where to ask."""
+        """Refuse a probe without a target."""
         check_probe(self.kind, self.port, self.command)
 
 

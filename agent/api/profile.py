@@ -65,8 +65,8 @@ class ProfileSpec(Written, frozen=True, kw_only=True):
     allow_reboot: bool = False
     """Whether the machine may be rebooted for settings that need it."""
     text: Annotated[str, Meta(max_length=65_536)] = ""
-    """What it says, if the host does not have it: it is kept under its name, which ends with the
-    beginning of its digest. Empty: the host has it."""
+    """The profile's text, if the host does not have it: it is kept under its name, which ends with
+    the beginning of its digest. Empty: the host has it."""
 
 
 class SettingSwitch(Reported, frozen=True, kw_only=True):
@@ -109,4 +109,4 @@ class ProfileStatus(Reported, frozen=True, kw_only=True):
     uptime_s: Moment = 0.0
     """When in that boot it was read back; 0 where an earlier sidekick did not say."""
     switched: ProfileSwitch | None = None
-    """Stays while the host is only looked at; None before the first switch."""
+    """The last switch; a mere check of the host keeps it. None before the first switch."""

@@ -1,6 +1,6 @@
 """The ranges that fields of the wire may have, and the bases of its types.
 
-Each concept's module beside this one builds on it; `agent.api` names them all.
+Each concept has a module in this package that builds on it; `agent.api` exports them all.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Bytes = Count
 """At most 8 PiB."""
 Few = Annotated[int, Meta(ge=0, le=1 << 16)]
-"""Of what a machine can have: CPUs, sockets, devices."""
+"""Number of a machine's CPUs, sockets or devices."""
 Moment = Annotated[float, Meta(ge=0, le=1e11)]
 """Seconds since 1970, or since a boot."""
 Share = Annotated[float, Meta(ge=0, le=1)]

@@ -1,7 +1,7 @@
 """Relaxations of a task's sandbox: each has a name and a price (docs/security.md, ADR 0092).
 
-The price is what `systemd-analyze security` says of the task's unit, 10 is worst. It was measured
-on Debian 13, systemd 257.13; `tests/lab/test_2_relaxations.py` measures again and compares.
+The exposure is the score of `systemd-analyze security` for the task's unit; 10 is worst. Measured
+on Debian 13, systemd 257.13; `tests/lab/test_2_relaxations.py` measures it again and compares.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Relaxation(StrEnum):
     DEBUG = "debug"
     """Trace its own processes: debuggers and profilers."""
     OWN_INIT = "own-init"
-    """Be a machine with the init of its image (systemd) and users of its own, which no one else has
-    outside; only where its entitlement has it among its `relaxations` (docs/agent.md)."""
+    """Run the init of its image (systemd) as a system container, with a range of user ids that is
+    used nowhere else on the host; only where its entitlement allows it (docs/agent.md)."""
     NESTED = "nested"
-    """Run containers inside such a machine; only beside `own-init`, and only where its entitlement
-    has it among its `relaxations`, too."""
+    """Run containers inside such a task; only together with `own-init`, and only where its
+    entitlement has it among its `relaxations`, too."""
     RAW = "raw"
     """No sandbox: root on the machine, with all capabilities, in the folder of its image. Only for
-    who has the role `host-admin`."""
+    users with the role `host-admin`."""
 
 
 TO_BE_ALLOWED = (Relaxation.OWN_INIT, Relaxation.NESTED)
@@ -48,11 +48,11 @@ Those with `proc` have 0.1 or 0.2 less: systemd counts `ProtectKernelTunables`, 
 without /proc/sys.
 """
 OWN_INIT_EXPOSURE = 5.5
-"""Of the unit of a task with `own-init`. It is that of systemd-nspawn, before what runs inside is
-given users, mounts and processes of its own, which systemd does not see. With `nested` it is the
-same unit: what that opens is inside (docs/adr/0113)."""
+"""Exposure of the unit of a task with `own-init`. The unit runs systemd-nspawn, which gives its
+processes users, mounts and process ids of their own; systemd does not see these. With `nested` it
+is the same unit: what that opens is inside (docs/adr/0113)."""
 RAW_EXPOSURE = 9.4
-"""Of a task with `raw`, whatever else it asks for."""
+"""Exposure of a task with `raw`, whatever else it asks for."""
 
 
 def exposure_of(relaxations: Collection[Relaxation]) -> float:

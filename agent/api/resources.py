@@ -103,12 +103,12 @@ class Resize(Written, frozen=True, kw_only=True):
     hugepages_2mib: Pages | None = None
     hugepages_1gib: Pages | None = None
     generation: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
-    """Of the changed specification; None: one more than what is in force."""
+    """Generation of the changed specification; None: one more than that in force."""
     epoch: Count | None = None
 
 
 def changes(resize: Resize, of: type[msgspec.Struct]) -> dict[str, object]:
-    """Return what a resize says of the fields of a type."""
+    """Return the fields of a type that a resize sets, with their values."""
     names = set(of.__struct_fields__)
     asked = {n: getattr(resize, n) for n in Resize.__struct_fields__ if n in names}
     return {name: value for name, value in asked.items() if value is not None}

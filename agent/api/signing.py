@@ -37,14 +37,14 @@ PublicKeys = Annotated[list[PublicKey], Meta(max_length=MAX_KEYS)]
 
 
 class ImageSignature(Written, frozen=True, kw_only=True):
-    """The word of one key that an image is what it says."""
+    """The signature of one key that a digest is an image of this name."""
 
     name: ImageName
     """What the image is, in the signer's words; part of what is signed."""
     key: PublicKey
-    """Whose signature this is."""
+    """The key that signed it."""
     signature: SignatureText
-    """Of `wire.signatures.statement(name, digest)`."""
+    """Signature of `wire.signatures.statement(name, digest)`."""
 
 
 Signatures = Annotated[list[ImageSignature], Meta(max_length=MAX_SIGNATURES)]
@@ -57,7 +57,7 @@ class NamedImage(Written, frozen=True, kw_only=True):
 
 
 class ImageTrust(Written, frozen=True, kw_only=True):
-    """Whose signature an image needs, and those that it has."""
+    """The keys that may sign an image, and the signatures that it has."""
 
     keys: PublicKeys = []
     """One of these must have signed the image; none: no signature is needed."""

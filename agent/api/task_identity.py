@@ -17,7 +17,7 @@ class TaskIdentityRequest(Reported, frozen=True, kw_only=True):
 
 
 class TaskCertificate(Reported, frozen=True, kw_only=True):
-    """A certificate that says which task its holder is."""
+    """A certificate that identifies its holder as one task."""
 
     identity: Annotated[str, Meta(max_length=1024)]
     """`spiffe://CLUSTER/entitlement/ENTITLEMENT/job/JOB/task/TASK`, the only name in it."""

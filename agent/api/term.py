@@ -1,4 +1,4 @@
-"""What a control plane says of itself with each request to an agent.
+"""How a control plane identifies itself in each request to an agent.
 
 A `Term` is one life of a control plane's process and its store. An `OwnerTerm` names the
 entitlement that the machine belongs to, and the term in which the sender owns it (docs/adr/0150).
@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 
 HEADER = "Twine-Term"
-"""Of each request of a control plane to an agent: `NAME/BEGAN/NOW`."""
+"""Header of each request of a control plane to an agent: `NAME/BEGAN/NOW`."""
 OWNER_HEADER = "Twine-Owner"
-"""Of each request about a machine that belongs to an entitlement: `ENTITLEMENT/NUMBER`."""
+"""Header of each request to a machine that belongs to an entitlement: `ENTITLEMENT/NUMBER`."""
 _OWNER = re.compile(r"([a-z0-9-]{1,128})/(\d{1,16})", re.ASCII)
 _TERM = re.compile(r"([0-9a-f]{16})/(\d{1,18})/(\d{1,18})", re.ASCII)
 

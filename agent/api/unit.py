@@ -16,7 +16,7 @@ class UnitProperty(Reported, frozen=True, kw_only=True):
     wanted: Words
     """What the next start asks for, as JSON."""
     in_force: Words = ""
-    """What systemd says of the unit now; empty where there is none, or where it does not tell."""
+    """The value that systemd reports now; empty without a unit, or where it reports none."""
 
 
 class UnitShown(Reported, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What a task keeps beside its root file system (docs/volumes.md)."""
+"""Volumes: storage of a task in addition to its root file system (docs/volumes.md)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_VOLUMES = 16
 
 
 class VolumeKind(StrEnum):
-    """How long a volume lives, and who has it."""
+    """How long a volume lives, and which tasks use it."""
 
     SCRATCH = "scratch"
-    """Of the task, and gone with it."""
+    """Belongs to the task, and is removed with it."""
     PERSISTENT = "persistent"
     """Stays on the host until it is removed; the task finds it again."""
     SHARED = "shared"
@@ -54,7 +54,7 @@ class Volume(Written, frozen=True, kw_only=True):
     """Most that it holds; a write beyond fails (EDQUOT, in a tmpfs ENOSPC). None: no limit;
     a tmpfs needs one."""
     source: VolumeOf = ""
-    """Of a shared one: whose it is, as TASK.VOLUME."""
+    """The volume that a shared one shows, as TASK.VOLUME."""
 
 
 VolumeMap = Annotated[dict[Name, Volume], Meta(max_length=MAX_VOLUMES)]

@@ -14,7 +14,7 @@ from wire.written import plain
 
 
 def asked_for(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what the options and the file say, as plain values; what the file says goes first."""
+    """Return the options and the file as plain values; the file takes precedence."""
     limits = {"memory_max_bytes": int(given["memory"]), "cpu_max_cores": given["cores"]}
     wanted: dict[str, Any] = {
         "environment": dict(_pair(e) for e in given["env"]),

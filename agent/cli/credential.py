@@ -1,4 +1,4 @@
-"""Credentials of tasks: given to the agent, listed, taken away; never shown."""
+"""Credentials of tasks: given to the agent, listed, removed; never shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def credential() -> None:
 @click.option("--file", type=click.File("rb"), default="-", help="Where it is; standard input.")
 @click.pass_obj
 def put(config_path: Path | None, name: str, entitlement: str, file: BinaryIO) -> None:
-    """Hold credential NAME, new or in place of an old one: what standard input says, as it is."""
+    """Store standard input, unchanged, as credential NAME; replaces an old one."""
     value = file.read()
     info = call(config_path, lambda client: client.put_credential(entitlement, name, value))
     click.echo(f"{info.entitlement}/{info.name}: {info.size_bytes} bytes are held in memory")

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Serve, as systemd calls it, or run a command; who serves loads no command line."""
+    """Serve, as systemd calls it, or run a command. Serving does not import the command line."""
     if sys.argv[1:] == ["serve"]:
         from agent.cli.serving import main as serve
 

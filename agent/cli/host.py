@@ -78,9 +78,9 @@ async def _oldest(client: AgentClient) -> int:
 
 
 def _print_event(event: api.Event, output: str, told: dict[str, str]) -> None:
-    """Print an event; to people only what is news to them, of those that were `told` already.
+    """Print an event; as text, only if its message differs from the last in `told`.
 
-    An event also comes where something changed that its sentence does not say.
+    An event also comes for a change that its message does not mention.
     """
     what = f"{event.kind} {event.object}".rstrip()
     if output == "json":

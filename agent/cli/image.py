@@ -92,8 +92,8 @@ def image_pull(
 ) -> None:
     """Fetch the image REFERENCE (REGISTRY/REPOSITORY:TAG or …@sha256:…) and print its digest.
 
-    What is here already is not fetched again, layer by layer. Who leaves does not end it: --list
-    shows what goes on, --cancel ends it.
+    Layers that are here already are not fetched again. The fetch goes on if this command is
+    interrupted: --list shows running fetches, --cancel ends one.
     """
     if listed:
         found = call(config_path, lambda client: client.list_arrivals())
@@ -131,7 +131,7 @@ def _reference(text: str) -> str:
 
 
 async def fetch(client: AgentClient, reference: str) -> api.ImageInfo:
-    """Let the agent fetch an image from a registry, and tell what it is at."""
+    """Let the agent fetch an image from a registry, and print its progress."""
     progress = _Progress(client, (await client.get_events(0)).latest, reference)
     fetching = asyncio.create_task(client.fetch_oci_image(reference))
     telling = asyncio.create_task(progress.follow())

@@ -97,7 +97,7 @@ def _reached(layout: Path, descriptor: dict[str, Any]) -> Iterator[Path]:
     algorithm, _, digits = str(descriptor.get("digest", "")).partition(":")
     path = layout / "blobs" / algorithm / digits
     if not digits.isalnum() or not algorithm.isalnum() or not path.is_file():
-        return  # the agent says what is missing
+        return  # the agent reports what is missing
     yield path
     kind = str(descriptor.get("mediaType", ""))
     if "manifest" in kind or "index" in kind:

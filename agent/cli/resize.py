@@ -22,7 +22,7 @@ class _Io(click.ParamType[api.IoLimit]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> api.IoLimit:
-        """Return what `device=/dev/vda,write_bytes_per_s=10MiB` says."""
+        """Return the limits in a text such as `device=/dev/vda,write_bytes_per_s=10MiB`."""
         if isinstance(value, api.IoLimit):
             return value
         fields, found = api.IoLimit.__struct_fields__, dict[str, Any]()

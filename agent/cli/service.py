@@ -106,9 +106,9 @@ def install(root: Path, now: bool) -> None:
 @click.option("--purge", is_flag=True, help="Also images, volumes, identity and configuration.")
 @click.pass_obj
 def uninstall(config_path: Path | None, purge: bool) -> None:
-    """Take away what install put here; refused while tasks are on this host.
+    """Remove what install put here; refused while tasks are on this host.
 
-    Settings of a host profile are given back. The program itself goes as it came (apt, pip, rm).
+    Restores the settings of a host profile. Remove the program itself as it came (apt, pip, rm).
     """
     from agent.host.uninstall import uninstall as take_away
     from agent.machine.real import real_machine

@@ -32,11 +32,11 @@ def main() -> None:
 
 
 def serve(config_path: Path | None) -> None:
-    """Run the agent until it is told to end."""
+    """Run the agent until it is stopped."""
     with _no_authorities():
         from agent import daemon
     gc.collect()
-    gc.freeze()  # what was loaded stays: a collection need not look at it again
+    gc.freeze()  # loaded modules stay: a collection need not visit them again
 
     config = load(config_path)
     configure("twine-agent", config.log_level)
@@ -53,8 +53,8 @@ def serve(config_path: Path | None) -> None:
 def _no_authorities() -> Iterator[None]:
     """Keep aiohttp from reading the host's authorities as it is loaded, which takes 2.3 MB.
 
-    It makes a context of them for who calls `https://` and names none. We always name ours
-    (`wire.tls`), and a probe follows no redirect to another address.
+    aiohttp makes an SSL context of them for `https://` calls that name no context. The agent
+    always names its own (`wire.tls`), and a probe follows no redirect to another address.
     """
     before = os.environ.get("SSL_CERT_FILE")
     os.environ["SSL_CERT_FILE"] = os.devnull

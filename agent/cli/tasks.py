@@ -160,7 +160,7 @@ def ps(config_path: Path | None, output: str) -> None:
 def stop(config_path: Path | None, name: str, wait: bool) -> None:
     """Stop task NAME and remove what it left on the machine.
 
-    A task of a control plane comes back as soon as that hears of it: stop its job instead.
+    A control plane starts its task again as soon as it notices: stop the job instead.
     """
 
     async def end(client: AgentClient) -> str:

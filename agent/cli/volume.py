@@ -27,7 +27,7 @@ def volume() -> None:
 @output_option
 @click.pass_obj
 def volume_list(config_path: Path | None, output: str) -> None:
-    """Show volumes and snapshots: how full, how large, who has them."""
+    """Show volumes and snapshots: how full, how large, used by which tasks."""
     found = call(config_path, lambda c: c.list_volumes())
     if output == "json":
         return show.json(found)

@@ -26,18 +26,18 @@ _ENDED = (api.TaskState.FAILED, api.TaskState.STOPPED)
 
 
 class StatusWatch:
-    """Asks one agent about its tasks until it knows; asks again where the agent went away.
+    """Polls one agent about its tasks; tries again where the agent is unreachable.
 
-    It only asks, so nothing is done twice.
+    It only reads, so nothing is done twice.
     """
 
     def __init__(self, client: AgentClient) -> None:
-        """Begin with what happens from the first question on."""
+        """Follow events from the first request on."""
         self._client = client
         self._after = 0
 
     async def task(self, name: str) -> api.TaskStatus:
-        """Return how a task is, or raise `NotFound`."""
+        """Return the state of a task, or raise `NotFound`."""
         return await _patiently(lambda: self._client.get_task(name))
 
     async def known(self, name: str) -> api.TaskStatus | None:
@@ -49,7 +49,7 @@ class StatusWatch:
             return None
 
     async def news(self, wait_s: float = NEWS_S) -> None:
-        """Return once something happened that was not told yet, after `wait_s` at the latest."""
+        """Return once there is a new event, after `wait_s` at the latest."""
         asked = lambda: self._client.get_events(self._after, wait_s=wait_s)  # noqa: E731
         self._after = (await _patiently(asked)).latest
 

@@ -1,4 +1,4 @@
-"""Which unit may read which credential, by what systemd says when it asks for one."""
+"""Which unit may read which credential, by the address that systemd asks from."""
 
 from __future__ import annotations
 

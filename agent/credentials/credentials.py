@@ -25,7 +25,7 @@ from wire.peers import local_user
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 10
-"""Of one credential; systemd takes up to 1 MiB for all of a unit (systemd.exec(5))."""
+"""Largest credential; systemd takes up to 1 MiB for all of a unit (systemd.exec(5))."""
 MOST = 1000
 
 
@@ -51,7 +51,7 @@ class CredentialHolder(TaskStage):
 
     @asynccontextmanager
     async def serving(self, spec_of: Callable[[str], TaskSpec | None]) -> AsyncIterator[None]:
-        """Take over what the agent before held, and answer systemd; `spec_of` knows the tasks."""
+        """Take over the previous agent's credentials, and serve systemd. `spec_of` finds tasks."""
         self._file = MemoryFile("credentials")
         try:
             if data := self._file.read():
@@ -121,7 +121,7 @@ class CredentialHolder(TaskStage):
     async def _answer(
         self, writer: asyncio.StreamWriter, spec_of: Callable[[str], TaskSpec | None]
     ) -> None:
-        """Hand one credential to systemd, which says for which unit it asks."""
+        """Send one credential to systemd, whose address names the unit."""
         address = writer.get_extra_info("peername")
         user = local_user(writer.transport)
         try:

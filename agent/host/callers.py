@@ -53,9 +53,8 @@ def check_given(
     """Raise `InvalidInput` for numbers from which the control plane could not count on.
 
     It answers each generation that it did not give with a higher one, which has to be a number,
-    too (BUG-HT25): a caller on the socket may use half of them. Terms are the control plane's:
-    with a later one than `term`, the latest that it has spoken in, nothing that it says would be
-    taken any more.
+    too (BUG-HT25): a caller on the socket may use half of them. Terms are the control plane's.
+    After a term above `term`, the latest that it has sent, all its requests would be refused.
     """
     if peer.role != "local":
         return
@@ -80,10 +79,10 @@ def authorize_with(
 ) -> Callable[[web.Request, Route], Peer]:
     """Return the rule of the agent: local root and group, or a component of the cluster.
 
-    On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
-    the role `component` may call, never another host, a user or a front end (trust F-79). One of a
-    control plane whose store is older than what this host was told is refused (docs/adr/0111), and
-    so is what changes something and comes from an earlier owner of an entitlement (docs/adr/0150).
+    On the unix socket the kernel reports the caller's user (SO_PEERCRED). On TCP only a certificate
+    of the role `component` may call, never another host, a user or a front end (trust F-79).
+    Refuses a control plane whose store is older than the one this host knows (docs/adr/0111).
+    Refuses changes by an earlier owner of an entitlement (docs/adr/0150).
     """
 
     def authorize(request: web.Request, route: Route) -> Peer:

@@ -35,8 +35,8 @@ class FactsReader:
     def read(self, name: str) -> MachineFacts:
         """Return the facts; `name` is the machine's in the control plane, else the host's is taken.
 
-        systemd is asked for its version once: on a busy host it answers late, and the caller
-        for facts wants to know whether this one does.
+        systemd is asked for its version once: on a busy host it answers late, and a caller that
+        checks whether the agent answers must not wait for it.
         """
         self._systemd = self._systemd or self._machine.systemd.version()
         facts = machine_facts(self._machine, name, self._state_dir, self._systemd)

@@ -1,6 +1,6 @@
-"""Accounts for everything of ours on this host: who owns it, why it stays, what is wrong.
+"""Accounts for everything of ours on this host: its owner, why it stays, what is wrong.
 
-Also takes away what may go: unused images, and layers that no image stands on.
+Also removes unused images, and layers that no image is built on.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from wire.errors import Conflict, NotFound, TwineError
 log = logging.getLogger(__name__)
 
 COLLECT_S = 600.0
-"""How often it is looked for what may go by age; a short disk is noticed as often as this."""
+"""Seconds between two searches for old objects, and between two checks of the free space."""
 SECOND_LOOK_S = 2.0
-"""After so long something wrong is looked at again: what was only under way has moved on."""
+"""Seconds until an error is checked again: a change under way has finished by then."""
 
 
 class Ledger:
-    """Looks at the host, and mends it."""
+    """Inspects the host, and repairs it."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class Ledger:
         return True
 
     async def watch(self) -> None:
-        """Take away what may go, again and again."""
+        """Collect garbage periodically until cancelled."""
         while True:
             await asyncio.sleep(COLLECT_S)
             try:

@@ -32,10 +32,10 @@ BELIEVED_S = 600.0
 """How long a report is taken for how the host is: `sidekick-verify.timer` looks every two
 minutes, and one that does not must not vouch for a host for ever (HP15)."""
 WATCH_S = 10.0
-"""How often it is looked whether there is another report: one stat of a small file.
+"""How often to check for another report: one stat of a small file.
 `sidekick-verify.timer` makes one every two minutes."""
 _SETTLED_S = 2.0
-"""After so long a file that says that it is as it was, is: its times are no finer than a tick."""
+"""Age in s from which an unchanged mtime proves an unchanged file: mtimes have ticks."""
 
 
 class HostProfile:
@@ -98,7 +98,7 @@ class HostProfile:
             )
 
     def _report(self, path: Path) -> ProfileStatus:
-        """Return what the file says; it is not read again while it is the same."""
+        """Return the content of a report; it is not read again while its stat is the same."""
         at = path.stat()
         which = (at.st_ino, at.st_size, at.st_mtime_ns)
         if self._read is not None and self._read[0] == which:
@@ -109,10 +109,10 @@ class HostProfile:
         return report
 
     def ask(self, spec: ProfileSpec, said: int | None = None) -> bool:
-        """Take a request; return whether there is anything to `apply`.
+        """Accept a request; return whether there is anything to `apply`.
 
-        Raises `Conflict` for one that is too old. With `said`, the latest epoch that a control
-        plane has spoken in, one that is in force with a later epoch is replaced (BUG-HT25).
+        Raises `Conflict` for one that is too old. `said` is the latest epoch of a control plane;
+        a profile in force with a later epoch is replaced (BUG-HT25).
         """
         current = self.status()
         is_repair = said is not None and current.epoch > said
@@ -130,7 +130,7 @@ class HostProfile:
         return True
 
     def _deliver(self, spec: ProfileSpec) -> None:
-        """Keep the text of a profile where sidekick looks for those that no package brought."""
+        """Write the text of a profile to sidekick's folder for profiles without a package."""
         path, data = self._state / DELIVERED / f"{spec.name}.toml", spec.text.encode()
         try:
             if path.is_file() and path.read_bytes() == data:
@@ -209,7 +209,7 @@ class HostProfile:
             spec.name,
             f"--generation={spec.generation}",
             f"--epoch={spec.epoch}",
-            "--wait-s=60",  # the one that looks for drift holds the lock for an instant
+            "--wait-s=60",  # the timer's `verify` holds the lock for an instant
             "-o",
             "json",
         ]

@@ -19,7 +19,7 @@ _QUEUE_CHUNKS = 64
 COPIER = "twine-output.service"
 """Writes the entries of what came through pipes, of the unit in `OBJECT_SYSTEMD_UNIT`."""
 _DROPPED = ("_TRANSPORT=driver", "MESSAGE_ID=a596d6fe7bfa4994828e72309e95d61e")
-"""What journald itself says where it dropped lines of a unit that wrote too fast
+"""journald's own message where it dropped lines of a unit that wrote too fast
 (sd-messages.h, SD_MESSAGE_JOURNAL_DROPPED). No task can write as the driver."""
 EVERYWHERE = "*"
 """All journal namespaces: the owner of a task that is gone is not known."""
@@ -27,7 +27,7 @@ EVERYWHERE = "*"
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """Whose words are wanted: of a unit in a namespace of the journal, maybe of one run only."""
+    """Selects log lines: of a unit in a namespace of the journal, optionally of one run."""
 
     unit: str
     namespace: str = EVERYWHERE
@@ -42,7 +42,7 @@ def journal_command(
 
     Its init steps and its pre-stop hook are among them, unless one run of the task is asked for;
     journalctl takes any of the units. What was written before the task had a namespace is in the
-    host's own journal, which is read beside it (`+`).
+    host's own journal, which is read, too (`+`).
 
     With `--follow` alone journalctl wants the boot id from /proc/sys, which the agent's unit does
     not show (`ProcSubset=pid`): it would end at once. With `--merge` it asks for no boot.

@@ -1,7 +1,7 @@
 """What a scrape of `/metrics` gets: the host, its tasks, and what the agent counted.
 
-Everything is read at the moment of the scrape, in the lane of those who look; nothing is kept
-between two of them. Labels name tasks of this host only, and go when the task does.
+Everything is read at the moment of the scrape, in the `usage` thread; nothing is kept between two
+scrapes. Labels name tasks of this host only, and are removed with the task.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent.usage import TaskUsage, Usages
 from wire.process_metrics import of_process
 
 GROUPS = {"host": "", "tasks": "/workload.slice", "agent": "/hostcritical.slice"}
-"""Whose sums are shown, and their cgroups; the root's pressure is the host's (psi.rst)."""
+"""Groups whose sums are shown, and their cgroups; the root's pressure is the host's (psi.rst)."""
 _NO_USAGE = Usages(at_boot_s=0.0, tasks=[])
 _TASK_COUNTERS: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
     "twine_task_cpu_seconds": ("CPU time since the start of its unit.", lambda u: u.cpu_s),

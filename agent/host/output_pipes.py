@@ -87,7 +87,7 @@ class OutputPipes(TaskStage):
             self._wake()
 
     def _wake(self) -> None:
-        """Let the service look. One that is not there looks when it starts."""
+        """Wake the copier service, which scans for pipes. A stopped one scans when it starts."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
             s.setblocking(False)
             s.sendto(b"x", str(self._folder / WAKE))

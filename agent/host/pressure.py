@@ -42,7 +42,7 @@ TASKS_SLICE = "/workload.slice"
 
 
 class Pressure:
-    """Looks again and again; see `look`."""
+    """Checks the host's pressure periodically; see `look`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Pressure:
         oomd: Oomd,
         host: tuple[int, Callable[[], float]],
     ) -> None:
-        """Take what is read and told; `host` is its CPUs and its clock (seconds since boot)."""
+        """`host` is the number of its CPUs and its clock (seconds since boot)."""
         self._cgroups, self._tasks, self._usage = cgroups, tasks, usage
         self._starts, self._oomd = starts, oomd
         self._cpus, self._boottime_s = host
@@ -67,7 +67,7 @@ class Pressure:
         starts.asked = self._rest.end
 
     async def watch(self) -> None:
-        """Look every two seconds, for ever; less often while there is nothing to see."""
+        """Check every two seconds until cancelled; less often while there is no pressure."""
         while True:
             await self._pause()
             try:
@@ -83,9 +83,9 @@ class Pressure:
             await self._rest.until_round(CALM_S)
 
     async def look(self) -> None:
-        """Let as many start as the pressure allows; have a task go where memory stays short."""
-        # Here and now: these files are the kernel's own, none waits for a disk, and the way to a
-        # thread and back costs more than both.
+        """Set how many tasks may start by the pressure; evict a task where memory stays short."""
+        # In the event loop: these are files of the kernel, none waits for a disk, and a switch to
+        # a thread and back costs more than reading them.
         waits = self._waits = self._read()
         self._starts.allow(starts_at_once(self._cpus, waits))
         now_s = self._boottime_s()

@@ -1,9 +1,9 @@
 """The agent's port is its own, also while there is no agent (BUG-AG10).
 
-Beside the socket that listens there is one that is only bound. systemd keeps that one between two
-agents (its store of descriptors), so no other program can bind the port meanwhile. It does not
-listen: who calls is refused at once, which tells the control plane that the host is alive
-(docs/adr/0040). A socket unit would let callers in to wait, and silence reads as a dead host.
+In addition to the listening socket there is one that is only bound. systemd keeps that one between
+two agents (its store of descriptors), so no other program can bind the port meanwhile. It does not
+listen: the kernel refuses callers at once, which shows the control plane that the host is alive
+(docs/adr/0040). A socket unit would make callers wait, and silence means a dead host.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def listen(address: tuple[str, int], backlog: int) -> socket.socket:
 
 
 def _hold(family: socket.AddressFamily, address: tuple[str, int]) -> None:
-    """Have the port kept, unless it is; one of an earlier configuration is closed."""
+    """Let systemd keep the port, unless it does; close one of an earlier configuration."""
     held = kept(NAME)
     ours = [s for s in held if s.family == family and s.getsockname()[:2] == address]
     for s in held:

@@ -1,4 +1,4 @@
-"""Takes away what `install` put on a host, and with `purge` what the agent ever kept there."""
+"""Removes what `install` put on a host, and with `purge` all that the agent kept there."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from agent.usage import TaskUsage, Usages
 
 _LINKS, _ENERGY = "/sys/class/net", "/sys/class/powercap"
 _SOCKETS = 8
-"""Packages that are looked for (powercap.rst numbers zones from 0 on)."""
+"""Packages that are searched for (powercap.rst numbers zones from 0 on)."""
 
 
 class UsageReader:

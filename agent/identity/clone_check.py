@@ -1,8 +1,8 @@
 """Asks the control plane whether another host has the identity of this one (docs/adr/0107).
 
-A disk that was copied starts as the machine it was copied from: same key, same records. A host that
-is told that it is the second one starts no task any more and ends none, until it joins under a
-name of its own or an operator says that it is the one.
+A copied disk starts as the machine it was copied from: same key, same records. A host that gets the
+verdict "second" starts no task any more and ends none, until it joins under a name of its own or an
+operator declares it the right one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RETRY_S = 30.0
 FIRST_S = 10.0
 """How long starts of tasks wait for the first verdict at most: then they need no control plane."""
 ROUNDS = 3
-"""Of saying the same again, at most: two prove it."""
+"""Most requests with the same mark: two are proof."""
 
 WAITS = "the control plane is asked first whether another host has this one's identity"
 HINT = "join under a name of its own; to keep this host: twinectl machine forget-duplicate NAME"
@@ -56,19 +56,19 @@ class Asker(Protocol):
 
 
 class CloneCheck:
-    """Whether this host is the only one with its identity, as far as it was told."""
+    """Whether this host is the only one with its identity, by the control plane's verdict."""
 
     def __init__(self, identity: Asker, boot_id: str, events: HostEvents) -> None:
-        """Read the verdict that an earlier agent was told; ask for none yet."""
+        """Read the verdict that an earlier agent got; ask for none yet."""
         self._identity, self._events = identity, events
         self._shown = Presence(boot_id=boot_id)
         self.second = ""
         """Why this host is the second one with its identity; empty: it is not."""
         self._waits = False
         self.served = asyncio.Event()
-        """Set once this host is reached at its address: who is asked looks there."""
+        """Set once the agent listens: to answer, the control plane connects to its address."""
         self.wake: Callable[[], None] = lambda: None
-        """Has all tasks looked at again."""
+        """Wakes the loops of all tasks."""
         try:
             self._waits = identity.has_joined()
             self.second = identity.read_second()
@@ -89,7 +89,7 @@ class CloneCheck:
             raise Conflict(f"{what}: {self.second}", hint=HINT)
 
     async def watch(self) -> None:
-        """Ask now and again, for as long as the agent runs."""
+        """Ask periodically, for as long as the agent runs."""
         first = True
         while True:
             pause_s = await self._ask_once(FIRST_S if first else None)

@@ -9,13 +9,13 @@ from agent.api import TaskSpec
 INSIDE = "/run/twine-identity"
 """Where a task finds its identity; on a file system that is in memory alone."""
 IDENTITY, BUNDLE = "identity.pem", "bundle.pem"
-"""Private key with its certificates, in one file so that both are always of one making; and the
-authorities to believe others by."""
+"""Private key with its certificates, in one file so that they always match; and the authorities
+that peers are verified against."""
 RENEW_FROM, RENEW_TO = 0.10, 0.15
 """Share of a certificate's life after which the next one is fetched: most of it is left for a
 control plane that is away."""
 USABLE_S = 600.0
-"""A task is started with an identity that is overdue if it is good for so long still."""
+"""Seconds for which an overdue identity must still be valid for a task to start with it."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):

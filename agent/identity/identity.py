@@ -31,7 +31,7 @@ from wire.tls import Credential
 log = logging.getLogger(__name__)
 
 LAST_TERM, LAST_OWNERS = "last-term", "last-owners"
-"""Beside the identity: which control plane spoke last, and which owners (`fencing`)."""
+"""Files in the identity's folder: the last control plane's term, and owners (`fencing`)."""
 LOCATION = Path("/etc/twine/location.toml")
 """Where the machine stands, for host profiles (`sidekick facts`)."""
 DEFAULT_FOLDER = Path("/var/lib/twine/identity")
@@ -49,7 +49,7 @@ _PIN = re.compile(api.DIGEST_PATTERN)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this host is."""
+    """The identity of this host."""
 
     machine: str
     control_plane_url: str
@@ -103,7 +103,7 @@ class HostIdentity:
         self._renewing = asyncio.Lock()
 
     def find(self) -> Identity | None:
-        """Return who this host is, None before it joined; `ConfigError` if unreadable."""
+        """Return this host's identity, None before it joined; `ConfigError` if unreadable."""
         if not self._path.exists():
             return None
         held = tls.load(self._path)
@@ -145,7 +145,7 @@ class HostIdentity:
         )
         self._keep(held)
         self.note_second("")
-        for path in self._spoke_last:  # whom it joins now it takes, whatever was before
+        for path in self._spoke_last:  # the new control plane is accepted, whatever was before
             path.unlink(missing_ok=True)
         log.info("joined", extra={"machine": held.name, "url": held.url})
         return Identity(held.name, held.url, held.not_after)
@@ -171,8 +171,8 @@ class HostIdentity:
     async def renew(self) -> Identity:
         """Fetch the next certificate, for a new key, with the one that is in force.
 
-        The answer also says which authorities to trust from now on (BUG-AG5). Where those are
-        others than before, one more renewal says that this was understood.
+        The answer also has the authorities to trust from now on (BUG-AG5). If they changed, one
+        more renewal confirms to the control plane that they are in use.
         """
         async with self._renewing:
             known = self._held().ca_pem
@@ -231,7 +231,7 @@ class HostIdentity:
             raise ConfigError(f"cannot read {self._second}: {e.strerror}") from e
 
     def note_second(self, why: str) -> None:
-        """Note why this host is the second one, until it joins again or is told otherwise."""
+        """Store why this host is the second one; empty removes the note."""
         if why:
             durable.write(self._second, why.encode())
         else:

@@ -46,7 +46,7 @@ from wire.errors import HostError, TwineError, Unreachable
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""How often it is looked for what is due, gone, or newly trusted."""
+"""Seconds between two checks for due renewals, removed tasks and new authorities."""
 _RETRY_S = 60.0
 """Pause after a renewal that failed."""
 _LANE = "identities"
@@ -118,12 +118,12 @@ class TaskIdentities(TaskStage):
                 await self._lanes.run(_LANE, self._refresh, task_id)
 
     async def release(self, task_id: str) -> None:
-        """Take the identity of a task away; one that is not there is no error."""
+        """Remove the identity of a task; a missing one is no error."""
         async with self._lock(task_id):
             await self._lanes.run(_LANE, self._remove, task_id)
 
     async def watch(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
-        """Renew for ever what tasks have that are to run, and remove what belongs to no task."""
+        """Renew the identities of wanted tasks until cancelled; remove those of no task."""
         while True:
             await pause(LOOK_S)
             try:
@@ -157,7 +157,7 @@ class TaskIdentities(TaskStage):
                         return  # nor would it answer for the others
 
     def _failed(self, task_id: str, held: Held, error: TwineError) -> None:
-        """Note that a renewal failed; the task is told of only once it gets serious."""
+        """Record a failed renewal; an event of the task follows only when its time gets short."""
         now = self._clock()
         self._not_before[task_id] = now + _RETRY_S * random.uniform(0.5, 1.5)
         log.warning("task %s: its identity cannot be renewed yet: %s", task_id, error)
@@ -219,7 +219,7 @@ class TaskIdentities(TaskStage):
             ) from e
 
     def _refresh(self, task_id: str) -> None:
-        """Let a task trust whom its host trusts, from now on."""
+        """Give a task the authorities that its host trusts now. Raises `HostError`."""
         path, text = self._folder / task_id / BUNDLE, self._certifier.trusted()
         try:
             with contextlib.suppress(FileNotFoundError):

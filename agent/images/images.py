@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 20
 IDLE_S = 60.0
-"""A stream that was silent for so long has ended; the sender can begin again."""
+"""Seconds without data after which a stream has ended; the sender can begin again."""
 
 
 class HostImages:
@@ -189,7 +189,7 @@ class HostImages:
     async def receive(
         self, digest: str, format_: ImageFormat, chunks: AsyncIterator[bytes]
     ) -> ImageInfo:
-        """Take an image in; return at once where it is here already.
+        """Unpack and publish an image; return at once where it is here already.
 
         Raises `Unprocessable` for a stream that has another digest, cannot be unpacked or
         leaves too little space, `Unreachable` for one that stalls; then nothing of it stays.

@@ -63,10 +63,10 @@ class Layers:
 
     @contextmanager
     def holding(self) -> Iterator[Hold]:
-        """Yield what keeps layers, there or to come, from being removed until all is over.
+        """Yield a function that keeps layers, present or future, from removal until the exit.
 
-        An image holds what is here of it before it fetches the rest, and lets go once it stands on
-        them itself: in between nothing else would keep them.
+        A pull holds the layers that are here before it fetches the rest, and releases them once
+        the image refers to them: until then nothing else would keep them.
         """
         mine: list[str] = []
 
@@ -118,9 +118,9 @@ class Layers:
     ) -> AsyncIterator[list[str]]:
         """Wait until no other image fetches the lowest layer that is missing of this one.
 
-        Yields the chains that are here then. Of images on one base that are asked for at once the
-        first brings it, and the others need not (docs/adr/0124). `waits` is told the number of a
-        layer that is waited for.
+        Yields the chains that are here then. Of concurrent pulls of images on one base only the
+        first fetches it (docs/adr/0124). `waits` is called with the number of the layer that this
+        pull waits for.
         """
         while len(here := self.known(blobs)) < len(blobs):
             missing = (here[-1] if here else "", blobs[len(here)])
@@ -140,8 +140,8 @@ class Layers:
 
         Those that are missing have their blobs in a layout. All of them are applied to the one
         tree, in order; each layer is a snapshot of it as it was then. A blob is removed once it
-        was applied: what is gone before a flush need not be written at all. `here`
-        is told of each layer that was applied, by its number.
+        was applied: data removed before a flush need not be written at all. `here` is called with
+        the number of each applied layer.
         """
         at: str | None = None
         applying: _Applying | None = None
@@ -252,14 +252,14 @@ class _Applying:
             await asyncio.wait({told, self._running}, return_when=asyncio.FIRST_COMPLETED)
             if not told.done():
                 await self._running
-                await asyncio.sleep(0)  # what it said last may be still to be heard
+                await asyncio.sleep(0)  # its last line may still be unread
             if not told.done():
                 raise Unprocessable(f"{self._refusal()}: its program ended before it")
         finally:
             told.cancel()
 
     async def close(self) -> None:
-        """End it, if it has not ended; it reads that there is nothing more to do."""
+        """Cancel the program if layers are left, wait for its end, and remove its pipes."""
         if self._number < len(self._layers):
             self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
@@ -270,7 +270,7 @@ class _Applying:
 
 
 def declare(subvolume: Path, description: bytes) -> None:
-    """Write what a subvolume is beside it, which makes it complete; whole or not at all.
+    """Write the description file of a subvolume, which makes it complete; atomic.
 
     It survives a power cut once its folder or the file system is synced.
     """

@@ -4,7 +4,7 @@
     staging/oci-<key>.json  the manifest as the registry gave it
 
 skopeo fetches, in a sandbox that has a network and nothing else. Every digest is checked here
-or where a layer is applied: skopeo is not believed.
+or where a layer is applied: skopeo is not trusted.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def _stand_in(stage: Path, blobs: Sequence[Blob]) -> None:
 
 
 def _with_user(config: OciConfig, tree: Path) -> OciConfig:
-    """Return the configuration with who its user is, by the lists of an image that is here."""
+    """Return the configuration with its user resolved by the lists of an image that is here."""
     if not asks(config.user):
         return config
     users, groups = (_list(tree, place) for place in LISTS)

@@ -20,7 +20,7 @@ from agent.runtime.stage import TaskStage
 from wire.errors import BtrfsError, HostError, NotFound
 
 INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
-"""Where an image has its init; each other one would be told in another way to end."""
+"""Where an image has its init; other inits would need other ways to be stopped."""
 _USED_EVERY_S = 60.0
 """How often the use of an image is written down: images go by days (images/core/retention.py)."""
 
@@ -67,7 +67,7 @@ class TaskRoots:
         )
 
     def config(self, digest: str) -> OciConfig | None:
-        """Return how an image wants to be run, None for one that says nothing about it.
+        """Return how an image wants to be run, None for one without a configuration.
 
         Read once: what is under a digest never changes.
         """
@@ -103,7 +103,7 @@ class TaskRoots:
         return self._tops[digest]
 
     def owner(self, digest: str) -> ImageUser:
-        """Return whose root a task without a user of its image's writes to: root's."""
+        """Return the owner of the root of a task without an image user: root."""
         return owner_of_root(*(self._plain(digest, path) for path in LISTS))
 
     def _plain(self, digest: str, path: str) -> str:
@@ -160,7 +160,7 @@ class TaskRoots:
         self._unused.add(task_id)
         now_s = time.monotonic()
         if now_s - self._used.get(digest, -_USED_EVERY_S) >= _USED_EVERY_S:
-            with suppress(OSError):  # when it was last used; what goes first goes by that
+            with suppress(OSError):  # the time of last use decides which image is removed first
                 os.utime(image.with_suffix(".json"))
                 self._used[digest] = now_s
 

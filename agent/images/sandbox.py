@@ -20,7 +20,7 @@ PATTERNS = ("twine-unpack-*.service", "twine-fetch-*.service")
 
 
 class Sandbox:
-    """Runs one unit to its end, or says why it could not."""
+    """Runs one unit to its end, or raises why it could not."""
 
     def __init__(
         self, folder: Path, btrfs: Btrfs, units: Units, processes: Processes, lanes: Lanes
@@ -50,9 +50,9 @@ class Sandbox:
     ) -> None:
         """Run a unit to its end. `what` begins the sentence about its failure, or returns it.
 
-        `came` returns how many bytes it got so far, of a unit that is given up when no more come.
-        Raises `Unprocessable` where it failed or left too little room, `Unreachable` where it was
-        given up, `SystemdError` where it could not be run. Cancelled, it is stopped.
+        `came` returns the bytes received so far; the unit is given up when no more arrive. Raises
+        `Unprocessable` where it failed or left too little room, `Unreachable` where it was given
+        up, `SystemdError` where it could not be run. Cancelling stops the unit.
         """
         # One from before would have worked on a folder that is gone by now.
         await self._units.clear(unit, timeout_s=CLEAR_TIMEOUT_S)

@@ -1,1 +1,1 @@
-"""The lease of a host: who commands it, and how long a task may run unheard."""
+"""The lease of a host: which control plane commands it, and how long tasks run without one."""

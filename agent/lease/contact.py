@@ -1,7 +1,7 @@
-"""When the control plane last heard this host, and which tasks may only run while it does.
+"""When the control plane was last in contact with this host, and which tasks depend on that.
 
-Below `/run/twine/fence` lies what outlives the agent: `heard` (one number, seconds since boot)
-and a file per bound task. `agent.fence` reads them and nothing else; it ends what is overdue,
+Files below `/run/twine/fence` outlive the agent: `heard` (one number, seconds since boot)
+and a file per bound task. `agent.fence` reads them and nothing else; it ends overdue tasks,
 whether or not there is an agent. Files are replaced whole. They are written in the event loop:
 the folder is in memory, and a request may not be answered before its file is there.
 """
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 HEARD, ALIVE, EPOCH, BOOT = ".heard", ".alive", ".epoch", ".boot"
 """Files that belong to no task: ids of tasks do not begin with a dot."""
 WRITE_EVERY_S = 1.0
-"""What is on disk may be older than what is known by so much: the safe side."""
+"""Seconds by which the file may be older than the state in memory: the safe side."""
 FENCE_SILENT_S = 5.0
-"""The fence says twice a second that it is there."""
+"""Seconds without a sign of the fence, which gives one twice a second."""
 POLLS = 4
 """Polls that fit into the time of the most impatient task."""
 
@@ -44,12 +44,12 @@ class Contact:
     """The lease of this host, in memory and where the fence sees it."""
 
     def __init__(self, folder: Path, boot_id: str, boottime_s: Callable[[], float]) -> None:
-        """Take up what an earlier agent of this boot left in `folder`."""
+        """Load what an earlier agent of this boot left in `folder`."""
         self._folder, self._boot_id, self._boottime_s = folder, boot_id, boottime_s
         self._heard_s: float | None = None
         self._written_s: float | None = None
         self._epoch = self.said = 0
-        """The latest term that counts; the latest in which a control plane has spoken."""
+        """The latest term that counts; the latest term of a control plane's request."""
         self._bonds: dict[str, Bond] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._read(BOOT) != boot_id:
@@ -78,14 +78,14 @@ class Contact:
         bond = self._bonds.get(task_id)
         return bond is not None and bond.kill_at_s is not None
 
-    # What the control plane says.
+    # Requests of the control plane.
 
     def answer(self) -> str:
         """Return the name of an answer that is given now."""
         return name_answer(self._boot_id, self.now_s())
 
     def heard(self, name: str, epoch: int) -> None:
-        """Take note of a request of the control plane that names our newest answer it got.
+        """Record a request of the control plane, which names the newest of our answers it got.
 
         One of an older term counts for nothing: that control plane decides no longer. A task
         whose time ran out before this request came stays cut off: it may not have been looked at.
@@ -117,9 +117,9 @@ class Contact:
     def check_command(self, task_id: str, spec: TaskSpec, name: str | None, epoch: int) -> None:
         """Raise unless a bound task may be started because of this request.
 
-        `name` is the answer that the control plane heard last, None where a user on the
-        host asks. A request that was long on its way is worth nothing: meanwhile the task may
-        have been given to another host.
+        `name` is the answer that the control plane received last, None where a user on the
+        host asks. A request that was delayed for long is refused: meanwhile the task may have
+        been given to another host.
         """
         if not is_bound(spec):
             return
@@ -147,14 +147,14 @@ class Contact:
 
     @property
     def term(self) -> int:
-        """Return the latest term that counts: one that was said, or that a task was told in."""
+        """Return the latest term: of the control plane's requests, or of a task's record."""
         return self._epoch
 
     def recount(self, epochs: Iterable[int]) -> None:
-        """Take in the terms of the tasks that are left: one that no control plane said may go."""
+        """Recompute the term from the remaining tasks; one that no control plane sent may go."""
         self._epoch = max([self.said, *epochs])
 
-    # What the fence must know.
+    # Files for the fence.
 
     def adopt(self, replay: Replay) -> None:
         """Bring the files in line with the records, which are what was promised.

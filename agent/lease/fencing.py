@@ -16,7 +16,7 @@ from wire.errors import Conflict, InvalidInput, OlderStore, TwineError
 log = logging.getLogger(__name__)
 
 QUIET_S = 60.0
-"""What only polls told is on disk after so long: they change nothing on this host."""
+"""Seconds until a term that came with polls is on disk: polls change nothing on this host."""
 Write = Callable[[Path, bytes], Coroutine[Any, Any, None]]
 
 
@@ -62,7 +62,7 @@ class FencingNote:
                 continue
             try:
                 await write(self._path, text.encode())
-            except (OSError, TwineError) as e:  # the disk fails, which is told elsewhere
+            except (OSError, TwineError) as e:  # the disk fails, which is reported elsewhere
                 extra = {"note": self._path.name, "why": str(e)}
                 log.warning("who spoke last was not noted", extra=extra)
             else:
@@ -81,7 +81,7 @@ class FencingTerm:
     def hear(self, text: str | None, *, commands: bool) -> None:
         """Remember the caller, or raise `OlderStore`; `commands`: it may change something.
 
-        A control plane of an earlier release says nothing, and is not judged.
+        A control plane of an earlier release sends no term, and is accepted.
         """
         if text is None:
             return
@@ -117,7 +117,7 @@ class FencingOwners:
         """Remember the caller, or raise `Conflict`: the entitlement has another owner since.
 
         A request that changes nothing is answered for any caller. A control plane of an earlier
-        release says nothing, and is not judged by that.
+        release sends no owner, and is accepted.
         """
         if text is None:
             return

@@ -23,7 +23,7 @@ Property = object
 
 
 class UnitState(msgspec.Struct, frozen=True):
-    """What systemd says of one unit."""
+    """State of one unit, as systemd reports it."""
 
     unit: str
     active: str
@@ -35,7 +35,7 @@ class UnitState(msgspec.Struct, frozen=True):
     it was not up in time, which systemd calls `timeout`, too."""
     invocation_id: str = ""
     main_pid: int = 0
-    """Of a service that runs only `units` says it."""
+    """Of a running service only `units` fills it in."""
     exit_code: int | None = None
     """Exit code of the main process, once it has ended by itself."""
     exit_signal: str | None = None
@@ -45,8 +45,8 @@ class UnitState(msgspec.Struct, frozen=True):
     started_at: float | None = None
     description: str = ""
     control_group: str = ""
-    """Path below the cgroup root; empty when the unit has no processes. Of a service that runs only
-    `units` says it."""
+    """Path below the cgroup root; empty when the unit has no processes. Of a running service only
+    `units` fills it in."""
 
 
 UnitListener = Callable[[str], None]
@@ -72,7 +72,7 @@ class Systemd(Protocol):
     def reset_failed(self, unit: str) -> None:
         """Let systemd forget a failed unit; one that is not there is no error.
 
-        Of one that runs it forgets how often it was restarted.
+        For a running unit this resets the count of its restarts.
         """
 
     def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
@@ -83,7 +83,7 @@ class Systemd(Protocol):
         """
 
     def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit, None where systemd knows none of that name.
+        """Return the state of a unit, None where systemd has none of that name.
 
         Where it runs, main process and cgroup are left out: this is asked with each change.
         """
@@ -141,13 +141,13 @@ class ServiceControl(Protocol):
 
 
 class Subvolume(msgspec.Struct, frozen=True):
-    """What btrfs says of one subvolume."""
+    """One subvolume, as btrfs reports it."""
 
     uuid: str
     parent_uuid: str
-    """Of the subvolume it is a snapshot of, else empty."""
+    """UUID of the subvolume it is a snapshot of, else empty."""
     received_uuid: str
-    """Of the sender's subvolume, once a receive has finished, else empty."""
+    """UUID of the sender's subvolume, once a receive has finished, else empty."""
     read_only: bool
 
 
@@ -157,7 +157,7 @@ class QuotaMode(StrEnum):
     SIMPLE = "simple"
     """The subvolume that wrote it has it; cheap (squota, Linux 6.7 and later)."""
     REGULAR = "regular"
-    """What is shared is told from what is not; costs with each snapshot."""
+    """Distinguishes shared from exclusive data; costs time with each snapshot."""
     OFF = "off"
 
 
@@ -208,7 +208,7 @@ class Btrfs(Protocol):
         """
 
     def limit(self, path: Path, max_bytes: int | None) -> None:
-        """Let a subvolume hold so much; None: no limit. Quotas must be on."""
+        """Limit the bytes in a subvolume; None: no limit. Quotas must be on."""
 
     def room(self, path: Path) -> Room | None:
         """Return what a subvolume holds and may hold, None where quotas are off."""
@@ -270,7 +270,7 @@ class HostHardware(msgspec.Struct, frozen=True):
     nics: tuple[str, ...]
     cgroup_controllers: tuple[str, ...]
     hugepages_bytes: int = 0
-    """Taken out of `memory_bytes` as huge pages of all sizes, now."""
+    """Part of `memory_bytes` that is reserved as huge pages of all sizes now."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -316,10 +316,10 @@ class Cgroups(Protocol):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """What the kernel has of ours beside units and subvolumes (`census`)."""
+    """Kernel objects of ours other than units and subvolumes (`census`)."""
 
     cgroups: tuple[str, ...] = ()
-    """Of units of tasks, below the root of the hierarchy."""
+    """Cgroups of units of tasks, below the root of the hierarchy."""
     namespaces: tuple[str, ...] = ()
     veths: Mapping[str, str] = {}
     """Host end → its alias, which is the task."""
@@ -335,7 +335,7 @@ class NetworkAccess(Protocol):
     """The host's network, which another program changes for us."""
 
     def ask(self, ask: Ask) -> NetAnswer:
-        """Have something done; return what there is afterwards. Raises `HostError`."""
+        """Send a request; return the networks after it. Raises `HostError`."""
 
     def has_gate(self, name: str) -> bool:
         """Return whether a program of the kernel for ports is there, and whole."""
@@ -363,8 +363,8 @@ class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
     network: NetworkAccess
     boottime_s: Callable[[], float] = boottime_s
     hugepages: Callable[[], Mapping[int, int]]
-    """The huge pages that there are now, by the size of one in bytes; sizes that the kernel knows
-    and has none of, too. All that `HostHardware.hugepages_bytes` counts."""
+    """The huge pages that exist now, by page size in bytes, with 0 for other sizes that the kernel
+    supports. The same pages that `HostHardware.hugepages_bytes` counts."""
     cores: Callable[[], tuple[Core, ...]]
     """The cores that are online now, with what of them tasks may use."""
     has_program: Callable[[str], bool]
@@ -372,4 +372,4 @@ class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
     host_text: Callable[[str], str]
     """Returns a file of the host's configuration, empty where there is none."""
     observe: Callable[[Path, Path], Observed] = _nothing
-    """Looks at the kernel for what is of ours, given the state folder and the run folder."""
+    """Returns the kernel objects of ours, given the state folder and the run folder."""

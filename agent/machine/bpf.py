@@ -10,7 +10,7 @@ from enum import IntEnum
 
 PINNED = "/sys/fs/bpf"
 _NUMBER = {"x86_64": 321, "aarch64": 280}
-"""Of the call (Linux, syscall_64.tbl and asm-generic/unistd.h)."""
+"""Number of the system call (Linux, syscall_64.tbl and asm-generic/unistd.h)."""
 
 
 class BpfCommand(IntEnum):
@@ -58,7 +58,7 @@ def pin(fd: int, path: str) -> None:
 
 
 def described(fd: int, size: int) -> bytes:
-    """Return the first bytes of what the kernel says of an object. Raises `OSError`."""
+    """Return the first bytes of the kernel's information on an object. Raises `OSError`."""
     info = ctypes.create_string_buffer(size)
     call(BpfCommand.OBJ_INFO, struct.pack("=IIQ", fd, size, ctypes.addressof(info)), info)
     return info.raw

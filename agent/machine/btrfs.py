@@ -26,7 +26,7 @@ _REASONS = {
     errno.ENOTTY: "it is not on a btrfs file system",
     errno.EINVAL: "it is not a subvolume",
 }
-"""What btrfs means by an errno whose own text says little."""
+"""What btrfs means by an errno whose own text is unclear."""
 
 
 class HostBtrfs:
@@ -122,7 +122,7 @@ class HostBtrfs:
             return qgroups.enable(path)
 
     def limit(self, path: Path, max_bytes: int | None) -> None:
-        """Let a subvolume hold so much; None: no limit."""
+        """Limit the bytes in a subvolume; None: no limit."""
         with _translated(f"cannot limit subvolume {path} to {max_bytes} bytes"):
             qgroups.limit(path, btrfsutil.subvolume_info(path).id, max_bytes)
 

@@ -49,7 +49,7 @@ class _Error(ctypes.Structure):
 
 
 class _Library(NamedTuple):
-    """`held` keeps the interpreter's lock, for what is done at once; `free` lets go of it."""
+    """`held` keeps the interpreter's lock, for calls that never wait; `free` releases it."""
 
     held: Any
     free: Any
@@ -98,11 +98,11 @@ class Bus:
     """A connection. One thread at a time may use it; others run on while it waits."""
 
     def __init__(self, bus: c_void_p) -> None:
-        """Take the library's connection, which becomes ours."""
+        """Take ownership of the library's connection."""
         self._bus = bus
 
     def close(self) -> None:
-        """End it; not twice."""
+        """Close the connection; must not be called twice."""
         free = _library().free
         free.sd_bus_close(self._bus)
         free.sd_bus_unref(self._bus)
@@ -183,7 +183,7 @@ class Message:
 
 
 class _BusReader:
-    """Takes a message apart."""
+    """Decodes a message."""
 
     def __init__(self, message: c_void_p) -> None:
         self._message, self._held = message, _library().held
@@ -256,8 +256,8 @@ def _said(tokens: Iterable[Token]) -> tuple[bytes, list[Any]]:
     """Return how values are nested and what they are, as sd_bus_message_append(3) takes both."""
     types, values = bytearray(), list[Any]()
     inside: list[list[int] | None] = []
-    """Of each container we are in: where its number of elements stands and how many there are;
-    None for one that has no number."""
+    """For each open container: the position of its number of elements, and the number so far;
+    None for one without a number."""
     for kind, value in tokens:
         if kind == CLOSE:
             if not inside:
@@ -282,7 +282,7 @@ def _said(tokens: Iterable[Token]) -> tuple[bytes, list[Any]]:
 
 
 def _type(kind: int, contents: Any) -> bytes:
-    """Return the type of a value, which for an array or a structure says what is inside."""
+    """Return the type of a value, including the contents of an array or a structure."""
     if kind == ord("a"):
         return b"a" + bytes(contents)
     return b"(%s)" % contents if kind == ord("r") else bytes([kind])

@@ -1,4 +1,4 @@
-"""What the kernel has of ours beside units and subvolumes: cgroups, namespaces, links, mounts."""
+"""Kernel objects of ours other than units and subvolumes: cgroups, namespaces, links, mounts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLICE = "/sys/fs/cgroup/workload.slice"
 
 
 def observe(fs: KernelFs, state: Path, run: Path) -> Observed:
-    """Look at the kernel's files; what is not there counts as empty. Blocking."""
+    """Return what the kernel's files show; a missing file counts as empty. Blocking."""
     return Observed(
         cgroups=tuple(sorted(_cgroups(fs))),
         namespaces=tuple(fs.names(f"{run}/netns")),

@@ -95,7 +95,7 @@ def run(group: Path, name: str, variables: Sequence[str], command: Sequence[str]
 def _become(
     leaf: Path, into: tuple[int, int, int], variables: Sequence[str], command: Sequence[str]
 ) -> None:
-    """Be the command, inside; never returns."""
+    """Enter the task and execute the command; never returns."""
     code, (machine, root, rights) = NOT_ENTERED, into
     try:
         (leaf / "cgroup.procs").write_text("0")

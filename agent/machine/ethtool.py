@@ -76,7 +76,7 @@ def set_words(fs: KernelFs, nic: str, group: Group, words: Sequence[int]) -> Non
 def _call(nic: str, command: int, words: Sequence[int]) -> list[int]:
     data = array.array("I", [command, *words])
     request = struct.pack("16sP", nic.encode(), data.buffer_info()[0])
-    import socket  # for the one who has a card to ask
+    import socket  # imported only on a host with a card to query
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         fcntl.ioctl(sock.fileno(), SIOCETHTOOL, request)

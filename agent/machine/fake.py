@@ -86,7 +86,7 @@ class FakeBtrfs:
     """
 
     def __init__(self, root: Path) -> None:
-        """Take the folder that plays the file system."""
+        """`root` is the folder that stands for the file system."""
         self.root = root
         self.size_bytes = 8 * GIB
         self.available_bytes = 6 * GIB
@@ -162,7 +162,7 @@ class FakeBtrfs:
         return sum(p.lstat().st_size for p in path.rglob("*") if p.is_file())
 
     def quota(self, path: Path) -> QuotaMode:
-        """Return what the attribute says."""
+        """Return the attribute `counts`."""
         del path
         return self.counts
 
@@ -195,7 +195,7 @@ class FakeBtrfs:
             raise BtrfsError(f"cannot sync the file system of {path}: {os.strerror(errno.ENOENT)}")
 
     def mark_received(self, path: Path, uuid: str) -> None:
-        """Make a subvolume look like one that `btrfs receive` has finished."""
+        """Mark a subvolume as finished by `btrfs receive`."""
         record = self._get(path, f"cannot mark {path}")
         record.received_uuid, record.read_only = uuid, True
 
@@ -363,7 +363,7 @@ class FakeMachine:
     processes: FakeProcesses = field(init=False)
     cgroups: FakeCgroups = field(default_factory=FakeCgroups)
     observed: Observed = field(default_factory=Observed)
-    """What a look at the kernel finds, the cgroups of running units aside."""
+    """What `observe` returns, without the cgroups of running units."""
     network: FakeNetwork = field(default_factory=FakeNetwork)
     lacking: set[str] = field(default_factory=set)
     """Paths of programs that it does not have."""

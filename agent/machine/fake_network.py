@@ -12,7 +12,7 @@ class FakeNetwork:
     def __init__(self) -> None:
         self.networks: dict[str, TaskNet] = {}
         self.allowed: list[TaskNet] | None = None
-        """Of the firewall; None: it was never put in force."""
+        """Networks in the firewall; None: it was never installed."""
         self.broken = ""
         """Why every request fails, where it does."""
         self.strays: list[str] = []

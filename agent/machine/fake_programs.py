@@ -45,7 +45,7 @@ def tar(argv: list[str], properties: Mapping[str, Property]) -> Ended:
 def python(argv: list[str], properties: Mapping[str, Property]) -> Callable[[], Ended] | None:
     """Apply layers as `python -m agent.machine.layer` does; other modules run until stopped.
 
-    Without root everything belongs to who runs it.
+    Without root everything belongs to the user that runs it.
     """
     if "agent.machine.layer" not in argv:
         return None
@@ -133,5 +133,5 @@ PROGRAMS: Mapping[str, Program] = {
     "tar": tar,
     "true": ends_with(0),
 }
-"""What programs do unless told otherwise; others run until they are stopped. No registry is
-reached, until a test has one."""
+"""Default behaviour of programs; others run until they are stopped. No registry is reachable
+unless a test provides one."""

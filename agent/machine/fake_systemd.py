@@ -35,7 +35,7 @@ class Ended:
 
     @property
     def verdict(self) -> str:
-        """Return what systemd says of it."""
+        """Return systemd's `Result` of it."""
         if self.result:
             return self.result
         if self.signal:
@@ -45,7 +45,7 @@ class Ended:
 
 Program = Callable[[list[str], Mapping[str, Property]], Ended | Callable[[], Ended] | None]
 """Gets its arguments and the unit's properties; None: it runs until it is stopped. What it returns
-to be called is run beside, and says how it ended."""
+to be called is run in another thread, and returns how it ended."""
 
 
 @dataclass(slots=True)
@@ -55,12 +55,12 @@ class _Unit:
 
 
 class FakeSystemd:
-    """Units in memory. Every change is told to the listeners before the call returns."""
+    """Units in memory. Listeners are called with every change before the call returns."""
 
     def __init__(
         self, programs: Mapping[str, Program] | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """Take what programs do, by path or base name; others run until they are stopped."""
+        """`programs` maps path or base name to behaviour; others run until they are stopped."""
         self.programs: dict[str, Program] = dict(programs or {})
         self.ignores_term: set[str] = set()
         """Units whose processes do not heed SIGTERM: stopping them ends in `timeout`."""
@@ -193,12 +193,12 @@ class FakeSystemd:
         self._end(unit, Ended(code=None, signal="SIGKILL", result="oom-kill"))
 
     def let_die(self, unit: str) -> None:
-        """Let what nothing could end be over at last."""
+        """End the processes of a unit in `unkillable`."""
         self.unkillable.discard(unit)
         self._forget(unit)
 
     def let_up(self, unit: str) -> None:
-        """Let a slow unit be up at last."""
+        """Let a slow unit become active."""
         self.slow.discard(unit)
         with self._lock:
             found = self._units[unit]

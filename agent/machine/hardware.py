@@ -61,9 +61,9 @@ def _cpu(fs: KernelFs) -> Cpu:
 def read_cores(fs: KernelFs) -> tuple[Core, ...]:
     """Return the cores that are online, by their first CPU.
 
-    Not for tasks are CPUs that `workload.slice` has not (sidekick's `[affinity]` keeps those that
-    serve interrupts from it) and those that the kernel balances no load over (`isolcpus=`): what
-    runs on several of these stays where it was started, so they are for who names one.
+    Excluded are CPUs outside `workload.slice` (sidekick's `[affinity]` keeps CPUs for interrupts
+    out of it) and those without load balancing by the kernel (`isolcpus=`). A task on several
+    isolated CPUs would stay where it was started, so they are only for tasks that name one.
     """
     online = numbers(fs.find(f"{CPUS}/online") or "0")
     tasks = fs.find(f"/sys/fs/cgroup{TASKS_SLICE}/cpuset.cpus.effective")

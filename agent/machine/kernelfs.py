@@ -94,7 +94,7 @@ class KernelFs(msgspec.Struct, frozen=True):
         return found if len(found) == size else None
 
     def noticed(self, interface: str, command: int, answer: bytes) -> None:
-        """Hear what a network interface answered, which no file tells; for who keeps answers."""
+        """Called with what a network interface answered (no file has it); subclasses keep it."""
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder, none where it does not exist."""

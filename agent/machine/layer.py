@@ -2,7 +2,7 @@
 
     python -m agent.machine.layer FOLDER TREE BLOB COMPRESSION DIGEST DIFF_ID …
 
-It says on its output that a layer was applied, and goes on with the next once it reads a line.
+It reports each applied layer on its output, and continues with the next once it reads a line.
 
 A layer is a tar of what changed (`layer.md` of the OCI image specification): files replace what
 is there, `.wh.NAME` takes NAME of the layers below away, `.wh..wh..opq` everything of theirs in
@@ -32,7 +32,7 @@ from agent.machine.process import filtered
 from wire.errors import TwineError, Unprocessable
 
 ENTRIES_MAX = 2_000_000
-"""Of one layer; the largest known images have a tenth."""
+"""Most entries of one layer; the largest known images have a tenth."""
 DEPTH_MAX = 128
 _CHUNK = 1 << 20
 BLOCK = 4096
@@ -66,7 +66,7 @@ def main(
     *,
     owners: bool = True,
 ) -> int:
-    """Apply layers as told by the arguments; say in one line why not.
+    """Apply the layers in the arguments; write one line with the reason of a failure.
 
     `ask` and `tell` are its input and output. It ends when its input ends before a layer.
     """
@@ -167,7 +167,7 @@ class _Gunzip:
 
 
 class _Hashing:
-    """Passes a stream on, and knows its digest once it was read to its end."""
+    """Passes a stream on, and has its digest once it was read to its end."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source

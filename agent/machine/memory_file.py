@@ -19,7 +19,7 @@ class MemoryFile:
     """Bytes that survive this process. Without systemd (tests) they do not."""
 
     def __init__(self, name: str) -> None:
-        """Take what an earlier agent left under a name, or begin empty."""
+        """Open the file that an earlier agent left under a name, or an empty one."""
         held = kept_descriptors(name)
         if held:
             self._fd, rest = held[0], held[1:]
@@ -35,7 +35,7 @@ class MemoryFile:
         os.close(self._fd)
 
     def read(self) -> bytes:
-        """Return what was written last; empty where that cannot be told."""
+        """Return what was written last; empty where it is damaged or missing."""
         at = self._slot(os.pread(self._fd, 1, 0) == b"\1")
         head = os.pread(self._fd, 40, at)
         size = int.from_bytes(head[:8], "little")

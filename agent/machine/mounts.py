@@ -33,10 +33,10 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     device: str
-    """Of the file system, as `major:minor`: the same for all mounts of it."""
+    """Device of the file system, as `major:minor`: the same for all mounts of it."""
     point: str
     options: tuple[str, ...]
-    """Of this mount alone."""
+    """Options of this mount alone."""
     kind: str
     """Type of the file system."""
     of_file_system: tuple[str, ...]
@@ -47,7 +47,7 @@ class Mounts(Protocol):
     """What can be changed of a mount. Raises `KernelFileError` where the kernel refuses it."""
 
     def set_atime(self, mount: Mount, mode: str) -> None:
-        """Let reading write no times of access (`noatime`), few, or all (`strictatime`)."""
+        """Set whether reads update no access times (`noatime`), few, or all (`strictatime`)."""
 
     def set_option(self, mount: Mount, key: str, value: str | None) -> None:
         """Set one option of the file system of a mount; None for one that has no value."""

@@ -29,7 +29,7 @@ _LATENCY = "50ms"
 
 
 async def ensure_host(host4: str, host6: str, prefix6: str) -> str:
-    """See to it that the host forwards, and has its tunnel to the tasks of other hosts.
+    """Enable forwarding on the host, and make its tunnel to the tasks of other hosts.
 
     Returns why there is no tunnel, empty where there is one: a kernel without `sit` has none.
     """
@@ -68,7 +68,7 @@ def _write_sysctl(path: str, value: str, *, accept_ra: bool) -> None:
     if file.read_text().strip() == value:
         return
     if accept_ra:
-        # A host that forwards hears no router any more, unless told to (ip-sysctl.rst).
+        # A host that forwards ignores router advertisements, unless this is 2 (ip-sysctl.rst).
         for one in _SYSCTLS.glob("ipv6/conf/*/accept_ra"):
             if one.read_text().strip() == "1":
                 one.write_text("2")
@@ -94,7 +94,7 @@ async def ensure(net: TaskNet, gateway4: str, alias: str) -> None:
         await ipr.addr("replace", index=index, address=_HOST_LINK_LOCAL, prefixlen=64, flags=_NODAD)
         await ipr.route("replace", dst=f"{net.address4}/32", oif=index)
         await ipr.route("replace", dst=f"{net.address6}/128", oif=index)
-        await ipr.link("set", index=index, ifalias=alias)  # last: who has it is whole
+        await ipr.link("set", index=index, ifalias=alias)  # last: a link with it is complete
 
 
 def _open_low_ports(net: TaskNet) -> None:

@@ -43,7 +43,7 @@ _ADDRESSES = {
 """Version, and where in its header the address is."""
 _SOCKET_CGROUP = 3
 
-# pyroute2 0.9 knows no cgroups here (include/uapi/linux/netfilter/nf_tables.h, NFTA_SOCKET_LEVEL).
+# pyroute2 0.9 lacks cgroups here (include/uapi/linux/netfilter/nf_tables.h, NFTA_SOCKET_LEVEL).
 _SOCKET = nft_rule_msg.nft_expr.nft_socket
 _SOCKET.nla_map = (*_SOCKET.nla_map[:3], ("NFTA_SOCKET_LEVEL", "be32"))
 _SOCKET.socket_keys.ops = {**_SOCKET.socket_keys.ops, _SOCKET_CGROUP: "NFT_SOCKET_CGROUPV2"}

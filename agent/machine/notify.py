@@ -10,7 +10,7 @@ _FIRST_FD = 3
 
 
 def notify(*lines: str) -> None:
-    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1` and the like to who started us."""
+    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1` and the like to the service manager."""
     _send(lines, [])
 
 
@@ -64,6 +64,6 @@ def _send(lines: tuple[str, ...], fds: list[int]) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return how often systemd wants to hear from us at the latest, None if it does not."""
+    """Return systemd's watchdog interval in s, None without a watchdog."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     return int(usec) / 1e6 if usec.isdigit() else None

@@ -2,11 +2,11 @@
 
 A gate is for one set of ports: four programs of a few instructions, pinned in a folder of its own
 below `/sys/fs/bpf/twine-ports`. Two are for systemd, which attaches them as it starts a unit
-(`BPFProgram=`, systemd.resource-control(5)), and lets go of them at `daemon-reload`; two are held
-at the cgroup by us, where they stay as long as it does.
+(`BPFProgram=`, systemd.resource-control(5)), and releases at `daemon-reload`. Two are attached to
+the cgroup by us, and stay as long as it does.
 
-Of bpf_sock_addr `user_port` is at 24, in network order; 0 asks the kernel for any port, which no
-other is kept from by that. Types are those of Linux, include/uapi/linux/bpf.h:
+`user_port` of bpf_sock_addr is at 24, in network order; 0 asks the kernel for any free port, which
+takes no port from another task. Types are those of Linux, include/uapi/linux/bpf.h:
 BPF_PROG_TYPE_CGROUP_SOCK_ADDR 18, BPF_CGROUP_INET4_BIND 8, BPF_CGROUP_INET6_BIND 9.
 """
 
@@ -31,7 +31,7 @@ _BY_SYSTEMD, _BY_US = "", "-held"
 _WHOLE = frozenset(f"{kind}{half}" for kind in BOUND for half in (_BY_SYSTEMD, _BY_US))
 _USER_PORT = 24
 _ALLOW_MULTI = 2
-"""Programs of others may be attached beside (BPF_F_ALLOW_MULTI): all of them have to allow."""
+"""Others may attach programs, too (BPF_F_ALLOW_MULTI): all of them have to allow."""
 _MOST = 64
 """Programs at one cgroup that are read (the kernel's own limit, BPF_CGROUP_MAX_PROGS)."""
 
@@ -66,7 +66,7 @@ def gates(folder: Path = Path(GATES)) -> set[str]:
 
 
 def keep(wanted: Iterable[Collection[int]], *, alone: bool, folder: Path = Path(GATES)) -> None:
-    """See to it that there is a gate for each set of ports; with `alone`, and no others.
+    """Make a gate for each set of ports; with `alone` remove all others.
 
     Raises `HostError`.
     """

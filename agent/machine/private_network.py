@@ -28,11 +28,11 @@ class HostNetwork:
     """The network of this host. Blocking: call it through a lane."""
 
     def __init__(self, path: str = SOCKET) -> None:
-        """Take the socket of the program that is asked."""
+        """`path` is the socket of the network program."""
         self._path = path
 
     def ask(self, ask: Ask) -> NetAnswer:
-        """Have something done; return what there is afterwards. Raises `HostError`."""
+        """Send a request; return the networks after it. Raises `HostError`."""
         try:
             with socket.socket(socket.AF_UNIX) as s:
                 s.settimeout(PATIENCE_S)

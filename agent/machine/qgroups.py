@@ -2,7 +2,7 @@
 
 A limited subvolume has a group of level 1 with its own number (`1/ID`) where quotas are simple:
 subvolumes that are made inside of it join that group by themselves, so the limit holds for
-all of it together. Regular quotas know no such thing; there the limit is on the subvolume's own
+all of it together. Regular quotas lack this; there the limit is on the subvolume's own
 group (`0/ID`). Numbers and layouts are those of include/uapi/linux/btrfs.h.
 """
 
@@ -60,9 +60,9 @@ def enable(path: Path) -> QuotaMode:
 
 
 def limit(path: Path, subvolume: int, max_bytes: int | None) -> None:
-    """Let a subvolume and what is inside of it hold so much together; raises `OSError`.
+    """Limit the bytes in a subvolume with everything inside; raises `OSError`.
 
-    Asked for from the folder above: a change asked for inside of a full subvolume is refused.
+    The call uses the folder above: the kernel refuses a change through a full subvolume.
     """
     simple = mode(path) is QuotaMode.SIMPLE
     group = _LEVEL | subvolume if simple else subvolume
@@ -97,7 +97,7 @@ def own_bytes(path: Path, subvolume: int) -> int | None:
 
 
 def lift(path: Path, subvolume: int) -> None:
-    """Take the limit away: a subvolume that is full cannot lose what is nested in it."""
+    """Remove the limit: in a full subvolume nested subvolumes cannot be deleted."""
     if (found := room(path, subvolume)) is not None and found.max_bytes is not None:
         limit(path, subvolume, None)
 

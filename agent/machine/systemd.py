@@ -1,7 +1,7 @@
 """The service manager of the host, over D-Bus.
 
 Works below pystemd's generated proxies: those introspect and build classes for each unit,
-which makes a look at one unit cost as much as its start. Each instance has one connection
+which makes reading one unit cost as much as its start. Each instance has one connection
 (`bus.py`) for calls, behind a lock, and one for signals, read by a thread of its own.
 """
 
@@ -58,12 +58,12 @@ _MATCHES = (
     "type='signal',sender='org.freedesktop.systemd1',"
     "interface='org.freedesktop.systemd1.Manager',member='UnitRemoved'",
 )
-"""The bus drops what we do not ask for, before it is copied to us. A start changes a dozen slices,
-mounts and targets that the unit depends on; only services have properties of `Service`, and systemd
-says them just before those of `Unit` (bus_unit_send_change_signal of systemd 257)."""
+"""The bus drops other signals before they are copied to us. A start changes a dozen slices, mounts
+and targets that the unit depends on. Only services have properties of `Service`, and systemd
+sends them just before those of `Unit` (bus_unit_send_change_signal of systemd 257)."""
 JOB_SETTLES_S = 0.05
-"""So long after the end of a unit's job its own change is waited for, which follows at once: who is
-told at the first of the two would look twice."""
+"""Time in s to wait after the end of a unit's job for the unit's own change, which follows at once:
+a listener that is called at the first of the two would read the unit twice."""
 
 _SIGNALS = {
     b"PropertiesChanged": PROPERTIES,
@@ -122,7 +122,7 @@ class HostSystemd:
             raise _refused(f"cannot change {unit}", e, properties) from e
 
     def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit, None where systemd knows none of that name.
+        """Return the state of a unit, None where systemd has none of that name.
 
         Where it runs, main process and cgroup are left out: this is asked with each change.
         """
@@ -378,11 +378,11 @@ class _UnitWatch:
             return True
 
     def _changed(self, member: bytes, message: Message) -> str:
-        """Return the unit that listeners should look at, "" where there is nothing to see.
+        """Return the unit that listeners should read, "" where nothing relevant changed.
 
-        While a unit starts or stops its properties change a dozen times; looking each time
-        would take longer than the start. The end of the job says it all, and the change that
-        follows it is that one's (job_uninstall of systemd 257).
+        While a unit starts or stops its properties change a dozen times; reading it each time
+        would take longer than the start. The end of the job covers them all, and the change that
+        follows belongs to it (job_uninstall of systemd 257).
         """
         if member == b"PropertiesChanged":
             # Its body is of no use to us, and taking it apart would cost more than the rest.

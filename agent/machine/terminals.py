@@ -49,7 +49,7 @@ class Streams:
         readers = [os.open(path, os.O_RDONLY | flags) for path in paths]
         writers = [os.open(path, os.O_WRONLY | flags) for path in paths]
         streams.outputs, streams._input = {1: readers[1], 2: readers[2]}, writers[0]
-        # A pipe that has lost its writer would keep who opens it for reading waiting for ever.
+        # Opening a pipe for reading blocks for ever once the pipe has lost its writer.
         streams._held = [readers[0], *writers[1:], os.dup(writers[0])]
         streams.paths = (str(paths[0]), str(paths[1]), str(paths[2]))
         return streams
@@ -77,7 +77,7 @@ class Streams:
                 return b""  # EIO: no process holds the terminal any more
 
     async def write(self, data: bytes) -> None:
-        """Hand input to the command; to one that reads no more it is lost."""
+        """Pass input to the command; it is lost if the command has stopped reading."""
         while data and self._input is not None:
             try:
                 data = data[os.write(self._input, data) :]
@@ -87,7 +87,7 @@ class Streams:
                 return
 
     async def end_input(self) -> None:
-        """Say that there is no more input: by closing the pipe, or as a terminal does (^D)."""
+        """End the input: close the pipe, or send ^D to a terminal."""
         if self.path:
             await self.write(b"\x04")
         elif self._input is not None:

@@ -2,7 +2,7 @@
 
 Names are those of systemd's D-Bus interface (org.freedesktop.systemd1(5)): times end in
 `USec` and are microseconds. pystemd's own table lacks a third of what a task needs, and
-knows different names in different releases, so the whole table is here.
+has different names in different releases, so the whole table is here.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class NameFiles(TaskStage):
         region: Resolver,
         name: str,
     ) -> None:
-        """`root_of` returns where the root of a task is, `region` is what the agent's
-        configuration says, `name` the host's own.
+        """`root_of` returns the folder of a task's root, `region` is from the agent's
+        configuration, `name` is the host's own.
         """
         self._root_of, self._machine, self._lanes = root_of, machine, lanes
         self._region, self._name = region, name

@@ -1,7 +1,7 @@
 """The private networks of this host's tasks, and the firewall of the host.
 
-The kernel is the record: what there is, is read back with every answer. An agent that starts
-puts the firewall in force for the tasks it finds, and removes networks of tasks it does not know.
+The kernel is the record: existing networks are read back with every answer. A starting agent
+installs the firewall for the tasks it finds, and removes networks of unknown tasks.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Networks(TaskStage):
         self._unreadable: set[str] = set()
         self._turn = asyncio.Lock()
         self.gates = PortGates(network, lanes)
-        """Of tasks in the host's network."""
+        """Gates for the ports of tasks in the host's network."""
         self.in_force = asyncio.Event()
         """Set once the firewall is."""
         self.problem = ""
         """Why the firewall is not in force, or what the host lacks."""
 
     def expect(self, specs: Mapping[str, TaskSpec], unreadable: Iterable[str]) -> None:
-        """Say which tasks there are, before any of them starts.
+        """Set the tasks that are on the host, before any of them starts.
 
         What belongs to `unreadable` tasks, whose records cannot be read, stays as it is.
         """

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _LANE = "ports"
 SETTLE_S = 2.0
-"""So long it waits for more tasks that have come up, to ask once for all of them."""
+"""Seconds to wait for more starting tasks, so that one request serves all of them."""
 RETRY_S = 10.0
 
 
@@ -40,9 +40,9 @@ class PortGates:
         self._wake = asyncio.Event()
 
     def expect(self, specs: Mapping[str, TaskSpec], unreadable: Iterable[str]) -> None:
-        """Say which tasks there are, before any of them starts; those that run are held again.
+        """Set the tasks on the host, before any of them starts; running ones get their gates again.
 
-        No record of `unreadable` tasks can be read, so their gates are unknown: then none goes.
+        The gates of `unreadable` tasks are unknown: while there are any, no gate is removed.
         """
         self._unreadable = bool(list(unreadable))
         self._specs = {t: spec for t, spec in specs.items() if _is_held(spec)}
@@ -51,7 +51,7 @@ class PortGates:
             self._wake.set()
 
     async def ensure(self, task_id: str, spec: TaskSpec) -> None:
-        """See to it that what a task's unit names is there. Raises `HostError`."""
+        """Make the gate that a task's unit names. Raises `HostError`."""
         self._specs[task_id] = spec
         name = gate_for(spec)
         if self._network.has_gate(name):  # a file system in memory: it answers at once
@@ -63,7 +63,7 @@ class PortGates:
             )
 
     def changed(self, task: TaskRecord) -> None:
-        """Note a task whose state has changed: one that has come up is to be held to its ports."""
+        """Record a changed task state: a task that has started is to get its gate."""
         if task.state is not TaskState.RUNNING or not _is_held(task.spec):
             return
         if self._up.get(task.task_id) != task.invocation_id:
@@ -73,13 +73,13 @@ class PortGates:
             self._wake.set()
 
     def forget(self, task_id: str) -> None:
-        """Take note that a task is gone; its program goes with the next request."""
+        """Forget a task that is gone; the next request removes its program."""
         for known in (self._specs, self._up):
             known.pop(task_id, None)
         self._open.discard(task_id)
 
     async def keep(self) -> None:
-        """Hold what comes up, for ever."""
+        """Attach gates to the cgroups of starting tasks until cancelled."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(SETTLE_S)

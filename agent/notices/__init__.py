@@ -1,1 +1,1 @@
-"""What tasks are told ahead of time: a file in each task that asks for it, a call of its hook."""
+"""Advance notices to tasks: a file in each task that asks for it, a call of its hook."""

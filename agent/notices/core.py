@@ -24,7 +24,7 @@ def text_for(spec: TaskSpec, held: HostNotices) -> bytes:
 
 
 def pause_s(failures: int) -> float:
-    """Return how long to wait after so many calls that failed."""
+    """Return how long to wait after a number of failed calls."""
     return min(AGAIN_MAX_S, AGAIN_S * 2.0 ** min(failures - 1, 10))
 
 

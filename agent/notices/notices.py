@@ -4,7 +4,7 @@
     <run>/notices/<task>/notice.json    the notices of one task, replaced in one step
     <run>/notices/.told-<task>          what its hook took last, which a new agent reads
 
-All of it is in memory (`/run`) and outlives the agent; after a reboot the control plane says it
+All of it is in memory (`/run`) and outlives the agent; after a reboot the control plane sends it
 again.
 """
 
@@ -43,11 +43,11 @@ class TaskNotices(TaskStage):
     """The only writer of notices, and the only caller of the hooks for them."""
 
     def __init__(self, folder: Path, lanes: Lanes) -> None:
-        """Take up what an earlier agent of this boot was told."""
+        """Load the notices that an earlier agent of this boot received."""
         self._folder, self._lanes = folder, lanes
         self._rest = Rest()
         self._calls: dict[str, tuple[bytes, asyncio.Task[None]]] = {}
-        """Task → what its hook is being told."""
+        """Task → the notices that its hook is being called with, and the call."""
         self._session: aiohttp.ClientSession | None = None
         try:
             self._held = msgspec.json.decode((folder / _HOST).read_bytes(), type=HostNotices)
@@ -75,14 +75,14 @@ class TaskNotices(TaskStage):
         await self._lanes.run(_LANE, self._told(task_id).unlink, missing_ok=True)
 
     async def release(self, task_id: str) -> None:
-        """Take away the files of a task; nothing there is no error."""
+        """Remove the files of a task; missing files are no error."""
         await self.ended(task_id)
         await self._lanes.run(_LANE, shutil.rmtree, self._folder / task_id, ignore_errors=True)
 
-    # -- what the control plane says
+    # -- requests of the control plane
 
     async def put(self, told: HostNotices) -> HostNotices:
-        """Take what holds now; raises `Conflict` where a later term has spoken."""
+        """Replace all notices; raises `Conflict` where a later term has sent some."""
         if told.epoch < self._held.epoch:
             raise Conflict(f"notices of term {told.epoch} are old: term {self._held.epoch} spoke")
         if told != self._held:
@@ -92,7 +92,7 @@ class TaskNotices(TaskStage):
         return self._held
 
     async def watch(self, tasks: Callable[[], Mapping[str, TaskRecord]]) -> None:
-        """Bring files and hooks up to date for ever, until cancelled. `tasks` returns all tasks."""
+        """Keep files and hooks up to date until cancelled. `tasks` returns all tasks."""
         try:
             while True:
                 try:
@@ -120,10 +120,10 @@ class TaskNotices(TaskStage):
                 await self._tell(task, wish, text)
 
     async def _tell(self, task: TaskRecord, wish: NoticeWish, text: bytes) -> None:
-        """Begin to tell a task's hook what it did not take yet."""
+        """Start calling a task's hook with notices that it has not accepted yet."""
         known = self._calls.get(task.task_id)
         if known is not None and known[0] == text:
-            return  # it is being told, or has taken it
+            return  # the hook is being called with this text, or has accepted it
         told = await self._lanes.run(_LANE, self._took, task.task_id)
         self._give_up(task.task_id)
         if told != text:
@@ -139,7 +139,7 @@ class TaskNotices(TaskStage):
     # -- the hook
 
     async def _call(self, task_id: str, wish: NoticeWish, at: str, text: bytes) -> None:
-        """Call a task's hook until it takes what it is told."""
+        """Call a task's hook until it accepts the notices."""
         failures = 0
         while problem := await self._post(wish, at, text):
             failures += 1
@@ -177,7 +177,7 @@ class TaskNotices(TaskStage):
         return self._folder / f".told-{task_id}"
 
     def _took(self, task_id: str) -> bytes:
-        """Return what a hook took last; one that was told nothing need not hear of nothing."""
+        """Return the notices that a hook accepted last; `NOTHING` before the first."""
         try:
             return self._told(task_id).read_bytes()
         except FileNotFoundError:

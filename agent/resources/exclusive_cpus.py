@@ -1,8 +1,8 @@
 """Gives tasks CPUs of their own, and keeps all other tasks off them (docs/resources.md).
 
-What a task was given stands in its record. Others are kept off by `AllowedCPUs` of their slices,
-which systemd changes while they run; a slice that does not run yet begins with it. Nothing counts
-before the kernel's own files say so (docs/adr/0099).
+A task's record has its CPUs. `AllowedCPUs` of their slices keeps other tasks off; systemd changes
+it while they run, and a slice that does not run yet starts with it. A change counts once the
+kernel's own files show it (docs/adr/0099).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class ExclusiveCpus(TaskStage):
         cores: Callable[[], tuple[Core, ...]],
         mark: Path,
     ) -> None:
-        """Know of no task yet; see `adopt` and `look`. `mark` is a file that goes with a boot:
-        where it is, an agent has changed slices in this one.
+        """Start without tasks; see `adopt` and `look`. `mark` is a file that lasts until a reboot:
+        if it exists, an agent has changed slices since this boot.
         """
         self._mark, self._ever = mark, mark.exists()
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
@@ -56,20 +56,20 @@ class ExclusiveCpus(TaskStage):
         self._claims: dict[str, tuple[int, ...]] = {}
         """Chosen for a task, for as long as it is here."""
         self._held: dict[str, tuple[int, ...]] = {}
-        """Of those, the ones that others are kept off: the task may have processes."""
+        """The claims that other tasks are kept off: the task may have processes."""
         self._set: dict[str, tuple[int, ...]] = {}
         """What slices were last set to by this agent."""
         self._room = True
-        """Whether a CPU is left for those who share."""
+        """Whether a CPU is left for tasks without CPUs of their own."""
         self._wanted: Callable[[], dict[str, TaskSpec]] = dict
         self._lock = asyncio.Lock()
 
     def follow(self, wanted: Callable[[], dict[str, TaskSpec]]) -> None:
-        """Ask for the specifications of all tasks that are wanted here from now on."""
+        """Set the function that returns the specifications of all tasks wanted here."""
         self._wanted = wanted
 
     def adopt(self, records: Iterable[TaskRecord]) -> None:
-        """Take over what tasks were given by an earlier agent; others stay off it."""
+        """Take over the CPUs that an earlier agent gave to tasks; others stay off them."""
         given = {r.task_id: tuple(r.own_cpus) for r in records if r.own_cpus}
         self._claims |= given
         self._held |= given
@@ -122,7 +122,7 @@ class ExclusiveCpus(TaskStage):
         return frozenset(c for task, cpus in self._claims.items() if task in others for c in cpus)
 
     def restore(self, task_id: str, own: Sequence[int]) -> None:
-        """Take back a choice that could not be saved."""
+        """Undo a choice that could not be saved."""
         self._claims[task_id] = tuple(own)
         if not own:
             del self._claims[task_id]
@@ -132,7 +132,7 @@ class ExclusiveCpus(TaskStage):
         return replace(task, own_cpus=await self._hold(task.task_id, task.spec))
 
     async def resize(self, task: TaskRecord) -> TaskRecord:
-        """As `ensure`: what it had beside them it keeps until `confirm`."""
+        """As `ensure`: the task keeps its former CPUs, too, until `confirm`."""
         return await self.ensure(task)
 
     async def _hold(self, task_id: str, spec: TaskSpec) -> list[int]:
@@ -165,7 +165,7 @@ class ExclusiveCpus(TaskStage):
             return list(own)
 
     async def confirm(self, task_id: str) -> None:
-        """Give back what a task had beside its own CPUs, now that its unit is off the rest."""
+        """Release a task's former CPUs, now that its unit runs on the new ones only."""
         async with self._lock:
             own = self._claims.get(task_id, ())
             if self._held.get(task_id, own) != own:
@@ -194,9 +194,9 @@ class ExclusiveCpus(TaskStage):
         return frozenset(cpu for cpus in self._held.values() for cpu in cpus)
 
     async def _settle(self) -> None:
-        """Keep the slices of those who share off what is held, and let them onto the rest.
+        """Keep the slices of tasks that share CPUs off held CPUs, and allow them the rest.
 
-        A list of all CPUs lifts the bound: systemd takes an empty one, and changes nothing.
+        A list of all CPUs lifts the bound: systemd accepts an empty list, but changes nothing.
         """
         held = self._all_held()
         self._room = bool(shared(self._cores, held))
@@ -224,7 +224,7 @@ class ExclusiveCpus(TaskStage):
                 raise HostError(f"the last tasks of {name} have to end before it has all CPUs")
 
     def _slices(self) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Return the slices of those who share: their CPUs, and whether anything runs there."""
+        """Return the slices of tasks that share: their CPUs, and whether anything runs there."""
         found = {}
         for name in filter(is_shared_slice, self._cgroups.children(TASKS_SLICE)):
             values = self._cgroups.values(f"{TASKS_SLICE}/{name}", [_EFFECTIVE, "cgroup.events"])

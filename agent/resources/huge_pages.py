@@ -55,8 +55,8 @@ class HugePages(TaskStage):
     def follow(
         self, wanted: Callable[[], dict[str, TaskSpec]], is_over: Callable[[str], bool]
     ) -> None:
-        """Ask for the specifications of all tasks that are wanted here from now on, and for
-        whether one of them has ended for good: it has no pages then.
+        """Set the functions that return the specifications of all tasks wanted here, and whether
+        a task has ended for good and so has no pages.
         """
         self._wanted, self._is_over = wanted, is_over
 
@@ -130,7 +130,7 @@ class HugePages(TaskStage):
                     await self._write(command(group, values))
 
     async def ended(self, task_id: str) -> None:  # noqa: ARG002
-        """Let all tasks have pages again once no task asks for some."""
+        """Lift the bounds of all tasks once no task asks for pages."""
         if not self._quiet and not self._is_asked():
             async with self._lock:
                 await self._lift()

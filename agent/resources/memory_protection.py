@@ -38,7 +38,7 @@ class MemoryProtection(TaskStage):
         self._lock = asyncio.Lock()
 
     def follow(self, specs: Callable[[], Mapping[str, TaskSpec]]) -> None:
-        """Ask for the specifications of all tasks that are promised something from now on."""
+        """Set the function that returns the specifications of all tasks with a promise."""
         self._specs = specs
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
@@ -66,7 +66,7 @@ class MemoryProtection(TaskStage):
                     await self._units.limit(name, kept)
             read = await self._lanes.run("usage", self._read)
             for name, kept in wanted.items():
-                # One that does not run yet says nothing, and begins with it.
+                # A slice that does not run yet has no files, and starts with these values.
                 if wrong := not_in_force(files(kept), read.get(name, {})):
                     raise HostError(f"what {name} keeps for its tasks is not in force: {wrong}")
             self._in_force = wanted

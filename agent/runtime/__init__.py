@@ -1,1 +1,1 @@
-"""What every room stands on: records and their journal, lanes, units, events, timers."""
+"""Base of every room: records and their journal, lanes, units, events, timers."""

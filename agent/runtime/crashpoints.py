@@ -1,7 +1,7 @@
 """Named points between the steps of what the agent does, at which tests make it die.
 
 A point does nothing unless it is armed. It is armed by `TWINE_CRASHPOINT=name`, which is read
-only where the configuration says `crash_points = true`; the agent then ends at that point like
+only where the configuration has `crash_points = true`; the agent then ends at that point like
 one that was killed: no cleaning up, no answer.
 """
 
@@ -82,6 +82,6 @@ def arm_from_environment(allowed: bool) -> None:
 
 
 def passed(name: str) -> None:
-    """Say that a point was reached; return unless it is the armed one."""
+    """End the process if this point is armed; else return."""
     if _armed.name == name:
         _armed.die()

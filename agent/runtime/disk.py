@@ -19,9 +19,9 @@ FREE_RESERVE_BYTES = 128 << 20
 """PlannedRoom that an arriving image must leave: with none left, tasks cannot write either, and no
 record of a stop could be kept."""
 LOOK_S = 10.0
-"""How often the disk is looked at; what is refused meanwhile says why by itself."""
+"""How often the disk is checked, in s; a write that is refused meanwhile has its own error."""
 _LOOKS_TO_FILL = 60
-"""After so many looks it is seen to the reserve although it is held: it may have been removed.
+"""After so many checks the reserve is filled although it counts as held: it may have been removed.
 """
 
 
@@ -49,7 +49,7 @@ class StateDisk:
         self._events.add("agent", "disk", self.problem or "the disk is well again")
 
     async def watch(self) -> None:
-        """Look again and again."""
+        """Check the disk periodically, and keep the reserve filled."""
         for looks in itertools.count():
             self.look()
             due = not self._reserve.is_held or looks % _LOOKS_TO_FILL == 0

@@ -1,13 +1,13 @@
 """Durable task records: what was asked for survives any crash.
 
-One file a task, `<task_id>.json`: a CRC-32 of the record and the record. A file is replaced
-by writing beside it, fsync, rename, fsync of the folder. A torn record never takes the others
-along (F-06).
+One file a task, `<task_id>.json`: a CRC-32 of the record and the record. A file is replaced by
+writing a new file, fsync, rename, fsync of the folder. A torn record never affects the others
+(F-06).
 
-Beside it is a copy in memory, below /run, which lives as long as what runs: until the next boot.
-From it a record that cannot be read, or is not there, is rebuilt (`rebuilding.py`). Where that is
-not possible the record stays where it is and its task is left running until an owner speaks up for
-it; then it is kept aside.
+Each record has a copy in memory, below /run, which lives as long as the units: until the next boot.
+A record that is missing or cannot be read is rebuilt from it (`rebuilding.py`). Where that is
+not possible the record stays where it is and its task is left running until an owner sends a
+request for it; then the record is kept aside.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Journal:
                 (self._folder / NAME).write_text(name)
                 self._sync_folder()
             (self._copies / _COPY).write_text(name)
-        except OSError as e:  # a disk that is read-only or ill: what follows says so
+        except OSError as e:  # a read-only or failing disk: later writes report it
             log.warning("the journal has no name", extra={"why": e.strerror})
 
     def _paths(self) -> list[Path]:

@@ -50,7 +50,7 @@ def _make(asked: _Call) -> None:
     found, error = None, None
     try:
         found = asked.call()
-    except BaseException as e:  # it is the caller's, who waits
+    except BaseException as e:  # raised again in the waiting caller
         error = e
     try:
         asked.loop.call_soon_threadsafe(_tell, asked.future, found, error)

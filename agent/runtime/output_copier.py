@@ -30,7 +30,7 @@ JOURNAL = "/run/systemd/journal.twine-{}/socket"
 INVOCATION = Path("/run/systemd/units")
 """Where systemd links the names of units to their invocation ids; journald reads it, too."""
 LOOK_S = 10.0
-"""The folder is looked at after so long, if no byte came."""
+"""Seconds between two scans of the folder, if no byte came."""
 PATIENCE_S = 10.0
 RETRY_S = 0.05
 TELL_S = 1.0
@@ -113,7 +113,7 @@ class OutputPipe:
         self.name = f"{path.parent.name}/{path.name}/{self.inode}"
         """What systemd calls the descriptor that it keeps."""
         self.lost = 0
-        """Lines that the journal did not take, since they were told."""
+        """Lines that the journal refused since the last report of lost lines."""
         self._suppressed = 0
         self._told_lost = 0
         self._unit = f"twine-task-{path.name}.service"
@@ -151,19 +151,19 @@ class OutputPipe:
             self.journal.send(self, [entry(fields, line) for line in lines], now)
 
     def open_again(self) -> None:
-        """Read through a new descriptor: the old one reports the end of its writers for ever."""
+        """Read through a new descriptor: the old one reports a hang-up from now on."""
         again = os.open(f"/proc/self/fd/{self.fd}", _READ)
         os.close(self.fd)
         self.fd = again
 
     def owes(self) -> bool:
-        """Return whether lines are missing that the log does not tell of yet."""
+        """Return whether lines are missing that the log does not report yet."""
         return bool(self.lost or self._suppressed or self._lines.dropped)
 
     def tell(self, now: float) -> tuple[int, int]:
-        """Say in the log how many lines are missing.
+        """Log how many lines are missing.
 
-        Returns how many more are missing than at the call before: above the rate, not taken.
+        Returns how many lines were lost since the last call: above the rate, or refused.
         """
         more, lost = self._lines.told(now), self.lost - self._told_lost
         self._suppressed += more
@@ -236,7 +236,7 @@ class OutputCopier:
             self._tell(now)
 
     def wake(self) -> None:
-        """Let a turn that waits go on, as a byte of the agent's does."""
+        """Wake a waiting turn, as a byte from the agent does."""
         with contextlib.suppress(BlockingIOError):
             self._wake.sendto(b"x", str(self._folder / WAKE))
 
@@ -325,7 +325,7 @@ class OutputCopier:
 
 
 def main() -> None:
-    """Copy until the service is told to end."""
+    """Copy until the service is stopped."""
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     copier = OutputCopier(FOLDER)
     copier.adopt(all_kept())

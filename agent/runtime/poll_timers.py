@@ -14,13 +14,13 @@ nanoseconds only, and no caller is to be woken twice for the same round."""
 
 
 def next_round(now_s: float, every_s: float) -> float:
-    """Return when the next round of so many seconds begins; after `now_s`, within one round."""
+    """Return when the next round of `every_s` begins; after `now_s`, within one round."""
     rounds = now_s / every_s
     return every_s * (int(rounds) + 1 + (rounds % 1 > _BEGUN))
 
 
 async def pause(every_s: float) -> None:
-    """Wait until the next round of so many seconds begins."""
+    """Wait until the next round of `every_s` seconds begins."""
     await Rest().until_round(every_s)
 
 
@@ -36,7 +36,7 @@ class Rest:
             self._over.set_result(None)
 
     async def until_round(self, every_s: float) -> None:
-        """Wait until the next round of so many seconds begins, or `end` is called."""
+        """Wait until the next round of `every_s` seconds begins, or `end` is called."""
         # Not asyncio.sleep: that reads the clock once more, and what is due a microsecond later
         # is a wake-up of its own. Nor asyncio.timeout: its exception costs more than a look.
         loop = asyncio.get_running_loop()

@@ -29,7 +29,7 @@ class Reserve:
         """Whether the room is taken, as far as was seen."""
 
     def fill(self) -> None:
-        """Take the room unless it is held; an `OSError` says that there is none."""
+        """Allocate the reserve unless it is held. Raises `OSError` where there is no room."""
         self.is_held = self._file.exists()
         if self.is_held:
             return

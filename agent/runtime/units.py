@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _LANE = "systemd"
 LOOK_S = 30.0
-"""How often the states of all units are looked at although no signal came; signals normally do."""
+"""Seconds between two reads of all units' states; normally signals report changes."""
 _GONE = ("", "")
 
 
@@ -36,11 +36,11 @@ class Units:
         """Unit that is followed → its active and sub state when it was read last."""
 
     def listen(self) -> Callable[[], None]:
-        """Wake those who wait in `changes` from now on; returns what ends it."""
+        """Wake the tasks that wait in `changes` from now on; returns a function that ends it."""
         loop = asyncio.get_running_loop()
 
         def heard(unit: str) -> None:
-            # Others change with each start, too; who begins to follow one looks first.
+            # Each start changes other units, too. A follower reads its unit once as it begins.
             if (not unit or unit in self._wakers) and not loop.is_closed():
                 loop.call_soon_threadsafe(self._wake, unit)
 
@@ -52,7 +52,7 @@ class Units:
             waker.set()
 
     def wake_all(self) -> None:
-        """Let everybody look who waits in `changes`."""
+        """Wake every task that waits in `changes`."""
         self._wake("")
 
     @contextmanager
@@ -68,9 +68,9 @@ class Units:
                 self._known.pop(unit, None)
 
     async def watch(self, pattern: str) -> None:
-        """Wake, for ever, the followers of a unit of a glob that changed without a signal.
+        """Wake the followers of units in a glob that changed without a signal, until cancelled.
 
-        All are seen at one glance, so it costs one call, however many tasks there are.
+        One call reads the states of all units, however many tasks there are.
         """
         while True:
             await asyncio.sleep(LOOK_S)
@@ -106,7 +106,7 @@ class Units:
         await self._lanes.run(_LANE, self._systemd.kill, unit, signal)
 
     async def forget_restarts(self, unit: str) -> None:
-        """Let systemd wait for as short as after a first failure, should the unit end again."""
+        """Reset a unit's failures: systemd then restarts it with the shortest pause again."""
         await self._lanes.run(_LANE, self._systemd.reset_failed, unit)
 
     async def until_end(
@@ -223,7 +223,7 @@ class Units:
 def _has_run(state: UnitState) -> bool:
     """Return whether the command of a unit has ended.
 
-    Its invocation says nothing of that: it is read after the state, and a start may lie between.
+    Its invocation does not show that: it is read after the state, and a start may lie between.
     """
     return state.exit_code is not None or state.exit_signal is not None
 

@@ -1,4 +1,4 @@
-"""Whether a task is taken in: what it asks for, beside what this host has and has promised."""
+"""Whether a task is admitted: compares its needs with what this host has and has promised."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class TaskAdmission:
                 raise Unprocessable(f"task {task_id} {attempt}: {why}", hint=hint)
 
     def no_room(self, task_id: str, spec: TaskSpec) -> str:
-        """Return why a task does not fit beside those that are not over, empty where it does.
+        """Return why a task does not fit with the tasks that are not over, empty where it does.
 
-        That is all that one that is over holds no longer: a restart asks for it again. Volumes and
-        CPUs of its own are its until it is removed (`is_over`), so they are not looked at here.
+        A task that is over holds no memory and no huge pages; a restart asks for them again. It
+        keeps its volumes and its own CPUs until it is removed (`is_over`), so they are not checked.
         """
         here = {o: other for o, other in self._others(task_id).items() if not self._is_over(o)}
         taken = sum(other.limits.memory_max_bytes for other in here.values())
@@ -86,8 +86,9 @@ class TaskAdmission:
         return self._memory_bytes - self._taken_bytes
 
     def _odds(self, task_id: str, spec: TaskSpec) -> Iterator[tuple[str, str]]:
-        """Yield for each thing that is looked at why it speaks against the task, or empty words,
-        and what to try; a later one may count on those before it.
+        """Yield for each check a reason against the task, or an empty text, and what to try.
+
+        A later check may rely on the earlier ones.
         """
         has = self._capacity
         yield distrust(spec.image, spec.image_trust), SIGN_HINT

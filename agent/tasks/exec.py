@@ -35,14 +35,14 @@ from wire.server import Call
 PER_TASK, PER_HOST = 8, 32
 """Sessions at once. Each is a unit, a terminal and up to four descriptors."""
 IDLE_S = 900.0
-"""A session in which nothing was said for so long ends."""
+"""Seconds without data in either direction after which a session ends."""
 LONGEST_S = 8 * 3600.0
 _START_S = 60.0
 OOM = "oom-kill"
 """systemd's word for the end of a unit after the kernel killed one of its processes for memory."""
 _DRAIN_S = 0.25
 """Once a command has ended nothing more is waited for after so long without a word of it: another
-process may hold its output. What it wrote is told, however slowly it is taken.
+process may hold its output. What it wrote is sent, however slowly the client reads it.
 """
 
 
@@ -71,7 +71,7 @@ def wish_of(call: Call) -> SessionWish:
 
 
 class Sessions:
-    """Runs commands for those who are connected; no session outlives its connection."""
+    """Runs commands for connected clients; no session outlives its connection."""
 
     def __init__(self, inside: Inside, units: Units, folder: Path, idle_s: float = IDLE_S) -> None:
         """Make pipes below `folder`; what an earlier agent left there is of no use."""
@@ -203,7 +203,7 @@ class _Session:
             await self._units.kill(self._unit, word.signal)
 
     async def _feed(self) -> None:
-        """Hand input to the command as it reads; who counts hears how much that was."""
+        """Pass input to the command as it reads; report the bytes taken to a client that counts."""
         while (data := await self._input.get()) is not None:
             await self._streams.write(data)
             total = self._input.took(len(data))

@@ -23,13 +23,13 @@ from agent.tasks.unit import UnitOfTask
 from wire.errors import StepFailed, SystemdError, TwineError
 
 _GRACE_S = 30.0
-"""systemd ends the command after its time; so long after that the host did not answer at all."""
+"""Seconds after a command's time, when systemd ends it; beyond that the host does not answer."""
 _UNSTAGED_S = 300.0
-"""Mounts go in moments; a host that is so busy is waited for."""
+"""Seconds to wait for the unmounting, which takes moments unless the host is very busy."""
 
 
 class Inside:
-    """Units that belong to a task beside its main one."""
+    """Units of a task other than its main one."""
 
     def __init__(self, units: Units, whole: UnitOfTask) -> None:
         """Make the units from what `whole` returns."""
@@ -56,10 +56,10 @@ class Inside:
         await self._units.clear(step_unit(task_id), timeout_s=_GRACE_S)
 
     async def forget(self, task_id: str) -> None:
-        """Remove what commands inside a task left when it ended beside them.
+        """Remove units of commands inside a task that are left after the task ended.
 
-        They are ordered after its unit, so systemd keeps that one loaded for as long as one that
-        failed is: no other unit of its name can be started, and it would outlive a deleted task.
+        They are ordered after its unit, so systemd keeps it loaded as long as a failed one of them
+        is: no other unit of its name can be started, and it would outlive a deleted task.
         """
         for left in await self._units.all(inside_unit(task_id, "*")):
             purpose = left.unit.removeprefix(f"twine-in-{task_id}.").removesuffix(".service")
@@ -67,7 +67,7 @@ class Inside:
                 await self._units.clear(left.unit, timeout_s=_GRACE_S)
 
     async def unstage(self, task: TaskRecord) -> None:
-        """Take away what a machine mounted for itself, where its own unit could not; else nothing.
+        """Unmount the mounts of a task with its own init, where its own unit could not.
 
         Raises `SystemdError`.
         """

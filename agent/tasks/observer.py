@@ -14,7 +14,7 @@ from agent.tasks.unit import seen_unit
 
 
 class TaskObserver:
-    """Looks at the unit and the root of a task, and at whether this host may start tasks now."""
+    """Reads the unit and the root of a task, and whether this host may start tasks now."""
 
     def __init__(
         self,

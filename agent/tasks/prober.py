@@ -14,7 +14,7 @@ from wire.error_text import why
 
 Report = Callable[[Health, str], Awaitable[None]]
 Ask = Callable[[list[str], float], Awaitable[str]]
-"""Runs a command inside the task, for so many seconds, and returns what is wrong, or nothing."""
+"""Runs a command inside the task, with a time-out in s; returns an error text, or an empty one."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -41,7 +41,7 @@ class Prober:
         starting_s: float = 0.0,
         at: str = LOOPBACK,
     ) -> None:
-        """Probe for ever, from a known health on, and report each change of verdict.
+        """Probe until cancelled, from a known health on, and report each change of verdict.
 
         `starting_s` is what is left of the task's start period.
         """

@@ -14,9 +14,9 @@ from agent.tasks.prober import LOOPBACK, Prober
 log = logging.getLogger(__name__)
 
 Run = Callable[[str, list[str], float], Awaitable[str]]
-"""Runs a command of a probe (its name) inside the task, for so many seconds."""
+"""Runs a command of a probe (its name) inside the task, with a time-out in s."""
 Take = Callable[[ProbeVerdict], Awaitable[None]]
-"""Keeps what a probe found out."""
+"""Stores a probe's verdict."""
 
 
 class Probing:
@@ -29,13 +29,13 @@ class Probing:
         self._about: object = None
 
     def stop(self) -> None:
-        """Ask no more, and forget what about."""
+        """Stop all probes of the task."""
         for task in self._asking:
             task.cancel()
         self._asking, self._about = [], None
 
     def follow(self, task: TaskRecord, now_s: float, run: Run) -> None:
-        """Ask what a task needs now; what is asked already goes on."""
+        """Start the probes that a task needs now; unchanged ones go on."""
         wanted = _wanted(task)
         about = (wanted, task.invocation_id)
         if about == self._about:

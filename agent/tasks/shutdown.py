@@ -22,7 +22,7 @@ class HostShutdown:
     """Whether this host is about to go down, and what still runs."""
 
     def __init__(self, units: Units, events: HostEvents, boottime_s: Callable[[], float]) -> None:
-        """Begin as a host that stays."""
+        """Start with no shutdown announced."""
         self._units, self._events, self._boottime_s = units, events, boottime_s
         self._until_s = 0.0
         self._told = False
@@ -32,7 +32,7 @@ class HostShutdown:
         return self._boottime_s() < self._until_s
 
     async def begin(self) -> list[str]:
-        """Let tasks end and start none from now on; return the ids of those that still run."""
+        """End all tasks and start none from now on; return the ids of those that still run."""
         self._until_s = self._boottime_s() + EXPIRES_S
         if not self._told:
             self._told = True

@@ -16,7 +16,7 @@ class Starts:
     """Places for tasks that are starting; how many there are changes with the host's pressure."""
 
     def __init__(self, allowed: int) -> None:
-        """Begin with so many places."""
+        """`allowed` is the number of places."""
         self.allowed = allowed
         self.under_way = 0
         self.asked: Callable[[], None] = _nothing
@@ -24,7 +24,7 @@ class Starts:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def allow(self, number: int) -> None:
-        """Have so many places from now on; who has one keeps it."""
+        """Set the number of places; a task that holds one keeps it."""
         self.allowed = number
         self._admit()
 

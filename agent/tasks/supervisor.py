@@ -1,4 +1,4 @@
-"""One loop per task: look at the host, decide (`tasks.core.lifecycle`), save, act, look again."""
+"""One loop per task: observe the host, decide (`tasks.core.lifecycle`), save, act, repeat."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 _IN_PASSING = (TaskState.PREPARING, TaskState.STARTING)
 """States that last for moments: read, but not sent to followers of events."""
 STEADY_S = 600.0
-"""How often the loop of a task that runs looks at all of its unit; `Units.watch` sees states."""
+"""How often the loop of a running task reads all of its unit; `Units.watch` reads states."""
 RESYNC_S = 30.0
-"""How often a loop looks although nothing woke it; signals normally do."""
+"""How often a loop observes although nothing woke it; signals normally do."""
 RETRY_S = 1.0
 """Pause after a failure that cannot be reported."""
 _CHOSEN = ("own_cpus", "addresses")
@@ -71,9 +71,9 @@ class TaskLoop:
         *,
         fresh: bool = False,
     ) -> None:
-        """Take a record that is already saved; `removed` is awaited when nothing is left of it.
+        """`record` is already saved; `removed` is awaited when nothing is left of the task.
 
-        With `fresh` nothing of the task can be on the host yet, so the first look is left out.
+        With `fresh` nothing of the task can be on the host yet, so the host is not observed first.
         """
         self._host = host
         self.record = record
@@ -93,7 +93,7 @@ class TaskLoop:
         self._probing = Probing(host.prober, self._group, self._judge)
 
     async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
-        """Take a new intent, made from the record as it is; returns once it is on disk.
+        """Apply a new intent, made from the present record; returns once it is on disk.
 
         The loop cannot act on it before, nor save an older one after it: both need the same lock.
         Raises `NotFound` where the task has just gone, `HostError` where it cannot be saved.
@@ -132,7 +132,7 @@ class TaskLoop:
                     self._probing.stop()
 
     async def _attempt(self) -> bool:
-        """Take one step; whatever goes wrong with it costs a pause, not the agent."""
+        """Take one step; an error in it leads to a pause, and never ends the agent."""
         task_id = self.record.task_id
         try:
             return await self._step()
@@ -330,7 +330,7 @@ class TaskLoop:
         return True
 
     async def _limit(self, task: TaskRecord) -> None:
-        """Bring the running unit to its limits; they count once the kernel says so."""
+        """Apply the limits to the running unit; they are recorded once the kernel has them."""
         await self._through(task, lambda stage, task: stage.resize(task))
         spec = task.spec
         kept = replace(self.record, limits=spec.limits, volumes=spec.volumes)
@@ -394,9 +394,9 @@ class TaskLoop:
         return await self._host.inside.run(self.record, name, asked)
 
     async def _judge(self, verdict: ProbeVerdict) -> None:
-        """Take what a probe found; it is kept on disk so that it survives a restart.
+        """Record a probe's verdict; it is kept on disk so that it survives a restart.
 
-        It waits for no look at the host, so a service manager that hangs hides no verdict.
+        It does not wait for the service manager, so a hanging one hides no verdict.
         """
         async with self._lock:
             now = self._host.contact.moment(self.record.task_id)

@@ -61,8 +61,8 @@ class HostTasks:
         *,
         reserve_bytes: int,
     ) -> None:
-        """Know no task yet; see `adopt`. `reserve_bytes` of memory are kept for the host, and
-        huge pages are taken, whose number changes with the profile.
+        """Start without tasks; see `adopt`. Neither `reserve_bytes` of memory nor that in huge
+        pages, whose number changes with the profile, is available to tasks as plain memory.
         """
         self._host = host
         self._capacity = capacity
@@ -83,7 +83,7 @@ class HostTasks:
         capacity.memory.follow(self._promised)
 
     async def adopt(self, replay: Replay) -> None:
-        """Take over what is on the host: tasks run on, what belongs to none is removed."""
+        """Adopt what is on the host: tasks run on, objects of no task are removed."""
         host = self._host
         self._tombstones = dict(replay.tombstones)
         self._unreadable = dict(replay.unreadable)
@@ -132,7 +132,7 @@ class HostTasks:
             )
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
-        """Take a desired state; when this returns it survives any crash."""
+        """Store a desired state; when this returns it survives any crash."""
         self._capacity.clones.check(f"task {task_id} is not changed")
         await self._capacity.cpus.look_for(spec)
         if spec.volumes:
@@ -244,10 +244,10 @@ class HostTasks:
         *,
         said: int | None = None,
     ) -> TaskStatus:
-        """Ask for a task to be stopped and torn down; it is gone when `get` says so.
+        """Ask for a task to be stopped and torn down; it is gone once `get` raises `NotFound`.
 
-        Of a task with a later epoch than `said`, the latest that a control plane has spoken in,
-        nothing stays that keeps the control plane from starting it again (BUG-HT25).
+        `said` is the latest epoch of a control plane. A task with a later one leaves nothing that
+        keeps the control plane from starting it again (BUG-HT25).
         """
         loop = self._loops.get(task_id)
         if loop is None and task_id in self._unreadable:

@@ -54,10 +54,10 @@ class UnitOfTask:
     """Makes the unit of a task: its own properties, then those of each stage, in their order."""
 
     def __init__(self, roots: TaskRoots, stages: Sequence[TaskStage]) -> None:
-        """Ask `roots` what the image wants, and `stages` what they add."""
+        """`roots` has the images' configurations; `stages` add properties."""
         self._roots = roots
         self.stages = stages
-        """In the order in which what they make is made before a start."""
+        """In the order in which they run before a start."""
 
     def __call__(self, task: TaskRecord) -> dict[str, object]:
         """Return all properties of a task's unit."""

@@ -1,4 +1,4 @@
-"""Shows a task's unit: what is asked of systemd, beside what systemd says of it."""
+"""Shows a task's unit: the properties asked of systemd, next to those that it reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 60_000
 
 
 class UnitView:
-    """Reads units through `systemctl show`, in the lane of those who look."""
+    """Reads units through `systemctl show`, in the `usage` thread."""
 
     def __init__(self, processes: Processes, lanes: Lanes, whole: UnitOfTask) -> None:
         """`whole` returns all properties of a task's unit."""

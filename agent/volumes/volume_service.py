@@ -51,5 +51,5 @@ class VolumeService(TaskStage):
         )
 
     async def remove(self, entitlement: str, name: str) -> None:
-        """Remove a volume or snapshot; who has it is looked at right before."""
+        """Remove a volume or snapshot; its users are checked right before."""
         await self._lanes.run(_LANE, self._volumes.remove, entitlement, name, self._users)

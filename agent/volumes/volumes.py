@@ -83,7 +83,7 @@ class Volumes:
             passed("volume.limited")
 
     def _limit(self, path: Path, max_bytes: int | None) -> None:
-        """Set a limit and read it back: it counts once the kernel says so."""
+        """Set a limit and read it back from the kernel."""
         if max_bytes is not None:
             self._btrfs.enable_quota(self.state)
         room = self._btrfs.room(path)

@@ -1,4 +1,4 @@
-"""The hosts' agents, as the control plane knows them: what may be asked of one, what they last
-said (observations), and the dispatcher, the only way to tell one something. Nothing here decides
-what a task should do, and nothing is stored: after a start everything is asked again.
+"""The hosts' agents, as the control plane knows them: their API, what they last reported
+(observations), and the dispatcher, the only sender of commands to them. Nothing here decides what a
+task should do, and nothing is stored: after a start every agent is asked again.
 """

@@ -1,8 +1,8 @@
-"""Carries commands to agents: each at most once at a time, none held up by a slow machine.
+"""Carries commands to agents: each at most once at a time, none delayed by a slow machine.
 
-A command is derived when its turn has come, not when it was asked for: whatever was decided
-while it waited for a slot, for the rate limit or for an image counts (BUG-CP7 was the other
-way). One that fails is derived again after a pause; agents fence them by generation.
+A command is derived when its turn has come, not when it was asked for: decisions made while it
+waited for a slot, for the rate limit or for an image count (the opposite was BUG-CP7). A failed
+command is derived again after a pause; agents fence commands by generation.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Wanted = Callable[[str, str], TaskSpec | Stop | None]
 _PER_MACHINE = 4
 """Calls in flight per machine, and images on their way to it."""
 _QUICK_S = 1.0
-"""A call that was not answered by then gives its slot to others and goes on: an agent that is
-slow takes memory for what it is asked, and no turn of another agent (BUG-CP11, F-53)."""
+"""A call without an answer by then gives its slot to others and goes on. So a slow agent takes
+memory for its pending calls, and no turn of another agent (BUG-CP11, F-53)."""
 _PULL_TIMEOUT_S = 900.0
 _PAUSE_MAX_S = 60.0
 _ASK_PROFILE = "profile?"
@@ -45,7 +45,7 @@ _ASK_PROFILE = "profile?"
 
 @dataclass(slots=True)
 class _Line:
-    """What waits for one machine; gone with the last of it."""
+    """The pending commands of one machine; removed with the last of them."""
 
     machine: str
     pending: dict[str, bool] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Dispatcher:
         self._group: asyncio.TaskGroup | None = None
         self._lines: dict[str, _Line] = {}
         self._order: deque[_Line] = deque()
-        """Machines for which something waits that may go at once, by turns."""
+        """Machines with a pending command that may go at once, by turns."""
         self._slots = settings.concurrent_calls
         self._stops = StopQueue()
         self._limit = region.limits.of(
@@ -88,10 +88,10 @@ class Dispatcher:
         region.broker.listen(self._machine_changed, loaded=ignore)
         self._observations.listen(self._seen_anew, lambda _machine, _which: None)
         self.profile_text: Callable[[str], str] = lambda _: ""
-        """Return the text of a profile that hosts do not have; the caller hands it in."""
+        """Returns the text of a profile that hosts do not have; set by the owner."""
 
     def follow(self, wanted: Wanted) -> None:
-        """Take the source of what is wanted: the scheduler."""
+        """Set the source of what is wanted: the scheduler."""
         self._wanted = wanted
 
     async def run(self, number: Callable[[], int]) -> None:
@@ -109,7 +109,7 @@ class Dispatcher:
                     self._release_at.cancel()
 
     def send(self, command: Command) -> None:
-        """Have an agent told about a task, when its turn has come and if it is still wanted."""
+        """Send a command to an agent, when its turn has come and if it is still wanted."""
         match command:
             case Start(machine=machine, task=task):
                 self._ask(machine, task)
@@ -132,14 +132,14 @@ class Dispatcher:
         self._ask(machine, PROFILE)
 
     def ask_profile(self, machine: str) -> None:
-        """Ask a machine how its profile stands; the observations will know."""
+        """Ask a machine for the state of its profile; the answer goes to the observations."""
         self._ask(machine, _ASK_PROFILE)
 
     async def agent(self, machine: str) -> AgentApi:
-        """Return a client of a machine's agent, for what needs no turn."""
+        """Return a client of a machine's agent, for calls that need no turn."""
         return await self._agent(machine)
 
-    # -- whose turn it is
+    # -- turns
 
     def _line(self, machine: str) -> _Line:
         return self._lines.get(machine) or self._lines.setdefault(machine, _Line(machine))
@@ -148,7 +148,7 @@ class Dispatcher:
         return what in line.pauses and self._runtime.now() < line.pauses[what][0]
 
     def _ask(self, machine: str, what: str, *, passed: bool = False) -> None:
-        """Let something wait for its turn, once."""
+        """Queue a command for its turn, once."""
         line = self._line(machine)
         if what in line.in_flight or self._is_paused(line, what):
             return
@@ -159,19 +159,19 @@ class Dispatcher:
         self._fill()
 
     def _ask_stop(self, place: QueuePlace, *, urgent: bool) -> None:
-        """Let a stop wait for the rate limit, then for its turn."""
+        """Queue a stop for the rate limit, then for its turn."""
         line = self._lines.get(place.machine)
         if line is not None:
             passed = line.pending.get(place.task, False)
             if passed or place.task in line.in_flight or self._is_paused(line, place.task):
                 return
-            line.pending.pop(place.task, None)  # a start that is not wanted any more
+            line.pending.pop(place.task, None)  # a start that is no longer wanted
         status = self._observations.observation(place.machine).tasks.get(place.task)
         self._stops.add(place, status.entitlement if status else "", urgent=urgent)
         self._release()
 
     def _release(self) -> None:
-        """Let stops pass as far as the rate limit goes, those that are still wanted."""
+        """Let stops pass that are still wanted, as far as the rate limit allows."""
         if self._group is None or self._release_at is not None:
             return
         while (place := self._stops.first()) is not None:
@@ -200,7 +200,7 @@ class Dispatcher:
             self._order.append(line)
 
     def _fill(self) -> None:
-        """Begin what may begin: one of each machine, by turns."""
+        """Start what may start: one command of each machine, by turns."""
         while self._group is not None and self._slots > 0 and self._order:
             line = self._order.popleft()
             line.queued = False
@@ -243,7 +243,7 @@ class Dispatcher:
             self._fill()  # its slot may have been another's for long
 
     def _failed(self, line: _Line, what: str, error: Exception) -> None:
-        """Note why, and derive the command again after a pause."""
+        """Record why, and derive the command again after a pause."""
         last = line.pauses.get(what, (0.0, self._settings.retry_s / 2))[1]
         pause = min(last * 2, _PAUSE_MAX_S)
         line.pauses[what] = (self._runtime.now() + pause, pause)
@@ -302,7 +302,7 @@ class Dispatcher:
         return await self._pool.get(self._broker.table.get(machine))
 
     async def _carry(self, line: _Line, what: str, passed: bool) -> None:
-        """Tell the agent what is wanted at this moment."""
+        """Send the agent the command that is wanted at this moment."""
         machine = line.machine
         async with asyncio.timeout(self._settings.call_timeout_s):
             if what == PROFILE:
@@ -370,7 +370,7 @@ class Dispatcher:
     # -- images
 
     def _pull(self, line: _Line, digest: str, keys: Sequence[str], task: str = "") -> None:
-        """Bring an image to a machine; a task that waits for it holds up no other."""
+        """Bring an image to a machine; a task that waits for it delays no other task."""
         if digest in line.pulls:
             line.pulls[digest] |= {task} if task else set()
         elif self._group is not None:
@@ -399,9 +399,9 @@ class Dispatcher:
         self._tidy(line)
 
     def _seen_anew(self, machine: str) -> None:
-        """Give up pulls that were asked for in an earlier boot: those calls get no answer.
+        """Cancel pulls that were requested in an earlier boot: those calls get no answer.
 
-        The end of a host that lost its power is not reported, and pulls may take long.
+        A host that lost its power reports nothing, and pulls may take long.
         """
         line = self._lines.get(machine)
         if line is None or not line.calls:

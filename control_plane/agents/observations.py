@@ -1,7 +1,7 @@
-"""What the agents last said: the control plane's view of the machines, in memory only.
+"""The agents' last reports: the control plane's view of the machines, in memory only.
 
-Nothing here is stored: after a start everything is asked again, and until a machine's
-tasks were listed nothing is concluded from their absence.
+Nothing here is stored: after a start every agent is asked again. Until a machine's tasks were
+listed, nothing is concluded from their absence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import ignore
 
 PROFILE = "profile"
-"""What a refusal is about, where it is no task and no image."""
+"""The subject of a refusal that is about no task and no image."""
 _NO_PROFILE = ProfileStatus()
 _NO_HOME = frozenset[str]()
 Changed = Callable[[str], None]
@@ -45,7 +45,7 @@ class Observation:
     stream: EventStream | None = None
     """Open while the agent is followed."""
     alive_at: float | None = None
-    """When its host gave a sign of life last while its agent was of no use."""
+    """When its host gave its last sign of life while its agent gave no usable answer."""
     answering: bool = False
     boot_id: str = ""
     tasks: dict[str, TaskStatus] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Observation:
 
     @property
     def was_listed(self) -> bool:
-        """Return whether this process ever knew all that the machine has."""
+        """Return whether this process ever listed the machine completely."""
         return bool(self.boot_id)
 
     def forgive_profile(self) -> None:
@@ -78,7 +78,7 @@ class Observation:
         return self.answered_at
 
     def silent_s(self, now: float) -> float:
-        """Return how long nothing was heard, or since when it is asked for the first time."""
+        """Return the time without a sign of life, or since the first request."""
         since = self.heard_at
         if since is None:
             since = now if self.asked_since is None else self.asked_since
@@ -86,11 +86,11 @@ class Observation:
 
 
 UNSEEN = Observation()
-"""Of every machine that is not known; to be read, never to be changed."""
+"""Stands for every unknown machine; to be read, never to be changed."""
 
 
 class Observations:
-    """The observations of all machines, and who wants to know when one changes."""
+    """The observations of all machines, and the listeners that are called when one changes."""
 
     def __init__(self, broker: KnownMachines, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -99,7 +99,7 @@ class Observations:
         self.restored = 0
         """The term in which the store was restored from a copy; 0: it never was."""
         self.let_go: dict[str, set[str]] = {}
-        """Machine → tasks that only the store's copy does not know, and that may be stopped."""
+        """Machine → tasks that the restored store lacks, and that may be stopped."""
         self._listeners: list[Changed] = []
         self._listeners_of_one: list[OneChanged] = []
         broker.listen(self._record_changed, loaded=ignore)
@@ -114,7 +114,7 @@ class Observations:
         self._listeners_of_one.append(of_one or (lambda machine, _: changed(machine)))
 
     def observation(self, machine: str) -> Observation:
-        """Return what is known of a machine; nothing is kept of one that does not exist."""
+        """Return what is known of a machine; an unknown machine gets a value that is not kept."""
         known = self._observations.get(machine)
         if known is None:
             known = Observation()
@@ -123,8 +123,8 @@ class Observations:
         return known
 
     def look(self, machine: str) -> Observation:
-        """Return what is known of a machine, to be read only: of one that was never seen nothing
-        is made, which at 100,000 machines was a quarter of what an allocator keeps.
+        """Return what is known of a machine, to be read only. A machine that was never seen gets no
+        object: at 100,000 machines these were a quarter of what an allocator keeps.
         """
         known = self._observations.get(machine)
         return UNSEEN if known is None else known
@@ -149,8 +149,8 @@ class Observations:
         return _is_ready(record, self.look(record.machine))
 
     def steady(self, machine: str, pool: str) -> Mapping[str, TaskStatus] | None:
-        """Return what runs on a machine, if that is ready for tasks of a pool and nothing is
-        planned for it; None: it has to be looked at.
+        """Return the tasks on a machine, if it is ready for tasks of a pool and nothing is planned
+        for it; None: `view` has to judge it.
         """
         record, observation = self._broker.table.find(machine), self._observations.get(machine)
         if (
@@ -170,7 +170,7 @@ class Observations:
         profile: ProfileStatus,
         images: Iterable[str],
     ) -> None:
-        """Take in a complete answer: from now on absence means something."""
+        """Record a complete answer: from now on absence means something."""
         observation = self.observation(machine)
         observation.boot_id = facts.boot_id
         observation.tasks = {status.task_id: status for status in tasks}
@@ -185,27 +185,26 @@ class Observations:
         self.changed(machine)
 
     def asked(self, machine: str) -> None:
-        """Record that a machine is asked: from then on its silence counts."""
+        """Record that a machine is asked from now on: its silence counts."""
         observation = self.observation(machine)
         if observation.asked_since is None:
             observation.asked_since = self._runtime.now()
 
     def unasked(self, machine: str) -> None:
-        """Record that a machine is asked nothing: until it is, its silence does not count."""
+        """Record that a machine is not asked for now: its silence does not count."""
         self.observation(machine).asked_since = None
 
     def heard(self, machine: str, at: float | None = None) -> None:
-        """Take in a sign of life, now or at another time."""
+        """Record a sign of life, now or at another time."""
         observation, at = self.observation(machine), self._runtime.now() if at is None else at
         observation.answered_at = (
             at if observation.answered_at is None else max(observation.answered_at, at)
         )
 
     def silent(self, machine: str, *, alive: bool = False) -> None:
-        """Record that the agent did not answer: what is known may be out of date.
+        """Record that the agent did not answer: its observation may be out of date.
 
-        `alive`: its host did, by refusing the connection or by taking it, or the agent said
-        something that is of no use.
+        `alive`: its host accepted or refused the connection, or the agent's answer was unusable.
         """
         observation = self.observation(machine)
         if alive:
@@ -215,7 +214,7 @@ class Observations:
             self.changed(machine)
 
     def saw_task(self, machine: str, status: TaskStatus) -> None:
-        """Take in the state of a task, unless something newer is known."""
+        """Record the state of a task, unless something newer is known."""
         self.heard(machine)
         observation = self.observation(machine)
         known = observation.tasks.get(status.task_id)
@@ -225,10 +224,10 @@ class Observations:
             self._one_changed(machine, status.task_id)
 
     def answered(self, machine: str, status: TaskStatus, *, removed: bool = False) -> None:
-        """Take in the answer to a command, unless events overtook it.
+        """Record the answer to a command, unless events overtook it.
 
-        They come in order and on another connection: what they said of the same generation is
-        newer, and so is that a task which was to be `removed` is gone.
+        Events come in order and on another connection: a state of the same generation from an event
+        is newer. So is the event that a task which was to be `removed` is gone.
         """
         known = self.observation(machine).tasks.get(status.task_id)
         if status.generation > (0 if known is None else known.generation) and (
@@ -237,7 +236,7 @@ class Observations:
             self.saw_task(machine, status)
 
     def saw_tasks(self, machine: str, tasks: Iterable[TaskStatus]) -> None:
-        """Take in a complete list of tasks."""
+        """Record a complete list of tasks."""
         self.heard(machine)
         self.observation(machine).tasks = {status.task_id: status for status in tasks}
         self.changed(machine)
@@ -253,7 +252,7 @@ class Observations:
         self._one_changed(machine, task)
 
     def saw_profile(self, machine: str, profile: ProfileStatus) -> None:
-        """Take in the state of the machine's profile."""
+        """Record the state of the machine's profile."""
         self.heard(machine)
         observation = self.observation(machine)
         observation.forgive_profile()
@@ -279,7 +278,7 @@ class Observations:
         self.changed(machine)
 
     def left(self, machine: str) -> None:
-        """Forget what a machine said: another process follows it from now on."""
+        """Forget a machine's reports: another process follows it from now on."""
         observation, blank = self._observations.get(machine), Observation()
         if observation is not None:
             for name in Observation.__slots__:

@@ -1,4 +1,4 @@
-"""An agent over the network: its events are long-polled, and a slow one is told from a dead one."""
+"""An agent over the network: long polls for events, and tells a slow agent from a dead one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from control_plane.runtime.runtime import Runtime
 from wire.errors import Busy, TwineError, Unreachable
 
 MIN_POLL_S = 0.1
-"""Between two polls that brought nothing: no busy loop against an agent that does not wait."""
+"""Pause between polls that brought nothing: no busy loop with an agent that does not wait."""
 CONNECT_S = 2.0
 """How long a host may take to accept a connection: two attempts of TCP (RFC 6298: 1 s)."""
 TakesConnections = Callable[[], Awaitable[bool]]
@@ -76,9 +76,9 @@ class PolledEvents:
 
 
 async def unanswered(what: str, after_s: float, takes: TakesConnections) -> TwineError:
-    """Return what it means that there was no answer: `Busy` if the host lives.
+    """Return the error for a call without an answer: `Busy` if the host is alive.
 
-    Then its agent has no computing time or does not get on, and its tasks most likely run.
+    Then its agent is starved of CPU or stuck, and its tasks most likely run.
     """
     if await takes():
         return Busy(f"the host accepts connections, {what} is not answered within {after_s:g} s")

@@ -25,7 +25,7 @@ class AgentPool:
         return client
 
     async def drop(self, machine: str) -> None:
-        """Close the connections to a machine that is gone, or not to be believed any more."""
+        """Close the connections to a machine that is gone or no longer trusted."""
         known = self._clients.pop(machine, None)
         if known is not None:
             await known[1].close()

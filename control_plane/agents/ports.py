@@ -1,7 +1,6 @@
 """Protocols of the brokers' services that the actors above the machines call.
 
-`roles.py` hands the brokers in. What answers in their place, in this process or another, has
-these methods.
+`roles.py` passes the brokers in. Their substitutes, in this process or another, have these methods.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class DatacenterBroker(Protocol):
 
 
 class KnownMachines(Protocol):
-    """Which machine is whose: the resource brokers."""
+    """Which entitlement each machine belongs to: the resource brokers."""
 
     @property
     def table(self) -> MachineTable:
@@ -68,7 +67,7 @@ class KnownMachines(Protocol):
         """Return the machines of an entitlement; of the free pool for `FREE`."""
 
     def away(self) -> dict[str, str]:
-        """Return the data centers whose brokers did not answer of late, and why."""
+        """Return the data centers whose brokers do not answer at present, and why."""
 
     async def assign(
         self, machine: str, entitlement: str, profile: str, *, revision: int
@@ -96,4 +95,4 @@ class KnownMachines(Protocol):
     async def carry_out(
         self, machine: str, command: MachineCommand, *, revision: int | None = None
     ) -> MachineRecord:
-        """Do what is asked about a machine; with `revision` only if nothing changed since."""
+        """Carry out a command for a machine; with `revision` only if nothing changed since."""

@@ -14,7 +14,7 @@ from wire.duplex import Duplex
 
 
 class EventStream(Protocol):
-    """What happens on one machine, as its agent tells it; the answers are its signs of life."""
+    """The events of one machine, as its agent reports them; each answer is a sign of life."""
 
     @property
     def heard_at(self) -> float:
@@ -22,16 +22,16 @@ class EventStream(Protocol):
         ...
 
     async def next(self) -> api.Events:
-        """Return what is new, that something was lost, or another boot.
+        """Return new events, a loss of events, or another boot.
 
-        An answer without events is possible and means nothing. Raises `TwineError` when the
-        line is given up: open another one. `Unreachable`: nothing was heard; any other: the
-        host lives, and what its agent said is of no use.
+        An answer without events is possible and means nothing. Raises `TwineError` when the stream
+        has ended: open another one. `Unreachable`: there was no answer; any other: the host is
+        alive, and its agent's answer was unusable.
         """
         ...
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         ...
 
 
@@ -47,7 +47,7 @@ class AgentApi(Protocol):
         ...
 
     async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
-        """Let the agent fetch an image; returns when it is published."""
+        """Make the agent fetch an image; returns when it is published."""
         ...
 
     async def list_tasks(self) -> api.Tasks:
@@ -99,7 +99,7 @@ class AgentApi(Protocol):
         ...
 
     async def put_notices(self, told: HostNotices) -> HostNotices:
-        """Say what the tasks of the machine are to be told."""
+        """Set the notices for the tasks of the machine."""
         ...
 
     async def get_profile(self) -> api.ProfileStatus:

@@ -25,10 +25,10 @@ class Region:
     is_second: Callable[[str, str], bool] = lambda _machine, _boot_id: False
     """Whether the host of this boot only has the identity of this machine (docs/adr/0107)."""
     owns: Callable[[str], bool] = lambda _pool: True
-    """Whether who has this region decides about a pool: the one shard of it (docs/adr/0152)."""
+    """Whether this process is the shard that decides about a pool (docs/adr/0152)."""
     follows: Callable[[str], bool] = lambda _pool: True
     """Whether this process follows the machines of a pool, `FREE` included: one process does."""
     hears: Callable[[MachineRecord], bool] = lambda _record: True
-    """Whether this process talks to the agent of a machine: follows it, or has tasks left there."""
+    """Whether this process calls the agent of a machine: follows it, or has tasks left there."""
     shared: dict[str, object] = field(default_factory=dict)
     """What actors of one kind share where there are several in this process, by kind."""

@@ -1,9 +1,9 @@
 """Jobs that keep apart from other jobs of their entitlement, or go where these are.
 
-What a job may use depends on where others are at the moment when it is placed. So of jobs that
-have to do with each other only one is placed at a time, and where the others are is told to the
-planner as terms that machines must meet (`Group.among`); it is no part of what tasks claim. Tasks
-that have a machine stay there when others come and go.
+What a job may use depends on where other jobs are when it is placed. So related jobs are placed one
+at a time. The planner gets the places of the others as terms that machines must meet
+(`Group.among`); tasks do not claim them. Tasks that have a machine stay there when other jobs
+change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from control_plane.api.requirements import Because, In, Not, Term
 
 
 class JobAffinity:
-    """Which jobs have to do with each other, and what that means for where they may go."""
+    """Which jobs are related, and what that means for their placement."""
 
     def __init__(self, index: RegionIndex) -> None:
         self._index = index
@@ -32,13 +32,13 @@ class JobAffinity:
         self._named: dict[str, dict[str, None]] = defaultdict(dict)
         """Job → those that name it."""
         self._alone: dict[str, int] = {}
-        """Jobs that are being placed and had to do with no other when that began."""
+        """Jobs that are being placed and were related to no other when that began."""
         self._ended = asyncio.Event()
         """Set when one of them is placed; then there is another."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def note(self, job: str, near: Near | None) -> None:
-        """Note what a job says of others; None: it is gone."""
+        """Record what a job says of others; None: it is gone."""
         for told in (self._apart, self._together):
             for neighbour in told.pop(job, ()):
                 named = self._named[neighbour.job]
@@ -54,14 +54,14 @@ class JobAffinity:
                     self._named[neighbour.job][job] = None
 
     def begins_alone(self, job: str) -> bool:
-        """Note that a job is being placed until `ended`, and return True, if it is on its own."""
+        """Record that a job is placed until `ended`; return True if no other is related to it."""
         if self._has_any(job):
             return False
         self._alone[job] = self._alone.get(job, 0) + 1
         return True
 
     def ended(self, job: str) -> None:
-        """Note that a job that began alone is placed."""
+        """Record that a job that began alone is placed."""
         left = self._alone[job] = self._alone[job] - 1
         if not left:
             del self._alone[job]
@@ -71,16 +71,16 @@ class JobAffinity:
 
     @asynccontextmanager
     async def turn(self, request: Request) -> AsyncIterator[None]:
-        """Let a job be placed while none is that it has to do with."""
+        """Wait until no related job is being placed, and let this one be placed."""
         async with self._turns[request.pool]:
             while any(other in self._alone for other in self._others(request.job)):
                 await self._ended.wait()
             yield
 
     def bound(self, request: Request, near: Near | None = None) -> Request:
-        """Return a request with what others mean for it, as they are placed now.
+        """Return a request with the terms that follow from where related jobs are now.
 
-        `near` is what the job would say of others; None: what it does say.
+        `near` replaces the job's own terms about others; None: its present ones.
         """
         job = request.job
         if near is None:
@@ -92,7 +92,7 @@ class JobAffinity:
         return replace(request, groups=groups)
 
     def placed(self, job: str) -> frozenset[Machine] | None:
-        """Return where a job is, if others wait for that; None: no job does."""
+        """Return where a job is, if others depend on that; None: no job does."""
         awaited = any(
             neighbour.job == job
             for other in self._named.get(job, ())

@@ -487,7 +487,7 @@ class Allocator:
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
         if is_untouched(before, after):
             return
-        changed = self.directory.settle(name, after)
+        changed = self.directory.settle(name, before, after)
         for entitlement in bound_to(before) if before is not None else ():
             self._by_entitlement[entitlement].pop(name, None)
         for entitlement in bound_to(after) if after is not None else ():

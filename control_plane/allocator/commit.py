@@ -1,8 +1,8 @@
 """The second phase of allocations: tells brokers the decision until each has acknowledged it.
 
-What was decided is durable and will be done, so who asked for it is not kept waiting for a
-broker whose store fails: after a moment the rest goes on in the background. So does the
-undoing of what was given up.
+A decision is durable and will be carried out, so its caller does not wait for a broker whose store
+fails. After a moment the rest goes on in the background, and so does the undoing of an allocation
+that was given up.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from wire.errors import Busy
 
 log = logging.getLogger(__name__)
 PREPARE_S = 5.0
-"""A broker that has not answered by then is not waited for: the allocation fails as busy."""
+"""A broker that has not answered by then fails the allocation as busy."""
 WAIT_S = 1.0
-"""How long who asked waits for the second phase; nearly always that is some milliseconds."""
+"""How long the caller waits for the second phase, which nearly always takes some milliseconds."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _CLOSE_S = 1.0
 
@@ -46,14 +46,14 @@ class Participants(Protocol):
 
 
 class Commits:
-    """What is being told to brokers, by transaction."""
+    """The second phases under way, by transaction."""
 
     def __init__(self, participants: Participants, runtime: Runtime) -> None:
         self._participants, self._runtime = participants, runtime
         self._work: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
-        """Return how many transactions brokers have not heard the end of."""
+        """Return how many transactions have not ended at all their brokers."""
         return len(self._work)
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
@@ -68,7 +68,7 @@ class Commits:
             ) from e
 
     async def commit(self, transaction: str, then: Callable[[], None]) -> None:
-        """See that all brokers assign what they hold, and call `then` once they have."""
+        """Have all brokers assign what they hold, and call `then` once they have."""
 
         async def work() -> None:
             await self._until_heard(transaction, "assignment", self._participants.commit)
@@ -82,7 +82,7 @@ class Commits:
         await self._begin(transaction, lambda: self._until_heard(transaction, what, abort))
 
     async def close(self) -> None:
-        """Let what is under way end; what does not is found half done at the next start."""
+        """Wait for what is under way; what does not end is found half done at the next start."""
         if not self._work:
             return
         _, late = await asyncio.wait(list(self._work.values()), timeout=_CLOSE_S)
@@ -109,7 +109,7 @@ class Commits:
         while True:
             try:
                 await tell(transaction)
-            except Exception as e:  # whatever it is, what was decided will be done
+            except Exception as e:  # whatever the error is, the decision will be carried out
                 fields = {"transaction": transaction, "what": what, "reason": str(e)}
                 log.warning("a broker does not take in what was decided", extra=fields)
                 await self._runtime.sleep(pause_s)

@@ -1,9 +1,9 @@
 """A pool passes from one allocator of this process to another (docs/adr/0152).
 
-The records of its allocations are in the store that both have, so they are read, not copied. No
-shard may allocate for the pool meanwhile: the caller has stopped that, and waits with `is_busy`
-until what was under way has ended. Then `read`, before the new owner is written; and `drop` and
-`adopt` in one step of the loop after it.
+Both use the same store, so the records of its allocations are read, not copied. No shard may
+allocate for the pool meanwhile: the caller stops that, and waits with `is_busy` until running
+allocations have ended. Then `read`, before the new owner is written; and `drop` and `adopt` in one
+step of the loop after it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def is_busy(allocator: Allocator, pool: str, jobs: Collection[str]) -> bool:
 
 
 async def read(allocator: Allocator, jobs: Collection[str]) -> list[Stored]:
-    """Return what is stored of the allocations of jobs; changes nothing."""
+    """Return the stored allocations of jobs; changes nothing."""
     found = [await allocator.allocations.stored.read(job) for job in sorted(jobs)]
     return [stored for stored in found if stored is not None]
 
 
 def drop(allocator: Allocator, jobs: Collection[str]) -> None:
-    """Let an allocator forget the claims of jobs: another one has them from this step on.
+    """Remove the claims of jobs from an allocator: another one has them from this step on.
 
     Nothing is written, and no machine is given back: the room of these machines is free in this
     allocator's index only, which plans for pools of its own alone.
@@ -52,7 +52,7 @@ def drop(allocator: Allocator, jobs: Collection[str]) -> None:
 
 
 def adopt(allocator: Allocator, pool: str, stored: Sequence[Stored], step: int = 1 << 20) -> None:
-    """Take in the allocations of a pool's jobs, as `read` found them."""
+    """Restore the allocations of a pool's jobs, as `read` found them."""
     for one in stored:
         allocator.allocations.stored.note(one)
         for _ in restoring(one.record, allocator.index, step):

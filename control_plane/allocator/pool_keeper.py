@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 5.0
 _CLOCK_S = 1.0
 _PAUSE_S = 0.02
-"""After each look, so that a flood of news costs few of them."""
+"""Pause after each look, which bounds the number of looks during a flood of changes."""
 
 
 class PoolKeeper:
@@ -40,13 +40,13 @@ class PoolKeeper:
         self._wake = asyncio.Event()
         self._looked_at = -_CLOCK_S
         self.keeps: Callable[[MachineRecord], bool] = lambda _: False
-        """Return whether a machine stays for another reason; components that know one set this."""
+        """Returns whether a machine stays for another reason; set by components that know one."""
         allocator.allocations.listen(self._emptied)
         region.broker.listen(lambda name, *_: self._look_soon(name), loaded=ignore)
         allocator.portal.table.listen(lambda *_: self._wake.set())
 
     async def run(self) -> None:
-        """Give machines back until cancelled."""
+        """Give unneeded machines back until cancelled."""
         for name in self._broker.table:  # the index has another order in each process
             self._look_soon(name)
             await self._runtime.checkpoint()
@@ -126,7 +126,7 @@ class PoolKeeper:
         return idle_s >= self._settings.give_back_after_s
 
     def _still_runs(self, record: MachineRecord) -> bool:
-        """Return whether tasks that moved away still run here: the machine is not free before.
+        """Return whether tasks that moved away still run here, which keeps the machine.
 
         Their claims may be elsewhere already while their records still have them here. The
         state of a machine that is down is unknown; it is needed elsewhere when it comes back.
@@ -177,12 +177,12 @@ class PoolKeeper:
         )
 
     async def _release(self, machine: Machine) -> None:
-        """Give one machine back; beyond the limit, at a later look."""
+        """Give one machine back; beyond the limit a later look does it."""
         if self._limit.take(self._runtime.now()) == 0:
             await self._give_back(machine)
 
     async def _give_back(self, machine: Machine) -> None:
-        """Give one machine back, or say why not."""
+        """Give one machine back, or record why not."""
         name = machine.name
         try:
             await self._allocator.give_back(machine)

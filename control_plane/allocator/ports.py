@@ -1,6 +1,6 @@
 """Protocols of the portal's services that the allocator calls.
 
-`roles.py` hands it in, `alone.py` does where there is no control plane around it.
+`roles.py` passes it in; `standalone.py` does where there is no control plane around it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from control_plane.runtime.table import Table
 
 
 class Grants(Protocol):
-    """Who may use how much: the portal."""
+    """How much each entitlement may use: the portal."""
 
     @property
     def table(self) -> Table[EntitlementRecord]:
@@ -22,7 +22,7 @@ class Grants(Protocol):
 
     @property
     def settings(self) -> PortalSettings:
-        """Return by which rules it grants."""
+        """Return the rules by which it grants."""
 
     def specs(self) -> Mapping[str, EntitlementSpec]:
         """Return what every entitlement was granted."""

@@ -1,4 +1,4 @@
-"""Machines that a pool may not take although they are free: others were promised them (CP7)."""
+"""Free machines that a pool may not take, because others were promised them (CP7)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from control_plane.portal.core.pools import Quota
 from control_plane.runtime.runtime import Runtime
 
 MANY = 100
-"""Pools from which on the sums take longer than the event loop should stand still: 4 ms."""
+"""With this many pools the sums take longer than the event loop should be blocked: 4 ms."""
 _REST_S = 1.0
-"""Between two of those sums."""
+"""Pause between two sums."""
 _STEP = 20
-"""Pools whose quotas are looked at between two chances for others to run."""
+"""Pools whose quotas are read between two chances for other tasks of the loop to run."""
 _BUCKETS = 1000
 """Buckets whose machines are counted between two such chances, when all of a region are new."""
 Limits = Mapping[tuple[str, str, int], int]
@@ -28,11 +28,11 @@ Limits = Mapping[tuple[str, str, int], int]
 
 
 class PromiseKeeper:
-    """Lays what is left of all quotas upon the free machines, whenever either changed.
+    """Distributes the rest of all quotas over the free machines, whenever either changed.
 
-    In a region of many pools that is done beside the work of the loop, in small steps on a
-    copy. Until it is done, and whenever the last sums are old, a `Ledger` says what may be
-    taken: less than might be, never more.
+    In a region of many pools that runs concurrently to other work, in small steps on a copy. Until
+    it is done, and whenever the last sums are old, a `Ledger` bounds what may be taken: perhaps
+    lower than possible, never higher.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class PromiseKeeper:
         self._outdated = True
         """Something happened that a ledger cannot follow …"""
         self._overtaken = False
-        """… since the sums that are being done were begun."""
+        """… since the present sums began."""
         self._begun = 0
-        """How often sums were begun: of several that overlap the last ones count."""
+        """How often sums were begun: of overlapping ones the last count."""
         self._promises: Promises | None = None
         """The last sums, as long as nothing changed since."""
         self._ledger: Ledger | None = None
@@ -61,10 +61,10 @@ class PromiseKeeper:
         self._kinds: list[MachineClass] = []
         self._limits: dict[str, Limits] = {}
         self._since: Counter[tuple[str, MachineClass]] = Counter()
-        """What changed hands since the sums that are being done were begun."""
+        """What changed pools since the present sums began."""
         self._wanted = asyncio.Event()
         self._refused = False
-        """A pool may have been refused for want of newer sums."""
+        """A pool may have been refused because the sums were old."""
 
     def limits(self, pool: str) -> Limits | None:
         """Return how many machines of each kind a pool may take; None: any."""
@@ -87,7 +87,7 @@ class PromiseKeeper:
         return found
 
     async def load(self) -> None:
-        """Do the sums once, at a start, so that no pool is refused for want of them."""
+        """Do the sums once, at a start, so that no pool is refused because there are none."""
         changed = list(self._index.take_moves().items())
         for first in range(0, len(changed), _BUCKETS):
             self._count_in(changed[first : first + _BUCKETS])
@@ -112,10 +112,10 @@ class PromiseKeeper:
             await self._runtime.sleep(_REST_S)
 
     def kept_without(self, pool: str, taken: Iterable[Machine]) -> Generator[None, None, bool]:
-        """Return, in steps, whether what a pool took keeps nothing from others.
+        """Return, in steps, whether what a pool took breaks no promise to others.
 
-        False: some promise is not kept now that would be without it. For processes: each
-        sees what others took only after it took machines itself: asked once it has followed that.
+        False: it breaks a promise that would be kept without it. A process sees what others took
+        only after it took machines itself, so it asks once it has followed that.
         """
         self._follow()
         quotas = self._quotas()
@@ -134,7 +134,7 @@ class PromiseKeeper:
         return not now.lacking() - then.lacking()
 
     def outdated(self) -> None:
-        """Note that machines were put aside, or are not any more."""
+        """Record that machines were put aside, or are no longer."""
         self._outdated = self._overtaken = True
 
     def _is_new(self) -> bool:
@@ -154,7 +154,7 @@ class PromiseKeeper:
         self._wanted.set()
 
     def _follow(self) -> None:
-        """Take in which machines changed hands."""
+        """Record which machines changed pools."""
         if changed := self._index.take_moves():
             self._count_in(changed.items())
 
@@ -179,7 +179,7 @@ class PromiseKeeper:
             self._outdated = self._outdated or not self._ledger.is_true
 
     def _sums(self, quotas: Mapping[str, Quota]) -> Generator[None, None, None]:
-        """Do the sums on what is there now; what happens meanwhile is followed afterwards."""
+        """Do the sums on the present state; later changes are followed afterwards."""
         self._since, self._overtaken = Counter(), False
         self._begun += 1
         this = self._begun
@@ -199,7 +199,9 @@ class PromiseKeeper:
     def _laid(
         self, quotas: Mapping[str, Quota], held: Mapping[str, Mapping[MachineClass, int]]
     ) -> Generator[None, None, tuple[Promises, Counter[MachineClass]]]:
-        """Lay what is left of quotas upon free machines, and return both, where pools hold so."""
+        """Return the promises of the rest of quotas, and the free machines, if pools hold
+        `held`.
+        """
         left = {}
         for number, (pool, quota) in enumerate(quotas.items()):
             left[pool] = quota_left(quota, self._without_aside(pool, held.get(pool)))
@@ -210,7 +212,7 @@ class PromiseKeeper:
         return promises, supply
 
     def _take(self, promises: Promises | None, kinds: list[MachineClass]) -> None:
-        """Go by new sums, and by what happened since they were begun."""
+        """Use new sums, with the changes since they were begun."""
         self._promises, self._kinds, self._limits = promises, kinds, {}
         self._outdated = self._overtaken
         self._ledger = Ledger(promises.shares()) if promises is not None else None
@@ -222,9 +224,9 @@ class PromiseKeeper:
     def _without_aside(
         self, pool: str, held: Mapping[MachineClass, int] | None
     ) -> Counter[MachineClass]:
-        """Return what counts of the machines that a pool held when the sums were begun.
+        """Return the machines that count, of those that a pool held when the sums began.
 
-        What is put aside meanwhile makes the sums outdated, so it may be read later.
+        Machines put aside meanwhile make the sums outdated, so that may be read later.
         """
         found = Counter(held)
         if held:

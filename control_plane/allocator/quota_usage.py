@@ -1,4 +1,4 @@
-"""Which machines count against which quota (CP3): those of its own on which tasks may start.
+"""Which machines count against which quota (CP3): a pool's own machines on which tasks may start.
 
 A quota of N bounds, at any time:
 
@@ -33,7 +33,7 @@ class _Special:
 
     pool: str
     donor: str | None
-    """Who lent it; None: it is not on loan."""
+    """The entitlement that lent it; None: it is not on loan."""
     leaves: bool
     """Its tasks must move away now."""
 
@@ -54,10 +54,10 @@ class Held:
 
 
 class QuotaUsage:
-    """Follows loans and planned events, and says what counts."""
+    """Follows loans and planned events, and computes what counts."""
 
     def __init__(self, index: RegionIndex, wall: Callable[[], float]) -> None:
-        """Know no machine that is special; `note` is called for each record."""
+        """No machine is special yet; `note` is called for each record."""
         self._index, self._wall = index, wall
         self._special: dict[str, _Special] = {}
         self._in: dict[str, dict[str, None]] = {}
@@ -65,7 +65,7 @@ class QuotaUsage:
         self._lent_by: dict[str, dict[str, None]] = {}
 
     def note(self, record: MachineRecord) -> bool:
-        """Take in a machine's record; return whether something else counts now."""
+        """Record a machine's state; return whether something else counts now."""
         events = record.unavailability
         planned = bool(events) and any(e.end is None and e.kind in MOVING for e in events)
         found = None
@@ -79,7 +79,7 @@ class QuotaUsage:
         return self._put(name, None)
 
     def special(self) -> list[str]:
-        """Return the machines where time alone may change what counts."""
+        """Return the machines for which the passing of time may change what counts."""
         return list(self._special)
 
     def leaves(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a pool may take of the free machines: its quota, promises to others, its turn."""
+"""What a pool may take of the free machines: its quota, promises to others, its priority."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Quotas:
     def __init__(
         self, region: Region, portal: Grants, index: RegionIndex, counted: QuotaUsage
     ) -> None:
-        """Know what the portals granted, and the machines of the index."""
+        """Take the portal's grants, and the machines of the index."""
         self._broker, self._runtime = region.broker, region.runtime
         self._portal, self._index, self._counted = portal, index, counted
         self._shards = Shards.of(region)
@@ -37,7 +37,7 @@ class Quotas:
         )
 
     def changed(self) -> None:
-        """Called after the portal granted something else."""
+        """Called after the portal changed a grant."""
         self._quotas = None
 
     def of(self, pool: str) -> Quota:
@@ -95,13 +95,13 @@ class Quotas:
         )
 
     def _unpromised(self, pool: str) -> Limits | None:
-        """Return how many free machines of each kind others were not promised."""
+        """Return how many free machines of each kind are not promised to others."""
         if self._portal.settings.overgrant is Overgrant.ALLOW:
             return None  # first come, first served
         return self.promises.limits(pool)
 
     def kept_without(self, pool: str, taken: list[Machine]) -> Generator[None, None, bool]:
-        """Return, in steps, whether what a pool took keeps nothing from others: CP7."""
+        """Return, in steps, whether what a pool took breaks no promise to others: CP7."""
         if self._portal.settings.overgrant is Overgrant.ALLOW:
             return True
         return (yield from self.promises.kept_without(pool, taken))
@@ -116,7 +116,7 @@ class Quotas:
         ]
 
     def _refuses_all(self, pool: str, request: Request) -> Callable[[Bucket], str]:
-        """Return the judge of free machines that are alike: what is refused of all of them."""
+        """Return the check of free machines that are alike, for reasons that they share."""
         before, away = self._ahead_of(pool), self._broker.away()
 
         def refuses_all(bucket: Bucket) -> str:
@@ -131,7 +131,7 @@ class Quotas:
         return refuses_all
 
     def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
-        """Return the judge of single free machines: quarantines, and who comes first."""
+        """Return the check of single free machines: quarantines, and pools of a higher priority."""
         profile = self.profile(pool)
         before, away = self._ahead_of(pool), self._broker.away()
 

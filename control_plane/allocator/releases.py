@@ -1,9 +1,8 @@
-"""Machines on their way to the free pool: no task comes there until the store has confirmed it.
+"""Machines on their way to the free pool: no task starts there until the store confirms it.
 
-The decision to give a machine back comes first, the store's confirmation later. A store may also
-not say whether the write was made, and make it seconds later: then the machine is still in its pool
-as far as we see, and in no pool as far as the store knows. That stays so until the broker has found
-out.
+The decision to give a machine back comes first, the store's confirmation later. The outcome of a
+write may also be unknown, and the write may happen seconds later. Then the machine is still in its
+pool for us, and in no pool for the store, until the broker has read it again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from wire.errors import Busy, Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _KNOWN = (Conflict, NotFound, Busy)
-"""Errors after which it is certain that nothing was written, or that a newer record was read."""
+"""Errors that prove that nothing was written, or that a newer record was read."""
 
 
 class Releases:
@@ -33,11 +32,11 @@ class Releases:
         self._in_doubt: dict[str, None] = {}
 
     def __contains__(self, machine: str) -> bool:
-        """Return whether nothing may be placed on a machine, whatever is heard of it."""
+        """Return whether nothing may be placed on a machine, whatever is reported of it."""
         return machine in self._under_way or machine in self._in_doubt
 
     async def give_back(self, machine: Machine) -> None:
-        """Give a machine to the free pool; no task comes there from this moment on."""
+        """Give a machine to the free pool; no task is placed there from this moment on."""
         name = machine.name
 
         async def release() -> None:
@@ -46,7 +45,7 @@ class Releases:
         await self.pass_on(name, release)
 
     async def pass_on(self, name: str, write: Callable[[], Awaitable[object]]) -> None:
-        """Have a machine without tasks written down as another's; no task comes there meanwhile."""
+        """Run a write that gives an empty machine to another pool; block it meanwhile."""
         if name in self._under_way:
             return
         self._under_way[name] = None
@@ -66,7 +65,7 @@ class Releases:
             self._refresh([name])
 
     async def find_out(self) -> None:
-        """Ask about machines where the store did not say whether they are free now."""
+        """Read machines again for which the outcome of a write is unknown."""
         for name in list(self._in_doubt):
             try:
                 await self._broker.find_out(name)

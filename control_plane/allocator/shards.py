@@ -1,9 +1,9 @@
-"""What the allocators of a region share that run in one process (AL19): they count as one.
+"""State that all allocators in one process share (AL19): they count as one.
 
 Each has the entitlements and jobs of its own store, and an index of all machines. Power, promises
-and priorities are about machines of all of them. So one `Power` counts for all, each sums up the
-quotas of all, and a machine that one takes is in that pool for the others from the same step on.
-Allocators in other processes hear of it from the brokers.
+and priorities concern the machines of all. So one `Power` counts for all, and each sums up the
+quotas of all. A machine that one takes is in its new pool for the others from the same step on.
+Allocators in other processes learn it from the brokers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from control_plane.api.capacity import EntitlementSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """One allocator, as the others know it."""
+    """One allocator, as the others see it."""
 
     index: RegionIndex
     waiting: Waiting
@@ -48,14 +48,14 @@ class Shards:
         return found
 
     def enter(self, member: Member) -> None:
-        """Note one allocator more."""
+        """Add an allocator."""
         self._members.append(member)
         if self.power is not None:
             self.power.listen(member.index.loosened)
         self.quotas_changed()
 
     def leave(self, member: Member) -> None:
-        """Note that an allocator ends; what it has in use counts until the process ends."""
+        """Remove an allocator that ends; what it uses counts until the process ends."""
         if member in self._members:
             self._members.remove(member)
             if self.power is not None:
@@ -77,7 +77,7 @@ class Shards:
         return (member.waiting for member in self._members)
 
     def served(self) -> None:
-        """Let jobs of all try again that stood behind one that had its turn."""
+        """Let jobs of all allocators try again that waited behind one that had its turn."""
         for waiting in self.waiting():
             waiting.let_others_try()
 
@@ -89,7 +89,7 @@ class Shards:
             self._tell(member, names)
 
     def taken(self, member: Member, machines: Iterable[Machine]) -> None:
-        """Note that an allocator has taken machines or given them up: brokers say which."""
+        """Record that an allocator has taken machines or given them up; brokers know which."""
         names = [m.name for m in machines if self._taking.get(m.name, (None,))[0] is member]
         self._drop(names)
 

@@ -1,4 +1,4 @@
-"""An allocator without a control plane around it, for programs that place jobs themselves."""
+"""An allocator without a control plane, for programs that place jobs themselves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from control_plane.store.memory import MemoryStore
 from control_plane.store.records import ENTITLEMENTS, encode
 
 _NAME = "allocator"
-"""That of the one allocator that most regions have."""
+"""The name of the single allocator that most regions have."""
 
 
 @asynccontextmanager
@@ -37,9 +37,9 @@ async def allocator_over(
 ) -> AsyncIterator[Allocator]:
     """Run an allocator on open stores, with brokers and portal and without a scheduler.
 
-    It takes `place`, `plan`, `forget`. Another process that writes to `broker_stores` meanwhile
-    is refused by the stores' own compare-and-set. It needs another `name`, and always the same:
-    holds and outcomes of writes are told apart by it.
+    It takes `place`, `plan`, `forget`. Another process that writes to `broker_stores` meanwhile is
+    refused by the stores' own compare-and-set. It needs another `name`, and always the same: the
+    name marks its holds and its writes.
     """
     runtime = runtime or Runtime()
     brokers = Brokers(store, runtime, broker_stores, "" if name == _NAME else name)
@@ -55,11 +55,11 @@ async def allocator_over(
 async def allocator_beside(
     region: Region, store: Store, name: str, portal: PortalSettings | None = None
 ) -> AsyncIterator[Allocator]:
-    """Run an allocator beside others of a region: a shard, by entitlement (AL19).
+    """Run one of several allocators of a region: a shard, by entitlement (AL19).
 
-    It has the entitlements and jobs of its own store, and asks every broker. Of machines it hears
-    whatever the others do; of two that want the same one its broker lets one have it. Each shard
-    needs a name of its own, and always the same: brokers know by it whose hold a machine has.
+    It has the entitlements and jobs of its own store, and asks every broker. It follows all
+    machines; if two allocators want the same one, its broker decides. Each shard needs a name of
+    its own, and always the same: it marks the shard's holds at the brokers.
     """
     granted = Portal(store, region.runtime, portal)
     made = Allocator(region, granted, JobTable(store), store, name)
@@ -83,8 +83,8 @@ async def allocator_of(
 ) -> AsyncIterator[Allocator]:
     """Run an allocator on machines in memory: plans without a control plane.
 
-    A machine is in the entitlement that its record names, or free. Nothing is written
-    anywhere, and all is forgotten in the end.
+    A machine is in the entitlement that its record names, or free. Nothing is written, and all
+    state is lost at the end.
     """
     async with MemoryStore() as store:
         keys = ((prefix_of(m.location.datacenter) + m.machine, encode(m)) for m in machines)

@@ -42,7 +42,7 @@ class Stored:
 
 
 class StoredAllocations:
-    """Owner of what an allocator stores: one record per job, and decisions under way."""
+    """Owner of what an allocator stores: one record per job, and undecided transactions."""
 
     def __init__(self, store: Store, name: str, runtime: Runtime) -> None:
         """`name` is the allocator's own."""
@@ -71,19 +71,19 @@ class StoredAllocations:
                 yield record
 
     async def read(self, job: str) -> Stored | None:
-        """Return what the store has of a job, if anything; nothing of it is taken in."""
+        """Return the store's record of a job, if any; the state here does not change."""
         entry = await self._store.get(allocation_key(job))
         if entry is None:
             return None
         return Stored(decode(entry.value, AllocationRecord, entry.key), entry.revision)
 
     def note(self, stored: Stored) -> None:
-        """Take a record in, from which this allocator writes on."""
+        """Adopt a record: the next write of this allocator replaces it."""
         self._revisions[stored.record.job] = stored.revision
         self._note(stored.record.job, near_of(stored.record))
 
     def forget(self, job: str) -> None:
-        """Forget a job that another allocator has now."""
+        """Forget a job that now belongs to another allocator."""
         self._revisions.pop(job, None)
         self.near.pop(job, None)
 
@@ -95,7 +95,7 @@ class StoredAllocations:
     async def write(
         self, change: Change, claims: Claims | None, near: Near, transaction: str = ""
     ) -> None:
-        """Store the job's record as it will be, with the decision: the commit point."""
+        """Store the job's next record, with the decision: the commit point."""
         job = change.job
         record = record_after(change, claims, near)
         key = allocation_key(job)
@@ -136,9 +136,9 @@ class StoredAllocations:
             self.near[job] = near
 
     async def _outcome(self, attempt: WriteAttempt, key: str) -> int:
-        """Return the revision of a write whose answer was lost; 0: it never will be made.
+        """Return the revision of a write whose answer was lost; 0: it will never be made.
 
-        Nothing can go on before that is known, so the store is asked until it answers.
+        Nothing can continue before that is known, so the store is asked until it answers.
         """
         while True:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from control_plane.api.jobs import JobRecord, TaskPhase, task_id
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_changes, task_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +29,22 @@ class TaskDirectory:
     def __init__(self) -> None:
         """Start empty; `settle` is called for each record."""
         self._on: dict[str, dict[str, Entry]] = {}
-        self._of: dict[str, dict[tuple[str, str], Entry]] = {}
 
-    def settle(self, job: str, record: JobRecord | None) -> list[str]:
-        """Make a job's entries exactly those of its record; return machines that changed."""
-        entries = _entries(record) if record is not None else {}
-        known = self._of.pop(job, {})
+    def settle(self, job: str, before: JobRecord | None, after: JobRecord | None) -> list[str]:
+        """Make a job's entries those of its record; return machines that changed.
+
+        `before` is the record that was settled last, or one that is stored alike.
+        """
         changed = set()
-        for machine, task in known.keys() - entries.keys():
-            del self._on[machine][task]
+        for (machine, task), entry in _differing(job, before, after).items():
+            there = self._on.get(machine, _NONE)
+            if there.get(task) == entry:
+                continue
             changed.add(machine)
-        for key, placed in entries.items():
-            if known.get(key) != placed:
-                machine, task = key
-                self._on.setdefault(machine, {})[task] = placed
-                changed.add(machine)
-        if record is not None:
-            self._of[job] = entries
+            if entry is None:
+                del self._on[machine][task]
+            else:
+                self._on.setdefault(machine, {})[task] = entry
         return sorted(changed)
 
     def tasks(self, machine: str) -> Mapping[str, Entry]:
@@ -61,13 +60,37 @@ class TaskDirectory:
         return [task for task, placed in self.tasks(machine).items() if placed.leaving]
 
 
-def _entries(record: JobRecord) -> dict[tuple[str, str], Entry]:
-    entries: dict[tuple[str, str], Entry] = {}
-    for task in record.tasks:
-        if task.placement is not None:
-            key = (task.placement.machine, task_id(record.name, task.index))
-            entries[key] = Entry(record.name, lost=task.phase is TaskPhase.LOST)
-    for machine, ids in record.leaving.items():
-        for name in ids:
-            entries[(machine, name)] = Entry(record.name, leaving=True)
-    return entries
+def _differing(
+    job: str, before: JobRecord | None, after: JobRecord | None
+) -> dict[tuple[str, str], Entry | None]:
+    """Return what is different now, by machine and task; None: it is not there any more."""
+    found: dict[tuple[str, str], Entry | None] = {}
+    for old, task in task_changes(before, after):
+        was, now = _place(old), _place(task)
+        if was == now:
+            continue
+        if old is not None and was is not None:
+            found[was[0], task_id(job, old.index)] = None
+        if task is not None and now is not None:
+            found[now[0], task_id(job, task.index)] = Entry(job, lost=now[1])
+    left = after.leaving if after is not None else {}
+    if before is not None and before.leaving != left:
+        there = _placed(job, after)
+        for machine, ids in before.leaving.items():
+            found |= {(machine, name): there.get((machine, name)) for name in ids}
+    for machine, ids in left.items():
+        found |= {(machine, name): Entry(job, leaving=True) for name in ids}
+    return found
+
+
+def _placed(job: str, record: JobRecord | None) -> dict[tuple[str, str], Entry]:
+    tasks = record.tasks if record is not None else ()
+    places = ((task_id(job, task.index), _place(task)) for task in tasks)
+    return {(at[0], name): Entry(job, lost=at[1]) for name, at in places if at is not None}
+
+
+def _place(task: TaskRecord | None) -> tuple[str, bool] | None:
+    """Return the machine of a task, and whether it is lost there."""
+    if task is None or task.placement is None:
+        return None
+    return task.placement.machine, task.phase is TaskPhase.LOST

@@ -5,8 +5,8 @@
          -> store the job's record, and the decision with it           (the commit point)
          -> brokers assign what they held                              (second phase)
 
-Results are cached per job: a request that says the same as the last one is answered from the
-claims themselves, unless something about one of the job's machines changed (paper §2.3).
+Results are cached per job: a request that equals the last one is answered from the claims, unless
+one of the job's machines changed (paper §2.3).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ ATTEMPTS = 10
 STEP = 2_000
 """Tasks that are read between two turns of the event loop."""
 ANSWER_S = 30.0
-"""By then the caller has an answer; what is under way goes on."""
+"""By then the caller has an answer; running work continues."""
 _CLOSE_S = 1.0
 _AHEAD = "+"
-"""Begins the name under which a machine is taken for no job yet: no job has such a name."""
+"""Prefix of the name under which a machine is taken for no job yet: no job has such a name."""
 T = TypeVar("T")
 
 
@@ -59,17 +59,17 @@ def _as_it_is(request: Request) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request, and the conditions that hold for it: they are asked again at each plan."""
+    """A request with its conditions, which are evaluated again at each plan."""
 
     request: Request
     allowance: Callable[[], Allowance]
     """What its pool may take now."""
     profile: str = ""
     bound: Callable[[Request], Request] = _as_it_is
-    """Adds what other jobs mean for it now."""
+    """Adds the present terms that follow from other jobs."""
 
     def overtaken(self, change: Change) -> list[str]:
-        """Return the machines that a plan for it may not have any more."""
+        """Return the machines that its plan may no longer use."""
         request = self.bound(self.request)
         if not change.takes and request is self.request:
             return []
@@ -78,7 +78,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Result:
-    """What was answered last, and to what."""
+    """The last answer, with its request."""
 
     request: Request
     allocation: Allocation
@@ -86,7 +86,7 @@ class _Result:
 
 @dataclass(slots=True)
 class Counts:
-    """What happened since the start, for metrics and benchmarks."""
+    """Counts since the start, for metrics and benchmarks."""
 
     hits: int = 0
     misses: int = 0
@@ -95,7 +95,7 @@ class Counts:
     taken: int = 0
     """Machines taken from the free pool."""
     cpu_s: float = 0.0
-    """Time in the steps of plans and reservations, which compute and wait for nothing (AL24)."""
+    """Time in the steps of plans and reservations, which compute and never wait (AL24)."""
 
 
 class Allocations:
@@ -110,16 +110,16 @@ class Allocations:
         name: str = "allocator",
         runtime: Runtime | None = None,
     ) -> None:
-        """Know nothing yet; `refresh(machines)` brings the index up to date with the brokers.
+        """`refresh(machines)` brings the index up to date with the brokers.
 
-        `name` tells the transactions of allocators apart that share the brokers.
+        `name` marks the transactions of this allocator at brokers that several share.
         """
         self.index = index
         self._name = name
         self._refresh = refresh
         self.counts = Counts()
         self.is_ours: Callable[[str], bool] = lambda name: name.startswith(f"{self._name}:")
-        """Return whether a transaction is this allocator's to finish."""
+        """Returns whether this allocator has to finish a transaction."""
         self._store = store
         self._runtime = runtime or Runtime()
         self._participants = participants
@@ -128,18 +128,18 @@ class Allocations:
         self._results: dict[str, _Result] = {}
         self._busy: dict[str, asyncio.Event] = {}
         self._takers: dict[Machine, asyncio.Event] = {}
-        """Machine that is being taken → set when that is done, or given up."""
+        """Machine that is being taken → event that is set when that has ended."""
         self._assigning: dict[str, str] = {}
-        """Machine that was taken → the transaction whose end its broker has not heard."""
+        """Machine that was taken → the transaction whose end its broker has not acknowledged."""
         self.taking: Callable[[list[Machine], str], None] = lambda *_: None
         """Called in the step that takes machines for a pool …"""
         self.taken: Callable[[list[Machine]], None] = lambda _: None
-        """… and when their broker knows, or they were given up."""
+        """… and when their broker has them, or they were given up."""
         self.confirm: Callable[[list[Machine], str], Awaitable[bool]] | None = None
-        """Called once brokers hold machines for a pool: whether it may still have them."""
+        """Called once brokers hold machines for a pool: returns whether it may still have them."""
         self._emptied: list[Callable[[list[Machine]], None]] = []
         self._work: dict[asyncio.Future[Any], None] = {}
-        """What is under way, whether or not a caller still waits for it."""
+        """Running work, whether or not a caller still waits for it."""
         self._number = 0
 
     def listen(self, emptied: Callable[[list[Machine]], None]) -> None:
@@ -147,7 +147,7 @@ class Allocations:
         self._emptied.append(emptied)
 
     async def close(self) -> None:
-        """Let what is under way end; what does not is found half done by `recover`."""
+        """Wait for running work; what does not end is found half done by `recover`."""
         if self._work:
             _, late = await asyncio.wait(list(self._work), timeout=_CLOSE_S)
             for work in list(self._work):
@@ -171,7 +171,7 @@ class Allocations:
     async def recover(self) -> None:
         """Finish what a crash interrupted: commit what was decided, abort everything else.
 
-        Transactions of other allocators are theirs to finish.
+        Other allocators finish their own transactions.
         """
         decided = {name for name in await self.stored.decided() if self.is_ours(name)}
         for transaction in list(self._participants.in_doubt()):
@@ -196,12 +196,12 @@ class Allocations:
         profile: str = "",
         bound: Callable[[Request], Request] = _as_it_is,
     ) -> Allocation:
-        """Do what a request asks for; when this returns, it survives any crash.
+        """Carry out a request; when this returns, the result survives any crash.
 
-        `bound(request)` adds what other jobs mean for it. It is asked for each plan and at each
-        commit, and so is `allowance`. Tasks that have room nowhere are in the answer, with all
-        reasons. `Busy` if other allocations were faster again and again; then, and on any other
-        error, nothing changed.
+        `bound(request)` adds the terms that follow from other jobs. It is called for each plan and
+        at each commit, and so is `allowance`. Tasks without room are in the answer, with all
+        reasons. Raises `Busy` if other allocations were faster at every attempt; then, and on any
+        other error, nothing changed.
         """
         if (known := self.known(bound(request))) is not None:
             return known
@@ -212,7 +212,7 @@ class Allocations:
     async def take(
         self, machine: str, pool: str, allowance: Callable[[], Allowance], profile: str
     ) -> bool:
-        """Take a free machine for a pool ahead of its tasks; return whether that was done.
+        """Take a free machine for a pool before it has tasks; return whether that was done.
 
         The same limits hold as for allocations, and it is as durable.
         """
@@ -235,7 +235,7 @@ class Allocations:
             ) from e
 
     async def _in_turn(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Begin once no other allocation of this job is under way."""
+        """Start once no other allocation of this job is running."""
         while (busy := self._busy.get(job)) is not None:
             await busy.wait()
         self._busy[job] = done = asyncio.Event()
@@ -251,7 +251,7 @@ class Allocations:
                 work.add_done_callback(lambda _: self._ended_alone(job, done, work))
 
     def known(self, request: Request) -> Allocation | None:
-        """Return the last answer, if it was to the same request and still holds."""
+        """Return the last answer, if its request was the same and it still holds."""
         known = self._results.get(request.job)
         if known is None or known.request != request or not self._holds(known):
             return None
@@ -267,13 +267,13 @@ class Allocations:
         done.set()
 
     def _ended_alone(self, job: str, done: asyncio.Event, work: asyncio.Future[Any]) -> None:
-        """Note the end of an allocation for which no caller waits any more."""
+        """Record the end of an allocation for which no caller waits."""
         self._free(job, done)
         if not work.cancelled() and (error := work.exception()) is not None:
             log.info("allocation failed", extra={"job": job, "reason": str(error)})
 
     def _holds(self, known: _Result) -> bool:
-        """Return whether a fresh computation would say the same as this result."""
+        """Return whether a new computation would give the same result."""
         claims = self.index.claims.get(known.request.job)
         if claims is not known.allocation.claims or (claims is not None and not claims.valid):
             return False
@@ -309,15 +309,15 @@ class Allocations:
         )
 
     async def _restate(self, request: Request) -> None:
-        """Store what a job says of others now, if nothing else of its allocation changes."""
+        """Store what a job says of others now, if nothing else in its allocation changes."""
         known = self.stored.near.get(request.job, ALONE)
         if request.job in self.stored and request.near != known:
             await self._write(Change(request.job, request.pool), request.near)
 
     async def _follow(self, request: Request) -> None:
-        """Let claims follow tasks that are back where they were, whether or not they fit there.
+        """Move claims to tasks that are still on their old machines, whether or not they fit there.
 
-        The index changes once the store has it: a restart reads the same.
+        The index changes after the store: a restart reads the same.
         """
         claims = self.index.claims.get(request.job)
         change = following(request, claims, self.index.machines)
@@ -327,7 +327,7 @@ class Allocations:
         self._tell_emptied(follow(self.index, change))
 
     async def _carry_out(self, change: Change, asked: _Asked) -> bool:
-        """Do what was planned, durably; return whether no other allocation was faster."""
+        """Carry out a plan durably; return whether no other allocation was faster."""
         before_us = [work for claim in change.claims if (work := self._takers.get(claim.machine))]
         done = asyncio.Event()
         for machine in change.takes:
@@ -371,7 +371,7 @@ class Allocations:
                 heard(machines)
 
     def _assigned(self, change: Change, transaction: str) -> None:
-        """Called after all brokers have heard of a decision."""
+        """Called after all brokers have acknowledged a decision."""
         self.stored.done.append(transaction)
         for machine in change.takes:
             self._assigning.pop(machine.name, None)
@@ -382,7 +382,7 @@ class Allocations:
     async def _decide_after(
         self, before_us: list[asyncio.Event], change: Change, asked: _Asked
     ) -> str | None:
-        """Decide a reserved change once those are done whose machines it shares.
+        """Decide a reserved change once the changes that take the same machines have ended.
 
         Return its transaction, or None if others were faster; then nothing is reserved.
         """
@@ -400,12 +400,12 @@ class Allocations:
         return None
 
     def is_under_way(self, jobs: Iterable[str]) -> bool:
-        """Return whether an allocation of one of these goes on, or machines are being taken."""
+        """Return whether an allocation of one of these jobs runs, or machines are being taken."""
         ahead = any(name.startswith(_AHEAD) for name in self._busy)
         return bool(self._assigning) or ahead or any(job in self._busy for job in jobs)
 
     def is_taking(self, machine: str) -> bool:
-        """Return whether a machine is being taken by an allocation that is under way."""
+        """Return whether a running allocation is taking a machine."""
         found = self.index.machines.get(machine)
         return machine in self._assigning or (found is not None and found in self._takers)
 

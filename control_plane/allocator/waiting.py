@@ -1,4 +1,4 @@
-"""Requests whose tasks found no room: when each is tried again, and which comes first (CP6)."""
+"""Requests whose tasks found no room: when each is tried again, and in which order (CP6)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.request import Request
 
 _MOST_AHEAD = 100
-"""Wishes that one plan stands behind at most: those of the highest priority."""
+"""Wishes of higher priority that one plan respects at most: those with the highest."""
 _STALE = -1
 
 
 @dataclass(slots=True)
 class Wish:
-    """What jobs of one pool that are alike wait for."""
+    """What equal jobs of one pool wait for."""
 
     pool: str
     demand: Demand
     gain: int = 0
-    """The pool's gains when one of them was last tried in vain; so would be the others."""
+    """The pool's gains when one of them was last tried without success; the others are equal."""
     jobs: set[str] = field(default_factory=set)
 
 
@@ -29,7 +29,7 @@ class _Entry:
     request: Request
     gain: int
     since: int
-    """Of two jobs the one that has waited longer has the lower number."""
+    """The longer a job has waited, the lower its number."""
 
 
 class Waiting:
@@ -43,40 +43,39 @@ class Waiting:
     ) -> None:
         """`priority(pool)`, `gains(pool)` and `losses()` are called again on every decision.
 
-        Gains rise whenever there may be more room for that pool. What other pools gain is
-        nothing to it: then no request is tried again, and none comes first (BUG-AL2). Losses rise
-        when a machine takes no more tasks: the bin of it may have been what a bounded skew waits
-        for.
+        Gains rise whenever there may be more room for that pool. Gains of other pools are ignored:
+        they cause no new try and no precedence (BUG-AL2). Losses rise when a machine stops taking
+        tasks: a bounded skew may have waited for its bin.
         """
         self._priority, self._gains, self._losses = priority, gains, losses
         self._lost = 0
-        """The losses for which those with a bounded skew were told already."""
+        """The losses that were already handled for jobs with a bounded skew."""
         self._bounded: dict[str, None] = {}
-        """Jobs that wait and have a bound on their skew."""
+        """Waiting jobs with a bound on their skew."""
         self._entries: dict[str, _Entry] = {}
         self._arrived = 0
-        """How many jobs ever came to wait."""
+        """How many jobs ever began to wait."""
         self._wishes: dict[tuple[str, Demand], Wish] = {}
         self._order: list[Wish] | None = None
         self._turns = 0
-        """How often other requests were served or tried that are before one in the queue."""
+        """How often requests that are earlier in the queue were served or tried."""
         self._began: dict[str, int] = {}
         """Job that is being tried → `_turns` when that began."""
         self._refused: set[str] = set()
-        """Those of them that were refused a machine for the sake of others."""
+        """Jobs of `_began` that were refused a machine in favour of others."""
         self._behind: set[str] = set()
         """Jobs that wait for the turn of others."""
         self._again: set[str] = set()
-        """Jobs that are tried again whatever the gains: others that they stood behind had their
-        turn, or there was news while they were tried."""
+        """Jobs that are tried again whatever the gains: the jobs before them had their turn, or
+        room changed while they were tried."""
 
         self.served: Callable[[], None] = self.let_others_try
-        """Called when a job had its turn, so that those behind it may try; other queues too."""
+        """Called when a job had its turn, so that jobs behind it may try; in other queues too."""
         self._told: dict[str, int] = {}
-        """Pools in which jobs wait → the gains for which those that are due were told already."""
+        """Pools in which jobs wait → the gains for which their due jobs were already returned."""
 
     def begin(self, job: str) -> bool:
-        """Note that a job is tried now; return whether its last answer does not count.
+        """Record that a job is tried now; return whether its last answer is void.
 
         That is so if it stood behind others, and these had their turn.
         """
@@ -87,7 +86,7 @@ class Waiting:
         return entry is not None and entry.gain == _STALE
 
     def put(self, job: str, request: Request, gain: int) -> None:
-        """Note that a request found no room when the gains of its pool were these."""
+        """Record that a request found no room when the gains of its pool were these."""
         known = self._entries.get(job)
         self._again.discard(job)
         if known is None:
@@ -117,18 +116,18 @@ class Waiting:
             self._behind.add(job)
             if self._began.get(job) != self._turns:
                 self._let_try(job)
-        if gain < self._gains(request.pool):  # there was news since, perhaps of its own making
+        if gain < self._gains(request.pool):  # room changed since, perhaps by this request itself
             self._again.add(job)
 
     def is_outdated(self, job: str, gain: int) -> bool:
-        """Return whether a job that found no room at these gains is to be tried again already."""
+        """Return whether a job that found no room at these gains is already due again."""
         entry = self._entries.get(job)
         return entry is not None and (
             entry.gain == _STALE or gain < self._gains(entry.request.pool)
         )
 
     def drop(self, job: str) -> None:
-        """Note that a job waits no more."""
+        """Record that a job no longer waits."""
         self._began.pop(job, None)
         self._refused.discard(job)
         self._behind.discard(job)
@@ -140,18 +139,18 @@ class Waiting:
             self.served()
 
     def stands_behind(self, job: str) -> None:
-        """Note that a job did not get a machine because others come first."""
+        """Record that a job did not get a machine because others have precedence."""
         self._refused.add(job)
 
     def reorder(self) -> None:
-        """Note that priorities may have changed."""
+        """Record that priorities may have changed."""
         self._order = None
 
     def take_due(self) -> list[str]:
         """Return the jobs for which there may be room by now, the most important ones first.
 
-        Of equally important ones those that have waited longest come first. No job is returned
-        twice for the same gains.
+        Among equally important jobs, the longest waiting come first. No job is returned twice for
+        the same gains.
         """
         due, self._again = self._again, set()
         told, self._told = self._told, {}
@@ -207,7 +206,7 @@ class Waiting:
                     self._order = None
 
     def let_others_try(self) -> None:
-        """Let those try again that stood behind a job that had its turn."""
+        """Let jobs try again that waited behind a job that had its turn."""
         self._turns += 1
         for job in list(self._behind):
             self._let_try(job)

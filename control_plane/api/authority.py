@@ -1,4 +1,4 @@
-"""What is told of the certificate authority, and what operators do to it."""
+"""The certificate authority, as it is shown, and what operators do to it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Step(enum.StrEnum):
     ACTIVATE = "activate"
     """It issues; the one before is still trusted."""
     RETIRE = "retire"
-    """The one before is trusted no more."""
+    """The one before is no longer trusted."""
     ABANDON = "abandon"
     """The new root is dropped before it issued anything."""
 
 
 class RootState(enum.StrEnum):
-    """What a root is there for."""
+    """The purpose of a root."""
 
     ACTIVE = "active"
     COMING = "coming"
@@ -39,7 +39,7 @@ class RotationStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HostTrust(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host trusts, as it said when it renewed last, and who issued its certificate."""
+    """The roots that a host trusts, as reported at its last renewal, and its issuer."""
 
     schema: int = 1
     trusts: Pins = []
@@ -53,7 +53,7 @@ class RootView(msgspec.Struct, frozen=True, kw_only=True):
     state: RootState
     ends_at: Moment
     trusted_by: int
-    """Hosts that said so."""
+    """Hosts that reported it."""
     used_by: int
     """Hosts whose certificate it issued."""
 
@@ -65,7 +65,7 @@ class AuthorityView(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int
     """Hosts that have joined."""
     behind: list[str]
-    """Some of those that have to renew first; they are asked to."""
+    """Some of the hosts that have to renew first; they are asked to."""
     next: Step
     hinders: list[str]
-    """Who would be locked out by the next step, in words."""
+    """The hosts and users that the next step would lock out, in words."""

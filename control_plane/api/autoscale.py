@@ -1,4 +1,4 @@
-"""How a job follows its load: what owners write in `[autoscale]`, and what a size is set by."""
+"""How a job follows its load: what owners write in `[autoscale]`, and what sets a size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AutoscaleMode(StrEnum):
 
 
 class LoadSignal(StrEnum):
-    """What the load of a job is measured by."""
+    """The measure of a job's load."""
 
     CPU = "cpu"
     """Cores that its tasks use, as their agents report."""
@@ -161,7 +161,7 @@ def starting_size(policy: Autoscale | None, written: int, known: int | None) -> 
 
 
 def autoscale_errors(document: Any) -> Iterator[FieldError]:
-    """Yield what the keys of an `[autoscale]` table get wrong about each other."""
+    """Yield the contradictions between keys of an `[autoscale]` table."""
     if not isinstance(document, dict):
         return
 

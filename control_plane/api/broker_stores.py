@@ -1,4 +1,4 @@
-"""What says that the machines of a data center are in a store of their own."""
+"""Records that mark the machines of a data center as kept in a store of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class BrokerStoreNote(msgspec.Struct, frozen=True, kw_only=True):
-    """In the main store: where the machines of a data center are, while that is elsewhere."""
+    """In the main store: where the machines of a data center are, if elsewhere."""
 
     schema: int = 1
     datacenter: str
@@ -15,7 +15,7 @@ class BrokerStoreNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerStoreOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """In a store of its own: whose machines it is for."""
+    """In a store of its own: the region that its machines belong to."""
 
     schema: int = 1
     datacenter: str

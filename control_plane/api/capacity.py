@@ -42,8 +42,8 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Another entitlement on whose machines this one is a stackable reservation (MO16);
     None: it is a pseudo cluster of its own."""
     surge_tasks: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """At most so many tasks beside the wanted ones (`update.surge`) run at once in all of its jobs,
-    which share the room for them (docs/updates.md); None: each job has its own."""
+    """At most so many tasks in addition to the wanted ones (`update.surge`) run at once in all of
+    its jobs, which share the room for them (docs/updates.md); None: each job has its own."""
     host_profile: Name = "base"
     """Every machine of the entitlement runs it (HP1, MO11)."""
     image_keys: PublicKeys = []
@@ -51,13 +51,13 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     signature is asked for."""
     relaxations: Relaxations = []
     """Relaxations of the sandbox that its jobs may have though not every job may: `own-init`,
-    `nested`. More of these is for who may decide requests to allow (docs/security.md)."""
+    `nested`. Only a user who may decide requests can allow more of these (docs/security.md)."""
     business_unit: Annotated[str, Meta(max_length=256)] = ""
     """A path in the accounting hierarchy: `ads/ranking`."""
     owners: Annotated[list[Principal], Meta(max_length=100)] = []
-    """Who may deploy into it and change it, besides operators: `user:ann`, `group:web`."""
+    """They may deploy into it and change it, as operators may: `user:ann`, `group:web`."""
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
-    """Who gets free machines first when there are too few; higher first (CP6)."""
+    """Order in which entitlements get free machines when there are too few; higher first (CP6)."""
     elastic: Elastic | None = None
     """What it lends and borrows; None: its machines are not lent, and it borrows none."""
 
@@ -115,15 +115,15 @@ class EntitlementWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     spec: EntitlementSpec | None = None
     """What is wanted; None: remove it."""
     reason: Note = ""
-    """Shown to those who decide."""
+    """Shown to the users who decide."""
     queue: bool = False
-    """Leave it to another user even where it would be granted at once, or does not fit yet."""
+    """Leave it to another user even if it would be granted at once, or does not fit yet."""
     dry_run: bool = False
-    """Only say what would become of it: nothing is stored."""
+    """Only report the outcome: nothing is stored."""
 
 
 class DecisionNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is said beside a decision."""
+    """A user's note on a decision."""
 
     note: Note = ""
 
@@ -143,13 +143,13 @@ class EntitlementRequest(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     state: RequestState = RequestState.PENDING
     why_pending: str = ""
-    """What kept it from being granted at once."""
+    """Why it was not granted at once."""
     decided_by: str = ""
     """Empty where the rules granted it, or while it is undecided."""
     decided_at: float | None = None
     note: str = ""
     warnings: list[str] = []
-    """What the requester may not expect of it; said once, in the answer."""
+    """Limits that the requester should expect; reported once, in the answer."""
 
 
 class EntitlementRequests(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The capacity report: what is granted, held and used, by whom, and what is left over."""
+"""The capacity report: what each entitlement is granted, holds and uses, and what is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     held: Amount = Amount()
     """Machines assigned to entitlements."""
     used: Amount = Amount()
-    """What tasks were promised on them; machines: those with tasks."""
+    """What tasks were promised on them; machines: the ones with tasks."""
     free: Amount = Amount()
     """Machines of the free pool; only for types, data centers and MSBs."""
 
@@ -49,7 +49,7 @@ class StackProposal(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     """Machines that they hold now."""
     needed: int
-    """Machines that what they use would need together, of average size."""
+    """Machines of average size that their present use would need together."""
 
 
 class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +66,14 @@ class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
     half_empty: int = 0
     """Machines held and less than half used, in RRU and in memory."""
     idle: int = 0
-    """Those of them without any task."""
+    """Machines of these without any task."""
     stranded_rru: float = 0.0
     """Free, on held machines without free memory."""
     stranded_memory_bytes: int = 0
     """Free, on held machines without free RRU."""
     largest: list[LargestTask] = []
     stacks: list[StackProposal] = []
-    """Those that would save machines, the most first."""
+    """Stacks that would save machines, the largest saving first."""
     stacks_save: int = 0
     """Machines that all of them together would save."""
 
@@ -81,7 +81,7 @@ class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     """Every machine in exactly one class (CP11, EL6, EL10).
 
-    Opportunistic is what others may use until it is called back: `lent`, `idle`,
+    Opportunistic capacity may be used by others until it is called back: `lent`, `idle`,
     `unused_quota` and `buffer`.
     """
 
@@ -104,13 +104,13 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PowerBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a place bears, and what is in use there (AL22)."""
+    """The power budget of a place, and what is in use there (AL22)."""
 
     place: str
     """Data center, MSB, row or rack, as a path."""
     budget_w: int
     limit_w: int
-    """As far as it is overcommitted: beyond this no machine more gets its first task."""
+    """With its overcommit factor: beyond this no further machine gets its first task."""
     used_w: int
     """Nominal draw of the machines there that have tasks."""
 
@@ -131,4 +131,4 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
     power: list[PowerBudget] = []
     """Places that have a budget, in their order."""
     short: list[str] = []
-    """Quotas that the machines do not suffice for any more, in words."""
+    """Quotas that the machines no longer suffice for, in words."""

@@ -1,4 +1,4 @@
-"""What is stored of the date (`runtime/date.py`)."""
+"""The stored form of the date (`runtime/date.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.api.ranges import Id
 
 
 class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):
-    """Which date a boot of the host is believed to have begun at."""
+    """The date at which a boot of the host is assumed to have begun."""
 
     schema: int = 1
     boot_id: Id

@@ -1,7 +1,7 @@
-"""Elastic capacity: what entitlements say of loans, what is lent, how promises were kept.
+"""Elastic capacity: the loan settings of entitlements, the loans, and how promises were kept.
 
-The *promise of a loan* is the time in which a lent machine is back once it is wanted. It is also
-the notice that the borrower's tasks get: the two sides of one number.
+The *promise of a loan* is the time in which a lent machine is back once it is wanted. The
+borrower's tasks get the same time as notice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 
 class Promise(StrEnum):
-    """In which time a lent machine is back."""
+    """Time in which a lent machine is returned."""
 
     QUICK = "2m"
     USUAL = "5m"
@@ -34,24 +34,24 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     promise: Promise = Promise.USUAL
     """What it lends is back within this time of its need; so is a free machine that it needs."""
     lend_after_s: Annotated[float, Meta(ge=60, le=604_800)] = 600.0
-    """A machine is lent once it had no task for this long, and the history of the entitlement
-    says that it is not needed before it could be back."""
+    """A machine is lent once it had no task for this long, and the entitlement's history predicts
+    no need before it could be back."""
     borrow: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """The most machines that it has on loan at any time; 0: it borrows nothing."""
     notice: Promise = Promise.QUICK
-    """The least notice with which its tasks can do: it gets no loan that promises less."""
+    """The least notice that its tasks need: it gets no loan that promises less."""
     loan_s: Annotated[float, Meta(ge=300, le=604_800)] = 14_400.0
     """A loan to it ends after this long, if it is not called back before."""
     share: Annotated[int, Meta(ge=1, le=1000)] = 100
-    """Where there is too little for all borrowers, machines are dealt in proportion to this."""
+    """If there is too little for all borrowers, machines are shared in this proportion."""
 
 
 class ElasticMode(StrEnum):
-    """What is done about idle machines."""
+    """The treatment of idle machines."""
 
     OFF = "off"
     RECOMMEND = "recommend"
-    """The report says what would be lent; nothing is, and loans that there are end as agreed."""
+    """The report shows what would be lent; nothing is, and existing loans end as agreed."""
     APPLY = "apply"
 
 
@@ -59,7 +59,7 @@ class ElasticSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """How idle machines are lent (docs/elastic.md). Times in seconds."""
 
     mode: ElasticMode = ElasticMode.OFF
-    """Loans need borrowers: without an entitlement with `elastic.borrow` nothing is lent anyway."""
+    """Loans need borrowers: without an entitlement with `elastic.borrow` nothing is lent."""
     every_s: Annotated[float, Meta(gt=0)] = 180.0
     """Between two matchings of idle machines with borrowers."""
     look_s: Annotated[float, Meta(gt=0)] = 5.0
@@ -69,7 +69,7 @@ class ElasticSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     free_idle_s: Annotated[float, Meta(ge=0)] = 300.0
     """A free machine is lent once it was free for this long."""
     keep_free: Annotated[int, Meta(ge=0)] = 0
-    """Free machines that are never lent, beside those that the history says are needed soon."""
+    """Free machines that are never lent, in addition to those that the history predicts."""
     most_calls: Annotated[int, Meta(ge=1)] = 500
     """Machines that are called back at one look; an MSB of the paper has as many."""
 
@@ -85,7 +85,7 @@ class LoanView(msgspec.Struct, frozen=True, kw_only=True):
     borrower: str
     since: float
     promise_s: float
-    """In which time it is back once it is wanted; 0: it was lent by hand, without a promise."""
+    """Time in which it is back once it is wanted; 0: it was lent by hand, without a promise."""
     until: float | None = None
     revoked_at: float | None = None
     return_by: float | None = None
@@ -103,7 +103,7 @@ class PromiseReport(msgspec.Struct, frozen=True, kw_only=True):
     promise_s: float
     ended: int = 0
     revoked: int = 0
-    """Before their end was agreed to come."""
+    """Called back before their agreed end."""
     forced: int = 0
     """Still had tasks at the deadline."""
     interrupted: int = 0
@@ -112,13 +112,13 @@ class PromiseReport(msgspec.Struct, frozen=True, kw_only=True):
     """Came back later than promised: an alarm while one is late, and a count for ever."""
     samples: int = 0
     mean_notice_s: float = 0.0
-    """From the revocation to the deadline that tasks were told."""
+    """From the revocation to the deadline of the tasks."""
     return_p50_s: float = 0.0
     return_p99_s: float = 0.0
     """From the revocation until the machine was back."""
     return_max_s: float = 0.0
     machine_hours: float = 0.0
-    """On loan, of those that ended."""
+    """On loan, of the loans that ended."""
 
 
 class PoolElasticity(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,21 +132,21 @@ class PoolElasticity(msgspec.Struct, frozen=True, kw_only=True):
     lent: int = 0
     borrowed: int = 0
     wanted: int = 0
-    """Machines that it would borrow, beside those that it has."""
+    """Machines that it would borrow, in addition to its present ones."""
     short: int = 0
     """Machines of its own right that it waits for."""
     short_for_s: float = 0.0
     """Since when it waits, in seconds; 0: it does not."""
     availability: float | None = None
-    """Of a borrower: share of the machine time that it wanted in which it had one."""
+    """Of a borrower: the share of its wanted machine time in which it had a machine."""
     left: int = 0
-    """Free machines, lent ones included, that it gave back last: others use them meanwhile."""
+    """Free machines, lent ones included, that it gave back last: other entitlements use them."""
     freed_machine_hours: float = 0.0
     """Below its own peak of the last 8 days, since they are counted (AS6)."""
 
 
 class JobFreed(msgspec.Struct, frozen=True, kw_only=True):
-    """What one autoscaled job left to others."""
+    """Capacity that one autoscaled job left to others."""
 
     job: str
     entitlement: str
@@ -164,19 +164,19 @@ class ElasticReport(msgspec.Struct, frozen=True, kw_only=True):
     pools: list[PoolElasticity] = []
     freed: list[JobFreed] = []
     late: list[str] = []
-    """Machines that are not back though the promise is over: an alarm."""
+    """Machines that are not back though the promised time is over: an alarm."""
     free: int = 0
     """Usable machines of the free pool …"""
     kept: int = 0
-    """… and how many of them are not lent: kept for what owners are expected to need."""
+    """… and how many of them are not lent, because owners are expected to need them."""
     proposed: int = 0
     """Machines that the last matching lent, or would have."""
     holding: str = ""
-    """Why nothing is lent now; empty: nothing keeps it, or nothing is to be lent."""
+    """Why nothing is lent now; empty: nothing prevents it, or nothing is to be lent."""
 
 
 class ElasticCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured, in numbers that cost nothing to read."""
+    """Measured numbers that are cheap to read."""
 
     loans: int = 0
     leaving: int = 0
@@ -200,14 +200,14 @@ class CapacityState(StrEnum):
 
 
 class CapacitySignal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a service asks to degrade in time: how much opportunistic capacity there is (EL9)."""
+    """Lets a service degrade in time: how much opportunistic capacity there is (EL9)."""
 
     entitlement: str
     state: CapacityState
     machines: int
-    """On loan, and not called back."""
+    """Machines on loan, and not called back."""
     wanted: int
-    """Beside these."""
+    """In addition to these."""
     leaving: int = 0
     """Called back, and not gone yet."""
     next_deadline: float | None = None
@@ -215,7 +215,7 @@ class CapacitySignal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Buffer(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of spare machines: held once for the region, or by every owner for itself."""
+    """One kind of spare machines: held once for the region, or by every owner separately."""
 
     kind: str
     """`fault`, `maintenance`, `release` or `growth`."""
@@ -223,7 +223,7 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
     siloed: int
     """The sum over the owners of what each would need."""
     why: str
-    """How the number came about, with the numbers that it was made of."""
+    """How the number was computed, with its inputs."""
 
 
 class Buffers(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +235,7 @@ class Buffers(msgspec.Struct, frozen=True, kw_only=True):
     central: int = 0
     siloed: int = 0
     gain: float = 0.0
-    """By how much the share of machines in use is higher with central ones: 0.03 is 3 points."""
+    """Increase of the share of machines in use by central buffers: 0.03 is 3 points."""
 
 
 class UseHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,7 +250,7 @@ class UseHistory(msgspec.Struct, frozen=True, kw_only=True):
     freed_h: float = 0.0
     wanted_s: float = 0.0
     had_s: float = 0.0
-    """Machine seconds that it wanted of others, and had."""
+    """Machine seconds that it wanted from others, and had."""
 
 
 class PromiseCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,7 +270,7 @@ class PromiseCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FreedBy(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest size of one autoscaled job, and what it left to others since; stored."""
+    """The highest size of one autoscaled job, and the capacity that it freed since; stored."""
 
     schema: int = 1
     job: str

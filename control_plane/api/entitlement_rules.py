@@ -1,7 +1,7 @@
-"""What the fields of an entitlement get wrong about each other, for command line and front end.
+"""Contradictions between fields of an entitlement, for command line and front end.
 
-What a single field may hold is in its type. What only the region knows (its machine types,
-other entitlements) is checked by `portal.core.entitlement_check`.
+The type of a field bounds its value. `portal.core.entitlement_check` checks what depends on the
+region: its machine types, other entitlements.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMED = ("prefer", "avoid")
 
 
 def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
-    """Return what is wrong between the fields of an `EntitlementSpec`, as plain values."""
+    """Return the contradictions between fields of an `EntitlementSpec`, as plain values."""
     if not isinstance(document, dict):
         return []
     found = [*_quota_errors(document), *_unit_errors(document), *_value_errors(document)]
@@ -34,14 +34,14 @@ def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
 
 
 def wish_relations(document: Any) -> list[FieldError]:
-    """Return what is wrong between the fields of an `EntitlementWish`."""
+    """Return the contradictions between fields of an `EntitlementWish`."""
     if not isinstance(document, dict):
         return []
     return entitlement_relations(document.get("spec"), "spec.")
 
 
 def _relaxation_errors(document: dict[Any, Any]) -> list[FieldError]:
-    """Only what has to be allowed can be."""
+    """Return an error for relaxations that need no permission."""
     listed = document.get("relaxations")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     free = [name for name in Relaxation if name not in TO_BE_ALLOWED and name in names]
@@ -73,7 +73,7 @@ def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:
 
 
 def _borrow_errors(document: dict[Any, Any]) -> list[FieldError]:
-    """Without a quota there must be loans, and machines of its own to put them beside."""
+    """Without a quota there must be loans, and own machines besides them."""
     elastic = document.get("elastic")
     borrow = elastic.get("borrow", 0) if isinstance(elastic, dict) else 0
     if document.get("machines") == 0 and borrow == 0:

@@ -1,4 +1,4 @@
-"""What the health check service is asked, and what it answers."""
+"""Requests to the health check service, and its answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HeldBackMachines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfirmDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An operator knows that silent machines are down: nothing holds them back any more."""
+    """An operator knows that silent machines are down: no delay applies any longer."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None

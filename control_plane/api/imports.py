@@ -1,4 +1,4 @@
-"""An import of machines as it is stored until all of it is written."""
+"""An import of machines, as it is stored until all of it is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ImportRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ImportDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """That a list is taken: it is true from this write on."""
+    """Accepts a list of machines: it is valid from this write on."""
 
     simulated: bool
     """Its new machines have no agents, and count as up at once."""

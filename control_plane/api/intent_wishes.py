@@ -1,4 +1,4 @@
-"""What a caller writes to change one dimension of what is wanted of a job, and what is shown."""
+"""What a caller writes to change one dimension of a job, and what is shown."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Reason = Annotated[str, Meta(max_length=REASON_MAX)]
 
 
 class IntentWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every write of an intent says besides its content."""
+    """The common fields of all writes of an intent."""
 
     MOVED: ClassVar[dict[str, str]] = INSTEAD_OF_TASKS
     reason: Reason = ""
     expect: Count | None = None
-    """The version that this write replaces; `Conflict` if there is another by now. None: any."""
+    """The version that this write replaces; `Conflict` if it is no longer current. None: any."""
     take_over: bool = False
     """Write it although another user is its writer; the caller is its writer from then on."""
 
@@ -39,9 +39,9 @@ class PushWish(IntentWish, frozen=True, kw_only=True):
     configuration: Configuration | None = None
     """Instead of the specification's, all files together; None: as it is there."""
     share: Part = 1.0
-    """Of the tasks run it; the rest runs what the job had before the push."""
+    """This share of the tasks runs it; the rest runs what the job had before the push."""
     tasks: Number | None = None
-    """So many tasks run it at every size, instead of a share."""
+    """This number of tasks runs it at every size, instead of a share."""
     gives_back: bool = False
     """The writer does not stay the owner of the dimension: the next writer needs no `take_over`."""
 
@@ -51,9 +51,9 @@ class SizeWish(IntentWish, frozen=True, kw_only=True):
 
     tasks: Number
     minimum: Number | None = None
-    """The job has no fewer, whatever `tasks` says; None: as before, and at first none."""
+    """The job has at least this many, whatever `tasks` says; None: as before, at first no bound."""
     maximum: Number | None = None
-    """It has no more; None: as before, and at first none."""
+    """The job has at most this many; None: as before, and at first no bound."""
 
 
 class SizeWishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class SizeWishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SizesWritten(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of each."""
+    """The outcome of each write."""
 
     versions: dict[str, int]
     """Job → version of its size intent, which is on disk."""
@@ -82,9 +82,9 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
     image: DigestStr | None = None
     command: Annotated[list[Argument], Meta(max_length=4096)] | None = None
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
-    """Set over the job's; what is not named stays."""
+    """Set over the job's; other variables stay."""
     configuration: Configuration = {}
-    """Files that are put over the job's; what is not named stays."""
+    """Files that are put over the job's; other files stay."""
     machine_type: Name | None = None
     """Only tasks on machines of this type, for as long as they are there."""
     traffic: Part | None = None
@@ -95,7 +95,7 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
 
 
 class HoldWish(IntentWish, frozen=True, kw_only=True):
-    """Nothing that an intent asks for is begun for a while."""
+    """Nothing that an intent asks for begins for a while."""
 
     lasts_s: Annotated[float, Meta(gt=0, le=90 * DAY_S)]
     """It ends by itself after so many seconds."""
@@ -113,9 +113,9 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
     dimension: str
     intent: StoredIntent
     effect: str
-    """What it does to the job now."""
+    """Its effect on the job now."""
     waits_for: str = ""
-    """Why it does not, or not yet, do all that it says."""
+    """Why it does not, or not yet, have its whole effect."""
 
 
 class TaskCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,10 +128,10 @@ class TaskCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobIntents(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is wanted of a job, and what comes of it."""
+    """All that is wanted of a job, and its effect."""
 
     job: str
     intents: list[IntentView]
     size: int
-    """Tasks that there are to be now."""
+    """Wanted number of tasks now."""
     versions: list[TaskCount]

@@ -35,7 +35,7 @@ _NO_OVERRIDES = (
 INSTEAD_OF_TASKS = dict.fromkeys(
     ("overrides", "task_overrides", "task_ids", "task_indexes"), _NO_OVERRIDES
 )
-"""Fields of a job, a push or a canary that would name single tasks → what is said instead."""
+"""Fields of a job, a push or a canary that would name single tasks → the message instead."""
 INSTEAD_OF_OVERRIDES = {
     **INSTEAD_OF_TASKS,
     "share": "it is no part of a job file: twinectl job push --file FILE --share",
@@ -43,8 +43,8 @@ INSTEAD_OF_OVERRIDES = {
     "hold": "it is no part of a job file: twinectl job hold",
     "size": "the size is `tasks`; of a running job also `twinectl job scale`",
 }
-"""Keys of a job file that say what an intent says → where that is written (table 1 of the
-article: JC4, FE9)."""
+"""Keys of a job file that an intent replaces → where that is written (table 1 of the article: JC4,
+FE9)."""
 
 
 class Dimension(StrEnum):
@@ -113,11 +113,11 @@ class InfrastructureIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defau
 
 
 class HoldIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A hold as it is stored: until when is said of every intent alike."""
+    """A hold as it is stored; its end is the intent's `expires_at`."""
 
 
 class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One dimension of what is wanted of a job, with who wrote it.
+    """One dimension of what is wanted of a job, with its writer.
 
     Dimensions that this release does not know are kept and shown as they are (JC16).
     """
@@ -131,8 +131,8 @@ class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     expires_at: float | None = None
     """When it is withdrawn by itself; None: never."""
     is_owned: bool = False
-    """It was written by its own route: others have to take it over, `job apply` included."""
+    """It was written by its own route: other writers must take it over, `job apply` included."""
     value: dict[str, Any] | None = None
-    """What is wanted; None: it was withdrawn."""
+    """The wanted value; None: it was withdrawn."""
     traffic: float | None = None
-    """Of a canary that is over: the part of the requests that its tasks get until none is left."""
+    """Of an ended canary: the share of requests that its tasks get until none is left."""

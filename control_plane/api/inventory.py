@@ -1,4 +1,4 @@
-"""What is asked of the resource brokers, and what they answer."""
+"""Requests to the resource brokers, and their answers."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class MachineScope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MachineChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one machine."""
+    """The present state of one machine."""
 
     name: str
     record: MachineRecord | None
     """None: it is no longer this broker's."""
     revision: int
-    """Pass the last one as `after` to be told what follows."""
+    """Pass the last one as `after` to get the changes that follow."""
 
 
 class BrokerMachines(msgspec.Struct, frozen=True, kw_only=True):
     """A broker's machines, or what changed about them.
 
-    Without `after`: a page of records; take `revision` from the first page, read all pages,
-    then ask for the changes after it. With `after`: the changes. A change may be older than
-    the record on a later page; those that follow make up for it.
+    Without `after`: a page of records; take `revision` from the first page, read all pages, then
+    ask for the changes after it. With `after`: the changes. A change may be older than the record
+    on a later page; the changes after it correct that.
     """
 
     revision: int
@@ -93,7 +93,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     start_in_s: Seconds = 0.0
     """When tasks begin to move away, from now."""
     deadline_s: Seconds | None = None
-    """When it begins whatever still runs there, after the start."""
+    """When the work begins even if tasks still run there, after the start."""
     duration_s: Seconds | None = None
     """How long it takes, from the deadline on."""
     tasks_survive: bool = False
@@ -101,7 +101,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Undrain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was planned for these machines is over or called off."""
+    """The work on these machines is over or cancelled."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
@@ -142,7 +142,7 @@ class InventoryMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cluster: str = ""
     address: str = ""
     labels: dict[str, str] | None = None
-    """None: the list says nothing of them, and those that there are stay."""
+    """None: the list has none, and existing labels stay."""
 
 
 class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,5 +153,5 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: int = 0
     dry_run: bool = False
     pending: bool = False
-    """The list is taken for good, and yet to be written to the end: that goes on by itself, also
-    after a restart. Until then no machine is moved, removed or imported."""
+    """The list is accepted, and not yet written completely. That continues by itself, also after a
+    restart. Until then no machine is moved, removed or imported."""

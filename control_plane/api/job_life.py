@@ -18,7 +18,7 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class JobProbe(_Written, frozen=True, kw_only=True):
-    """How to tell a healthy task; like the agent's probe, but with the port by name."""
+    """How to recognize a healthy task; like the agent's probe, but with the port by name."""
 
     kind: ProbeKind = ProbeKind.HTTP
     port: Name | None = None
@@ -28,7 +28,7 @@ class JobProbe(_Written, frozen=True, kw_only=True):
     command: ProbeCommand = []
     """Of `exec`: run inside the task; healthy if it ends with 0."""
     interval_s: Seconds = 2.0
-    """From one question to the next."""
+    """Time between two probes."""
     timeout_s: Seconds = 2.0
     """An answer that takes longer is a failure."""
     successes: InARow = 1
@@ -39,12 +39,12 @@ class JobProbe(_Written, frozen=True, kw_only=True):
     """For how long after its start bad answers do not count yet."""
 
     def __post_init__(self) -> None:
-        """Refuse a probe that says not where to ask."""
+        """Refuse a probe without a target."""
         check_probe(self.kind, self.port, self.command)
 
 
 class JobNotice(_Written, frozen=True, kw_only=True):
-    """How tasks are told that their machine goes, or that lent capacity is short (docs/elastic.md).
+    """Tells tasks that their machine will leave, or that lent capacity is short (docs/elastic.md).
 
     With this table, which may be empty, each task finds `/run/twine-notice/notice.json`, also named
     in `TWINE_NOTICE`.
@@ -55,7 +55,7 @@ class JobNotice(_Written, frozen=True, kw_only=True):
     path: HttpPath = "/"
     """Of the POST."""
     timeout_s: Seconds = 5.0
-    """An answer that takes longer counts for nothing."""
+    """A later answer is ignored."""
     capacity_of: Annotated[list[Name], Meta(max_length=CAPACITY_OF_MAX)] = []
     """The notices say whether these entitlements have the lent machines that they want."""
 
@@ -64,14 +64,14 @@ class JobLife(_Written, frozen=True, kw_only=True):
     """What happens around the main process of each task (docs/task-lifecycle.md)."""
 
     init: Annotated[list[Step], Meta(max_length=16)] = []
-    """Steps that have to end well before each start, in this order."""
+    """Steps that must succeed before each start, in this order."""
     pre_stop: Hook | None = None
     """Run inside a task before it gets SIGTERM."""
     notice: JobNotice | None = None
-    """How tasks are told ahead of time that they have to go."""
+    """Tells tasks ahead of time that they must leave."""
     max_run_s: LongSeconds | None = None
     """A task that runs for longer is ended; that is a failure."""
     startup: JobProbe | None = None
-    """Until it succeeds no other probe is asked; one that fails for good restarts the task."""
+    """Until it succeeds no other probe runs; if it fails for good, the task restarts."""
     liveness: JobProbe | None = None
-    """One that fails for good restarts the task, by its restart policy."""
+    """If it fails for good, the task restarts by its restart policy."""

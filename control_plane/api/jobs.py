@@ -174,7 +174,7 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     created (docs/autoscaling.md)."""
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where one task was placed."""
 
     machine: str
@@ -197,7 +197,7 @@ class TaskPhase(StrEnum):
     """Its machine is gone; it is placed elsewhere as soon as there is room."""
 
 
-class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One task of a job as the scheduler knows it: what is stored, and what its agent says.
 
     What the agent says is not stored: after a start it is asked again.
@@ -302,7 +302,7 @@ class JobPhase(StrEnum):
     STOPPING = "stopping"
 
 
-class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job as the front end shows it."""
 
     record: JobRecord
@@ -386,6 +386,31 @@ def is_untouched(before: JobRecord | None, after: JobRecord | None) -> bool:
         and before.specs is after.specs
         and before.rollout is after.rollout
     )
+
+
+TaskChange = tuple[TaskRecord | None, TaskRecord | None]
+"""A task as it was (None: it is new) and as it is (None: it is gone)."""
+
+
+def task_changes(before: JobRecord | None, after: JobRecord | None) -> list[TaskChange]:
+    """Return the tasks that are not the same objects in two records of a job.
+
+    Most rounds of a job change few of its tasks, and what follows jobs looks at those only.
+    """
+    old = before.tasks if before is not None else []
+    new = after.tasks if after is not None else []
+    if old is new:
+        return []
+    if len(old) == len(new):  # almost always with the same indexes
+        pairs = [(was, task) for was, task in zip(old, new, strict=True) if was is not task]
+        if all(was.index == task.index for was, task in pairs):
+            return list[TaskChange](pairs)
+    known = {task.index: task for task in old}
+    found: list[TaskChange] = [
+        (was, task) for task in new if (was := known.pop(task.index, None)) is not task
+    ]
+    found += [(gone, None) for gone in known.values()]
+    return found
 
 
 def bound_to(record: JobRecord) -> set[str]:

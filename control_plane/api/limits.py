@@ -1,4 +1,4 @@
-"""How fast the control plane may destroy anything, and what is held back by that."""
+"""How fast the control plane may destroy anything, and what is held back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ OVERRIDE_MAX_S = 86_400.0
 
 
 class LimitName(StrEnum):
-    """What is limited: one for each component that destroys."""
+    """The limited operations: one for each component that destroys."""
 
     STOPS = "stops"
     """The scheduler stops tasks on machines."""
     CAPPED_MOVES = "capped-moves"
     """The scheduler moves tasks off machines whose power is capped."""
     CAPACITY = "capacity"
-    """The scheduler takes tasks down on purpose in a data center that has lost much already."""
+    """The scheduler stops tasks on purpose in a data center that has already lost much."""
     TAKE_AWAY = "take-away"
     """The broker takes machines from entitlements."""
     MARK_DOWN = "mark-down"

@@ -24,13 +24,13 @@ class LoadTestWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     latency_max_s: Annotated[float, Meta(gt=0, le=3600)]
     """Beyond this the test ends."""
     errors: str = ""
-    """PromQL: the share of its answers that are errors; empty: not looked at."""
+    """PromQL: the share of its answers that are errors; empty: not checked."""
     errors_max: Annotated[float, Meta(ge=0, le=1)] = 0.01
     task: Annotated[int, Meta(ge=0)] = 0
     most: Annotated[float, Meta(gt=1, le=50)] = 8.0
     """The most that is sent to the task, as a multiple of what it gets usually."""
     step_s: Annotated[float, Meta(ge=5, le=300)] = 60.0
-    """How long each step lasts; latency is looked at five times meanwhile."""
+    """How long each step lasts; latency is read five times meanwhile."""
 
 
 class LoadTestState(StrEnum):
@@ -40,7 +40,7 @@ class LoadTestState(StrEnum):
     DONE = "done"
     """A limit was reached, or the most was sent; its `reason` says which."""
     FAILED = "failed"
-    """It says nothing about the task: something else went wrong."""
+    """It shows nothing about the task: another part failed."""
 
 
 class LoadTestStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class LoadTest(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
     state: LoadTestState = LoadTestState.RUNNING
     steps: list[LoadTestStep] = []
-    """Those within the limits."""
+    """The steps within the limits."""
     capacity: float | None = None
     """The largest load of a step within the limits; None: there was none."""
     reason: str = ""

@@ -1,7 +1,7 @@
-"""What is asked of a broker about one machine: commands that cross a process or the disk.
+"""Commands to a broker about one machine, which cross processes or the disk.
 
-Each says all that the broker needs; nothing of who sends it has to run where the machine's record
-is. What a command does to a record is `broker/core/commands.py`.
+Each holds all that the broker needs, so the sender may run in another process than the broker. What
+a command does to a record is `broker/core/commands.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MarkDown(_NamedCommand, frozen=True, kw_only=True, tag="mark-down"):
 
     reason: str
     until: float | None = None
-    """Seconds since 1970 after which it is not carried out any more: by then it may be up."""
+    """Seconds since 1970 after which it is not carried out: the machine may be up by then."""
 
 
 class MarkUp(_NamedCommand, frozen=True, kw_only=True, tag="mark-up"):
@@ -31,7 +31,7 @@ class MarkUp(_NamedCommand, frozen=True, kw_only=True, tag="mark-up"):
 class QuarantineMachine(_NamedCommand, frozen=True, kw_only=True, tag="quarantine"):
     """Free a machine that cannot reach its profile, and keep it from that profile.
 
-    One that was lent goes to the free pool, too: it is of no use to its donor.
+    A lent machine goes to the free pool, too: its donor cannot use it.
     """
 
     reason: str
@@ -40,13 +40,13 @@ class QuarantineMachine(_NamedCommand, frozen=True, kw_only=True, tag="quarantin
 
 
 class RaiseGeneration(_NamedCommand, frozen=True, kw_only=True, tag="raise-generation"):
-    """Let the machine be asked for its profile once more, as a new request."""
+    """Ask the machine for its profile once more, as a new request."""
 
     above: int
 
 
 class WantProfile(_NamedCommand, frozen=True, kw_only=True, tag="want-profile"):
-    """Have a machine be brought to another profile, as long as it is the entitlement's."""
+    """Bring the machine to another profile, as long as it belongs to the entitlement."""
 
     entitlement: str
     profile: str
@@ -59,7 +59,7 @@ class NoteProfile(_NamedCommand, frozen=True, kw_only=True, tag="note-profile"):
 
 
 class NoteFacts(_NamedCommand, frozen=True, kw_only=True, tag="note-facts"):
-    """Record what the machine has, as its agent says."""
+    """Record the machine's hardware, as its agent reports it."""
 
     facts: MachineFacts
 
@@ -73,7 +73,7 @@ class ExpectReboot(_NamedCommand, frozen=True, kw_only=True, tag="expect-reboot"
 
 
 class BeginEvent(_NamedCommand, frozen=True, kw_only=True, tag="begin-event"):
-    """Add an event; it takes the place of an open one of its kind and plan."""
+    """Add an event; it replaces an open one of its kind and plan."""
 
     event: UnavailabilityEvent
 

@@ -12,11 +12,11 @@ from agent.api import Bytes, Count, Few, Id, Location, MachineFacts, Name, Profi
 
 
 class MachineState(StrEnum):
-    """Whether a machine can be used, as its health is known now."""
+    """Whether a machine can be used, by its present health."""
 
     UP = "up"
     DOWN = "down"
-    """It did not answer for longer than the grace; it may still run its tasks."""
+    """It did not answer for longer than the grace period; its tasks may still run."""
 
 
 class EventKind(StrEnum):
@@ -34,9 +34,9 @@ class EventKind(StrEnum):
     REVOKED = "revoked"
     """Its loan is called back; tasks of the borrower move away before `deadline`."""
     PROFILE = "profile"
-    """It is brought to another host profile, which cannot be done around its tasks."""
+    """It gets another host profile, which cannot be done while its tasks run."""
     POWER_CAP = "power-cap"
-    """Its power is capped: it runs slower, tasks move away, and it stays where it is."""
+    """Its power is capped: it runs slower, tasks move away, and it keeps its entitlement."""
 
 
 class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,21 +48,21 @@ class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
     start: float
     """Seconds since 1970."""
     deadline: float | None = None
-    """When it begins whatever still runs there (planned kinds), or ends at the latest."""
+    """When the work begins even if tasks still run there (planned kinds), or ends at the latest."""
     expected_duration_s: float | None = None
     """From the deadline on."""
     tasks_survive: bool = False
-    """Tasks run on meanwhile, but cannot be reached: a switch is replaced. They are not stopped
-    at the deadline, and for the expected duration silence moves none that stayed."""
+    """Tasks run on meanwhile, but cannot be reached: a switch is replaced. They are not stopped at
+    the deadline, and silence during the expected duration moves none of them."""
     plan: str = ""
-    """The plan of the ops planner that it is part of; empty: it was announced by itself."""
+    """The plan of the ops planner that it belongs to; empty: none."""
     end: float | None = None
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What machines of one type are made of, as the inventory knows it.
+    """Hardware of machines of one type, from the inventory.
 
-    One object is shared by all machines that are alike. Zero: none, or not known.
+    One object is shared by all machines that are alike. Zero: none, or unknown.
     """
 
     generation: Id = ""
@@ -92,7 +92,7 @@ class Loan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     return_by: float | None = None
     """Given back by force at this time, once revoked."""
     promise_s: float = 0.0
-    """It is back within this time once it is wanted; 0: it was lent by hand, without a promise."""
+    """Returned within this time once it is wanted; 0: it was lent by hand, without a promise."""
     until: float | None = None
     """When it ends by itself; None: never."""
 
@@ -107,7 +107,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One machine: what it is, where it is, to whom it is assigned, how it does."""
+    """One machine: what it is, where it is, which entitlement it is assigned to, and its state."""
 
     schema: int = 1
     machine: str
@@ -122,7 +122,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cluster: str = ""
     """Label of the historic cluster, the scope of decommissions and refreshes (MO21)."""
     labels: dict[str, str] | None = None
-    """What operators call it: `zone` → `a`; None: nothing."""
+    """Labels set by operators: `zone` → `a`; None: none."""
     state: MachineState = MachineState.UP
     joined_at: float = 0.0
     entitlement: str = ""
@@ -138,12 +138,12 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     quarantined_profile: str = ""
     """A profile that the machine failed to reach …"""
     quarantined_until: float = 0.0
-    """… so that it is not taken for it again before this."""
+    """… so that it is not assigned for it before this time."""
     quarantine_reason: str = ""
     hold: Hold | None = None
     loan: Loan | None = None
     left_by: str = ""
-    """The entitlement that gave it to the free pool last: whose under-use others live on (AS6)."""
+    """The entitlement that last gave it to the free pool: its unused quota serves others (AS6)."""
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,11 +157,11 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_s: float | None = None
     """Seconds since its agent last answered; None: never since this process started."""
     health: str = ""
-    """Why its silence has no consequence yet, or its answers: it is not trusted again yet."""
+    """Why its silence has no effect yet, or why it is not trusted again although it answers."""
     identity_not_after: float | None = None
     """When the certificate that its agent showed last ends, in seconds since 1970."""
     duplicate: str = ""
-    """That a clone has its identity, and which host keeps it; empty: there is none."""
+    """The clone that has its identity, and the host that keeps it; empty: there is none."""
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,11 +191,11 @@ class RackMap(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, Count]
     """Meaning → machines: `in use` → 38."""
     cells: list[MachineCell] = []
-    """Each machine by name; of a region of more than 4,000 machines only the counts are told."""
+    """Each machine by name; a region of more than 4,000 machines gets only the counts."""
 
 
 class MachineEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What takes a machine away, now or later."""
+    """An event that takes a machine away, now or later."""
 
     machine: str
     event: UnavailabilityEvent
@@ -210,7 +210,7 @@ class RegionMap(msgspec.Struct, frozen=True, kw_only=True):
     racks: list[RackMap]
     """By data center, MSB and rack."""
     meanings: list[str] = []
-    """All there are, in the order in which a legend has them."""
+    """All meanings, in the order of a legend."""
     events: list[MachineEvent] = []
     """Events that did not end; 50 of them at most."""
     open_events: Count = 0

@@ -1,4 +1,4 @@
-"""Plans of the ops planner: work on machines, in waves, and what it would mean for jobs."""
+"""Plans of the ops planner: work on machines, in waves, and its effect on jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Work(StrEnum):
     """Of a rack: its machines cannot be reached for a few minutes."""
     POWER_DEVICE = "power-device"
     POWER_CAP = "power-cap"
-    """There is less power for a while: what matters least leaves first."""
+    """There is less power for a while: the least important tasks leave first."""
     REFRESH = "refresh"
     """Other machines take their place."""
     DECOMMISSION = "decommission"
@@ -41,7 +41,7 @@ KIND = {
     Work.DECOMMISSION: EventKind.DECOMMISSION,
     Work.POWER_CAP: EventKind.POWER_CAP,
 }
-"""What machines are told; of all others, `MAINTENANCE`."""
+"""The event of the machines; for all other work `MAINTENANCE`."""
 
 
 class Ends(StrEnum):
@@ -52,13 +52,13 @@ class Ends(StrEnum):
     TIME = "time"
     """Deadline and duration have passed, and it answers."""
     EMPTY = "empty"
-    """No task is left on it: it is not coming back, or its power was what was wanted."""
+    """No task is left on it: it is not coming back, or only its power was wanted."""
     REPORTED = "reported"
     """An operator says so, and it answers."""
 
 
 class Within(StrEnum):
-    """What all machines of a wave have in common, so that never two of these are touched."""
+    """Machines of a wave share this, so that two such places are never touched at once."""
 
     RACK = "rack"
     ROW = "row"
@@ -76,7 +76,7 @@ class MaintenanceWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     start_in_s: Seconds = 0.0
     """When the tasks of the first wave begin to leave, from now."""
     deadline_s: Seconds | None = None
-    """When the work on a wave begins whatever still runs there, from its start."""
+    """When the work on a wave begins even if tasks still run there, from its start."""
     duration_s: Seconds | None = None
     """How long it takes, from the deadline on."""
     tasks_survive: bool = False
@@ -86,13 +86,13 @@ class MaintenanceWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     within: Within | None = None
     """A wave never goes beyond one of these; None: it may."""
     return_within_s: Seconds = 3600.0
-    """After the time of a wave is over, its machines must be back this soon, or it all pauses."""
+    """The machines of a wave must be back this soon after its time, or the whole plan pauses."""
     ends: Ends | None = None
     """None: by the kind of work."""
     shed_w: Watts = 0
     """With `power-cap`: enough once machines that draw this much are empty; 0: all of them."""
     despite: bool = False
-    """The planner knows what the preview warns of."""
+    """The operator accepts what the preview warns of."""
 
 
 class WaveState(StrEnum):
@@ -100,7 +100,7 @@ class WaveState(StrEnum):
 
     WAITING = "waiting"
     ANNOUNCED = "announced"
-    """Its machines are told, and tasks leave."""
+    """Its machines have the event, and tasks leave."""
     DONE = "done"
     CANCELLED = "cancelled"
 
@@ -116,9 +116,9 @@ class WaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     start: float = 0.0
     """When it was announced to begin, in seconds since 1970."""
     boots: dict[str, str] = {}
-    """Machine → in which boot it was when its wave was announced."""
+    """Machine → its boot when its wave was announced."""
     left_out: list[str] = []
-    """They did not come back, and an operator said that the plan shall go on without them."""
+    """Machines that did not come back; an operator let the plan continue without them."""
     ended: float | None = None
 
 
@@ -145,12 +145,12 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     waves: int
     state: PlanState = PlanState.RUNNING
     detail: str = ""
-    """Why it does not go on."""
+    """Why it does not continue."""
     ended: float | None = None
 
 
 class WaveView(msgspec.Struct, frozen=True, kw_only=True):
-    """A wave as people see it."""
+    """A wave, as it is shown."""
 
     number: int
     state: WaveState
@@ -160,19 +160,19 @@ class WaveView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: dict[str, int] = {}
     """What its machines wait for → how many do."""
     ready: list[str] = []
-    """Machines whose work may begin: nothing runs there any more, or what does may stay."""
+    """Machines whose work may begin: no task runs there, or the rest may stay."""
     start: float | None = None
     deadline: float | None = None
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan as people see it."""
+    """A plan, as it is shown."""
 
     plan: PlanRecord
     done: int
-    """Machines that are done with."""
+    """Machines whose work is over."""
     waves: list[WaveView] = []
-    """Those that are under way; all of them where one plan is asked for."""
+    """Waves that are under way; all of them if one plan is asked for."""
     conflicts: list[str] = []
 
 
@@ -183,7 +183,7 @@ class Plans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobImpact(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan would mean for one job."""
+    """The effect of a plan on one job."""
 
     job: str
     entitlement: str
@@ -192,18 +192,18 @@ class JobImpact(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int
     """… of so many."""
     down: int
-    """Tasks that do not serve already, for whatever reason."""
+    """Tasks that already do not serve, for any reason."""
     budget: int
     """How many may be away."""
     most_in_a_wave: int
     rounds: int
     """So many times tasks must leave one after another, in the wave with most of them."""
     controller: str = ""
-    """Who is asked; empty: no controller is."""
+    """The controller that is asked; empty: no controller is."""
     stay: bool = False
     """Its tasks may stay, if its controller acknowledges nothing."""
     unplaced: int = 0
-    """Tasks for which there is no other place now …"""
+    """Tasks that have no other place now …"""
     reasons: list[str] = []
     """… and why."""
 
@@ -226,19 +226,19 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int
     """On all its machines."""
     jobs: list[JobImpact]
-    """Those with most of a budget at stake first; at most 200 …"""
+    """Jobs with most of a budget at stake first; at most 200 …"""
     more_jobs: int = 0
     """… and so many more."""
     at_once: int = 0
     """Machines of the first wave that every job can spare at once."""
     held: list[Held] = []
-    """The others, 100 at most, and for whom they wait: until the deadline, if there is one."""
+    """The other machines, 100 at most, and the jobs they wait for until the deadline, if any."""
     share: float = 0.0
     """Of the region's machines that are up."""
     conflicts: list[str] = []
     """Other plans and events for the same machines, jobs or parts."""
     warnings: list[str] = []
-    """Why it is refused unless one knows better."""
+    """Why it is refused unless `despite` is set."""
     notes: list[str] = []
 
 
@@ -249,14 +249,14 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class GoOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A paused plan goes on."""
+    """A paused plan continues."""
 
     without: bool = False
     """Without the machines that are not back: they are left as they are."""
 
 
 class PlacesWish(msgspec.Struct, frozen=True, kw_only=True):
-    """What the core asks the process of a shard: where tasks would go that leave machines."""
+    """The core's question to the process of a shard: where tasks of leaving machines would go."""
 
     tasks: dict[str, list[int]]
     """Job → its tasks that have to leave."""
@@ -265,13 +265,13 @@ class PlacesWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPlaces(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job would find."""
+    """The places that a job would get."""
 
     unplaced: int = 0
     reasons: list[str] = []
 
 
 class PlacesFound(msgspec.Struct, frozen=True, kw_only=True):
-    """By job; those of other processes are missing."""
+    """By job; jobs of other processes are missing."""
 
     jobs: dict[str, JobPlaces] = {}

@@ -1,4 +1,4 @@
-"""Operations: what is done to a task, why, and how far it is; and what is kept of it after."""
+"""Operations: what is done to a task, why, and its progress; and what is kept of it afterwards."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class OperationKind(StrEnum):
 
     START = "start"
     RESTART = "restart"
-    """Again on the machine where it is."""
+    """Again on its present machine."""
     UPDATE = "update"
     """It comes back as the newest version."""
     MOVE = "move"
     REMOVE = "remove"
     ROLLOUT = "rollout"
-    """Of no single task: how the job's newest version does."""
+    """Of no single task: the progress of the job's newest version."""
 
 
 class Cause(StrEnum):
@@ -33,20 +33,20 @@ class Cause(StrEnum):
     CANARY = "canary"
     """A release that only a few tasks get at first."""
     ROLLBACK = "rollback"
-    """Back from a version that failed, or is not wanted after all."""
+    """Back from a version that failed, or is no longer wanted."""
     SURGE = "surge"
-    """It runs besides the wanted tasks while others are taken down."""
+    """It runs in addition to the wanted tasks while others are taken down."""
     STOP = "stop"
     """The job is stopped."""
     FAILURE = "failure"
     """The task failed, or its machine did."""
     GONE = "gone"
-    """Its machine is not the entitlement's any more."""
+    """Its machine no longer belongs to the entitlement."""
     MAINTENANCE = "maintenance"
     LOAN = "loan"
     """Its machine was lent and is called back."""
     PROFILE = "profile"
-    """Its machine gets another host profile, which cannot be done around tasks."""
+    """Its machine gets another host profile, which cannot be done while tasks run."""
     POWER = "power"
     """The power of its machine is capped."""
     TRANSFER = "transfer"
@@ -54,7 +54,7 @@ class Cause(StrEnum):
     OWNER = "owner"
     """Its owner wants it elsewhere, or restarted."""
     REBALANCE = "rebalance"
-    """The job stands more evenly afterwards."""
+    """The job is spread more evenly afterwards."""
 
 
 class OperationState(StrEnum):
@@ -63,14 +63,14 @@ class OperationState(StrEnum):
     PROPOSED = "proposed"
     """Wanted, and waiting: for a place, an image, the availability budget."""
     OFFERED = "offered"
-    """Ready, and waiting for who may object."""
+    """Ready, and waiting for the task controller, which may object."""
     ACKNOWLEDGED = "acknowledged"
     """It is approved; it begins as soon as the budget allows."""
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     WITHDRAWN = "withdrawn"
-    """It became needless before it ended."""
+    """It became unnecessary before it ended."""
 
 
 WAITING = (OperationState.PROPOSED, OperationState.OFFERED, OperationState.ACKNOWLEDGED)
@@ -85,7 +85,7 @@ REASON_MAX = 160
 """Letters of a stored reason, so that a chunk of tasks has a bound."""
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One operation on one task, stored with the task until it ends."""
 
     id: str
@@ -96,7 +96,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     state: OperationState = OperationState.PROPOSED
     deadline: float | None = None
-    """When it begins whatever stands against it, in seconds since 1970; None: never."""
+    """When it begins in any case, in seconds since 1970; None: never."""
     from_machine: str = ""
     to_machine: str = ""
     began: float = 0.0
@@ -104,9 +104,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: float = 0.0
     """When its state last changed."""
     instead: str = ""
-    """What it is done as instead of its kind; empty: as its kind."""
+    """What is done in place of its kind; empty: its kind."""
     was_down: bool = False
-    """The task did not serve when it was acknowledged: that says nothing of one that does."""
+    """The task did not serve when it was acknowledged; the approval ends when it serves again."""
     approved: str = ""
     """What approved it, where it needs approval: `zk 17` (the controller zk, in its call 17), or
     `deadline`."""
@@ -154,7 +154,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: float = 0.0
     end: float = 0.0
     approved: str = ""
-    """Who let it begin, as in `Operation`."""
+    """The controller or rule that approved it, as in `Operation`."""
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,14 +165,14 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoneJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that are gone and whose logs are kept, the one that went first in front."""
+    """Deleted jobs whose logs are kept, the oldest first."""
 
     schema: int = 1
     names: list[str] = []
     generation: int = 0
     """The highest generation, and …"""
     asked: int = 0
-    """… the highest number of a call, of all jobs that are not kept any more."""
+    """… the highest number of a call, of all jobs that are no longer kept."""
 
 
 class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +186,7 @@ class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskStory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one task of a job: its operation now, and those that ended."""
+    """What is known of one task of a job: its present operation, and the ended ones."""
 
     job: str
     task: int
@@ -195,9 +195,9 @@ class TaskStory(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
     reason: str = ""
     restarts: int = 0
-    """How often its agent started it again, of this run."""
+    """How often its agent started it again, in this run."""
     last_exit: Exit | None = None
-    """How it ended the last time; None: it did not yet."""
+    """Its last exit; None: it has not exited yet."""
     now: Operation | None = None
     events: list[JobEvent] = []
     """Oldest first."""

@@ -1,4 +1,4 @@
-"""Best-effort work: what users hand to the opportunistic scheduler, and what becomes of it."""
+"""Best-effort work: what users submit to the opportunistic scheduler, and its state."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class QueuedState(StrEnum):
 
 
 class QueuedWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A piece of work as its user hands it in."""
+    """A piece of work as its user submits it."""
 
     job: JobSpec
     """What is run: tasks that end. Its entitlement is the scheduler's, its restart policy `never`;
-    `life.pre_stop` is the hook in which tasks save what they have done (a checkpoint)."""
+    `life.pre_stop` is the hook in which tasks save their progress (a checkpoint)."""
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
     """Higher first; running work of lower priority makes room."""
     attempts: Annotated[int, Meta(ge=1, le=100)] = 3
@@ -50,7 +50,7 @@ class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
     retry_at: float = 0.0
     """After a failure it waits until then, in seconds since 1970."""
     moves: int = 0
-    """Tasks that went to another machine: what they ran on was called back, or failed."""
+    """Tasks that went to another machine, because theirs was called back or failed."""
     machine_s: float = 0.0
     """Task seconds that it ran; what its user is charged for."""
     ended_at: float | None = None
@@ -62,9 +62,9 @@ class WorkQueue(msgspec.Struct, frozen=True, kw_only=True):
 
     entitlement: str
     capacity: str
-    """What the region says: full, short or absent; empty: it was not heard yet."""
+    """What the region reports: full, short or absent; empty: no report yet."""
     failing: str = ""
-    """Why the front end cannot be used at present; what runs goes on."""
+    """Why the front end cannot be used at present; running work continues."""
     work: list[QueuedWork] = []
 
 

@@ -8,27 +8,27 @@ from agent.api import Count, Name
 
 
 class EntitlementOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """An entitlement's shard; of one without a record it is shard 0."""
+    """The shard of an entitlement; without a record it is shard 0."""
 
     schema: int = 1
     entitlement: Name
     shard: Count = 0
     moved: Count = 0
     """Moves of the region up to the last one of this entitlement, that one included; 0: it never
-    moved. Kept after the entitlement is gone: hosts were told of it."""
+    moved. Kept after the entitlement is gone: hosts have it."""
     moving_to: Count | None = None
     """The shard that is going to get it from the process of this one; no shard owns it then."""
 
 
 class EntitlementRelease(msgspec.Struct, frozen=True, kw_only=True):
-    """The process of a shard says that it does nothing more in an entitlement that is moving."""
+    """A shard's process reports that it does nothing more in an entitlement that is moving."""
 
     schema: int = 1
     entitlement: Name
 
 
 class RoleProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that leads a role, written with its election (docs/adr/0153)."""
+    """The process that leads a role, as written at its election (docs/adr/0153)."""
 
     schema: int = 1
     role: str
@@ -36,7 +36,7 @@ class RoleProcess(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Count
     """Of all roles together: it rises with each election."""
     life: str
-    """16 hexadecimal digits by chance: of this life of the process."""
+    """16 random hexadecimal digits of this start of the process."""
     url: str = ""
     """Where the process of a shard takes requests."""
     shards: Count = 1
@@ -47,24 +47,23 @@ class RoleProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shard has to do."""
+    """The load of a shard."""
 
     shard: int
     machines: int = 0
-    """Machines of its entitlements: what costs a shard most is to follow them."""
+    """Machines of its entitlements: following them is a shard's largest cost."""
     entitlements: list[str] = []
-    """Those that have machines of their own, by name."""
+    """Entitlements with machines of their own, by name."""
     jobs: int = 0
     tasks: int = 0
     """Tasks that the records of its jobs have."""
     moving: list[str] = []
     """Entitlements that are being moved to it."""
     load: int = 0
-    """Machines that its entitlements hold, or may hold by their quota in machines, whichever is
-    more, summed: the shard with the least of it gets a new entitlement. Entitlements that nothing
-    used yet have no shard and count nowhere."""
+    """Sum over its entitlements of the larger of held machines and quota in machines. The shard
+    with the least gets a new entitlement. Unused entitlements have no shard and do not count."""
     host: str = ""
-    """Where its process led last; empty: it is a shard of the core's process."""
+    """Last address of its process; empty: it is a shard of the core's process."""
     since: float | None = None
     """Since when that process leads, in seconds since 1970."""
 
@@ -84,7 +83,7 @@ class ShardMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ShardMoved(msgspec.Struct, frozen=True, kw_only=True):
-    """What a move did, or what it would do."""
+    """The result of a move, or of a dry run."""
 
     entitlement: Name
     from_shard: int

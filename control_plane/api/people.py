@@ -1,4 +1,4 @@
-"""People: who they are, what they may do, and what is written down about it."""
+"""People: their names, their rights, and the audit log's entries about their changes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Principal = Annotated[
 
 
 class Needs(StrEnum):
-    """What a user must be to make a call; one for each row of the route table."""
+    """The right that a user needs for a call; one for each row of the route table."""
 
     VIEWER = "viewer"
     """Every user with a credential."""
     OWNER = "owner"
     """An owner of every entitlement that the call is about: its job's, or the one it names."""
     ASKER = "asker"
-    """Like `owner`; where there is no such entitlement yet, every user, for the request waits."""
+    """Like `owner`; every user if there is no such entitlement yet, because the request waits."""
     ANY_OWNER = "any-owner"
     """An owner of some entitlement."""
     APPROVER = "approver"
@@ -34,20 +34,20 @@ class Needs(StrEnum):
 
 
 class Role(StrEnum):
-    """What a user is, from the most to the least."""
+    """The roles of users, from the most to the least rights."""
 
     OPERATOR = "operator"
-    """May do everything, except what is for host admins alone."""
+    """May do everything, except what needs a host admin."""
     HOST_ADMIN = "host-admin"
-    """Beside what else they may: jobs whose tasks have no sandbox (`raw`)."""
+    """In addition to other rights: jobs whose tasks have no sandbox (`raw`)."""
     OWNER = "owner"
-    """May change the jobs of the entitlements that name this user, or a group of theirs."""
+    """May change the jobs of entitlements that name this user, or one of the user's groups."""
     VIEWER = "viewer"
     """May see everything but logs, and ask for an entitlement."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who belongs to a group."""
+    """The members of a group."""
 
     members: Annotated[list[UserName], Meta(max_length=1000)]
 
@@ -78,7 +78,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grants(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is an operator, besides those who may open the local socket, or a host admin."""
+    """The operators and host admins, besides users who may open the local socket."""
 
     granted: list[Grant]
     configured: list[str]
@@ -86,14 +86,14 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Revocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A revocation, as it is stored: certificates of a user issued up to a moment do not count."""
+    """A revocation, as it is stored: it voids certificates of a user that were issued before it."""
 
     schema: int = 1
     role: str
     """`user` or `host`."""
     name: str
     at: float
-    """Seconds since 1970: what is issued later counts."""
+    """Seconds since 1970: certificates issued later are valid."""
     by: str = ""
 
 
@@ -111,15 +111,15 @@ class IssuedCredential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
-    """A user, as far as credentials go."""
+    """The credentials of a user."""
 
     name: str
     issued_at: float | None = None
     """When the newest credential was written; None: none that has not ended."""
     not_after: float | None = None
-    """When the last of their credentials ends by itself."""
+    """When the last of the user's credentials expires."""
     revoked_at: float | None = None
-    """What was issued until then does not count."""
+    """Certificates issued until then are void."""
 
 
 class Users(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ class Users(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Myself(msgspec.Struct, frozen=True, kw_only=True):
-    """The caller, as the front end knows them."""
+    """The caller, as the front end sees it."""
 
     name: str
     role: Role
@@ -146,27 +146,27 @@ class ConsoleSession(msgspec.Struct, frozen=True, kw_only=True):
     """12 hexadecimal digits. It is no secret: it counts only with the credential of `who`."""
     who: str
     address: str = ""
-    """Where it comes from; empty: the local socket."""
+    """Its address; empty: the local socket."""
     browser: str = ""
-    """What the browser says it is."""
+    """The browser's own description."""
     opened_at: float
     """Seconds since 1970."""
     seen_at: float
     page: str = ""
-    """The page that it opened last."""
+    """The page that it last opened."""
 
 
 class ConsoleSessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions of the web console; those of the caller, or of an operator all."""
+    """Sessions of the web console: the caller's own, or all for an operator."""
 
     sessions: list[ConsoleSession]
 
 
 class Outcome(StrEnum):
-    """What became of an attempt to change something."""
+    """The outcome of an attempt to change something."""
 
     BEGUN = "begun"
-    """It is being carried out, or the process ended meanwhile: look at the object."""
+    """It is being carried out, or the process ended meanwhile: read the object."""
     DONE = "done"
     FAILED = "failed"
     REFUSED = "refused"
@@ -182,16 +182,16 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     caller: str
     """`user:NAME`, `host:NAME`, `local:UID`, or `anyone` without a certificate."""
     address: str = ""
-    """Where it came from; empty: the local socket."""
+    """The caller's address; empty: the local socket."""
     request_id: str
     action: str
     """The name of the route, such as `apply_job`."""
     object: str
-    """What it was about, such as `job/web`."""
+    """The object of the attempt, such as `job/web`."""
     also: list[str] = []
     """Further objects that it changed: the machines of a drain, at most a hundred."""
     detail: str = ""
-    """What was asked for, in short; never the environment of a task."""
+    """A short form of the request; never the environment of a task."""
     outcome: Outcome = Outcome.BEGUN
     reason: str = ""
     """Why it failed or was refused."""
@@ -199,7 +199,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Revision of the object's record before and after; None: it has none."""
     after: int | None = None
     suppressed: int = 0
-    """Attempts of this caller that were refused since the entry before, and not written down."""
+    """Refused attempts of this caller since the entry before that were not recorded."""
 
 
 class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,4 +207,4 @@ class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: list[AuditEntry]
     next: int = 0
-    """Pass it as `before` for what is older; 0: there is nothing older."""
+    """Pass it as `before` for older entries; 0: there are none."""

@@ -1,4 +1,4 @@
-"""The front end's rows about people: who they are, what they may do, what they did."""
+"""The front end's rows about people: their names, their rights, and what they changed."""
 
 from __future__ import annotations
 

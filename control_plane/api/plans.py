@@ -1,4 +1,4 @@
-"""What an allocation would do, and why tasks wait: answers to owners, nothing stored."""
+"""What an allocation would do, and why tasks wait: answers to owners, never stored."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class SpreadBin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What applying a job file would lead to, once it is done."""
+    """The result of applying a job file, once all of it is done."""
 
     job: str
     wanted: int
     new_version: bool = False
-    """What tasks run changes: all that exist are restarted, within the update's budget."""
+    """What tasks run changes: all existing tasks restart, within the update's budget."""
     staying: int = 0
     """Tasks that keep their machine."""
     placed: list[PlannedTask] = []
     """Tasks that get one, or another one."""
     stopped: list[int] = []
-    """Tasks that are not wanted any more."""
+    """Tasks that are no longer wanted."""
     taken: list[str] = []
     """Machines that the entitlement would take from the free pool."""
     unplaced: list[int] = []
@@ -54,7 +54,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job stands, and everything that keeps tasks of it from having a machine."""
+    """The state of a job, and everything that keeps its tasks from having a machine."""
 
     job: str
     wanted: int
@@ -72,17 +72,17 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     uneven: str = ""
     """Where the job has two tasks more than elsewhere, and why they stay; empty: nowhere."""
     update: str = ""
-    """How its update goes, or went; empty: as it should."""
+    """The state of its update; empty: as it should be."""
     controller: str = ""
-    """How the conversation with the job's controller goes; empty: it has none."""
+    """The state of the connection to the job's controller; empty: it has none."""
     operations: list[str] = []
-    """What waits to be done to which task, for whom, and since when."""
+    """What waits to be done to which task, what it waits for, and since when."""
     volumes: list[str] = []
-    """Which machine has what tasks keep, that they stay there, and what becomes of it."""
+    """The machines of its tasks' volumes, and what follows from that."""
     image: str = ""
-    """Why no task is started from its image, though it has a machine; empty: they are."""
+    """Why no task is started from its image, though it has a machine; empty: no problem."""
     second_copies: list[str] = []
-    """Tasks that may run twice: on a machine that cannot be asked, too."""
+    """Tasks that may run twice: also on a machine that does not answer."""
     relaxations: list[str] = []
     exposure: float = 0.0
     exposure_default: float = 0.0

@@ -1,8 +1,8 @@
-"""How an owner says which machines suit, in the words of the paper's allocator (§2.3).
+"""How an owner selects machines, in the terms of the paper's allocator (§2.3).
 
-A *hard requirement* excludes machines. A *soft preference* is a machine property that parts
-machines into bins, and a strategy over those bins; it only orders what is left.
-`allocator.core.preferences` knows the properties and the strategies.
+A *hard requirement* excludes machines. A *soft preference* is a machine property that partitions
+machines into bins, and a strategy over those bins; it only orders the rest.
+`allocator.core.preferences` defines the properties and the strategies.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ PropertyName = Annotated[
         description="a property of machines such as `msb`, `memory` or `label.NAME`",
     ),
 ]
-"""What requirements can ask for, preferences can order by (docs/requirements-grammar.md)."""
+"""What requirements can test, preferences can order by (docs/requirements-grammar.md)."""
 Weights = Annotated[dict[Value, Annotated[int, Meta(ge=1, le=1000)]], Meta(max_length=1000)]
 
 
 class Property(StrEnum):
-    """What machines can be told apart by."""
+    """The properties by which machines differ."""
 
     REGION = "region"
     DATACENTER = "datacenter"
@@ -91,7 +91,7 @@ class Property(StrEnum):
 
 
 class Strategy(StrEnum):
-    """How tasks of one job go to the bins of a property."""
+    """How tasks of one job are distributed to the bins of a property."""
 
     EVEN = "even"
     """To the bin that holds the fewest of them."""
@@ -104,19 +104,19 @@ class Strategy(StrEnum):
 
 
 class Fit(StrEnum):
-    """Which machine is best among those that the preferences find equal."""
+    """Which machine is best among the ones that the preferences rank equal."""
 
     EVEN = "even"
     """The one with the fewest tasks of the job, then with most room: load is even."""
     TIGHT = "tight"
-    """The one with least room that will do: few machines are used."""
+    """The one with the least room that suffices: few machines are used."""
 
 
 class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One soft preference; the first in a list matters most."""
 
     property: PropertyName
-    """Of machines: a word, a number of whole machines, or a label. Those without it are a bin."""
+    """Of machines: a word, a number of whole machines, or a label. The rest is one bin."""
     strategy: Strategy = Strategy.EVEN
     values: Annotated[list[Value], Meta(max_length=1000)] = []
     """For `prefer` and `avoid`."""
@@ -126,7 +126,7 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The hard part: no bin gets more tasks of the job than this."""
     max_skew: Annotated[int, Meta(ge=1, le=15_000)] | None = None
     """Hard, too, with `even`: no bin gets more than this many tasks more than the emptiest one in
-    which machines could run them. Tasks wait rather than that."""
+    which machines could run them. Otherwise tasks wait."""
 
 
 class Requirement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,7 +139,7 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Another job of the same entitlement, and what near it means."""
+    """Another job of the same entitlement, and the meaning of near."""
 
     job: JobName
     """The other job."""
@@ -158,13 +158,13 @@ class Overcommit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     cpu: Factor = 1.0
-    """The limit of a task over what it claims."""
+    """The limit of a task divided by its claim."""
     memory: Factor = 1.0
-    """The same of memory."""
+    """The same for memory."""
 
 
 class Admission(StrEnum):
-    """What to do with a job that has room for a part of its tasks only."""
+    """What to do with a job that has room for only a part of its tasks."""
 
     PARTIAL = "partial"
     """Run what fits; the rest waits."""

@@ -1,4 +1,4 @@
-"""Host profiles that owners propose: what they write, what is stored, what is shown."""
+"""Host profiles that owners propose, as written, stored and shown."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ProfileWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: ProfileText
     reason: Text
     at_once: Annotated[int, Meta(ge=1, le=1000)] = 1
-    """Machines that are brought to it together."""
+    """Machines that switch to it together."""
     gate_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
-    """Profile and tasks of a machine must be well for so long before the next one's turn."""
+    """Profile and tasks of a machine must be healthy for so long before the next one switches."""
     failures: Annotated[int, Meta(ge=1, le=1000)] = 1
     """Machines that fail before all go back."""
 
@@ -35,14 +35,14 @@ class ProfileState(StrEnum):
 
     ROLLING = "rolling"
     DONE = "done"
-    """All machines of the entitlement run it, and those that join them will."""
+    """All machines of the entitlement run it, and new ones will."""
     BACK = "back"
-    """It failed, or is not wanted after all: machines go back, a few at a time."""
+    """It failed, or is no longer wanted: machines go back, a few at a time."""
     RETURNED = "returned"
 
 
 class ProfileVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """One text, for ever under its name."""
+    """One text, permanently under its name."""
 
     schema: int = 1
     name: Name
@@ -57,7 +57,7 @@ class ProfileVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfileRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """How the machines of one entitlement get to a profile."""
+    """How the machines of one entitlement switch to a profile."""
 
     schema: int = 1
     entitlement: Name
@@ -70,7 +70,7 @@ class ProfileRollout(msgspec.Struct, frozen=True, kw_only=True):
     failures: Count = 1
     state: ProfileState = ProfileState.ROLLING
     trial: tuple[Id, ...] = ()
-    """Machines whose turn it is."""
+    """Machines that switch now."""
     failed: tuple[Id, ...] = ()
     reason: Words = ""
     """Why it was wanted, or why it goes back."""
@@ -78,7 +78,7 @@ class ProfileRollout(msgspec.Struct, frozen=True, kw_only=True):
     at: Moment = 0.0
     ended: Moment = 0.0
     unproved: bool = False
-    """It ended where the entitlement held no machine that could prove it."""
+    """It ended when the entitlement held no machine that could prove it."""
 
 
 class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
 
     entitlement: str
     profile: str
-    """What machines that join the entitlement are brought to."""
+    """The profile of machines that join the entitlement."""
     rollout: ProfileRollout | None = None
     """The last one."""
     machines: dict[str, Few] = {}
@@ -94,7 +94,7 @@ class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
     proved: dict[str, Few] = {}
     """… and how many have proved that they do."""
     waiting: list[str] = []
-    """What the machines in their turn wait for."""
+    """What the switching machines wait for."""
     text: str = ""
     """Of the profile that is wanted, if it was proposed."""
 
@@ -116,7 +116,7 @@ class ProfileStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def version_name(extends: str, text: str) -> str:
-    """Return the name of a text: what it extends, and the beginning of its digest."""
+    """Return the name of a text: the profile it extends, and the beginning of its digest."""
     return f"{extends[:50]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""The ReBalancer's plans, moves and history, as people see them and as they are stored."""
+"""The ReBalancer's plans, moves and history, as shown and as stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MoveState(StrEnum):
     MOVING = "moving"
     DONE = "done"
     WITHDRAWN = "withdrawn"
-    """It was not needed, or not possible, any more when its turn came."""
+    """When its turn came, it was no longer needed or possible."""
     FAILED = "failed"
     """The task went elsewhere, or did not serve there."""
 
@@ -61,14 +61,14 @@ class SwapState(StrEnum):
 
     PLANNED = "planned"
     DRAINING = "draining"
-    """Both machines are announced as away: their tasks leave them."""
+    """Both machines have an event: their tasks leave them."""
     HANDING_OVER = "handing-over"
     """Both are empty and free, and are taken for the other entitlement."""
     DONE = "done"
     WITHDRAWN = "withdrawn"
-    """Both machines stay, or go back, where they were."""
+    """Both machines stay in, or return to, their entitlements."""
     FAILED = "failed"
-    """They were given back, and one could not be taken by the other entitlement."""
+    """They were given back, and the other entitlement could not take one."""
 
 
 class SwapView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,7 +92,7 @@ class SwapView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PlaceUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What is used of one place before a plan and after it, as shares from 0 to 1."""
+    """Use of one place before a plan and after it, as shares from 0 to 1."""
 
     level: str
     """`msb` or `row`."""
@@ -102,7 +102,7 @@ class PlaceUse(msgspec.Struct, frozen=True, kw_only=True):
     """By dimension: cpu, memory, network."""
     after: dict[str, float]
     hottest_before: float
-    """Of its machines the greatest share, of any dimension."""
+    """The greatest share of any of its machines, in any dimension."""
     hottest_after: float
 
 
@@ -111,7 +111,7 @@ class PowerUse(msgspec.Struct, frozen=True, kw_only=True):
 
     place: str
     limit_w: float
-    """From here on it costs: a share of the budget, or less while power is capped there."""
+    """Draw above this costs: a share of the budget, or less while power is capped there."""
     before_w: float
     after_w: float
 
@@ -126,44 +126,44 @@ class StackView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be, or is, moved, and what that gains."""
+    """The moves that are planned or under way, and their gain."""
 
     number: int
-    """0: made only to be looked at."""
+    """0: made only to be shown."""
     made_at: float
     took_s: float
     goals: list[GoalChange]
     gain: float
     price: float
     bound: float | None
-    """No plan whatever brings the sum of the goals below this; None: not known."""
+    """No plan brings the sum of the goals below this; None: unknown."""
     hot_before: int
     hot_after: int
     is_complete: bool
-    """Nothing more was found; False: the time was over."""
+    """The search ended; False: it ran out of time."""
     machines: int
     tasks: int
     movable: int
     measured: int
-    """Tasks whose load was measured; of the others their claims count."""
+    """Tasks whose load was measured; other tasks count with their claims."""
     moves: list[MoveView]
     swaps: list[SwapView] = []
     stacks: list[StackView] = []
-    """Proposals only: owners decide what their jobs stand on."""
+    """Proposals only: owners decide which machines their jobs use."""
     oldest_load_s: float | None = None
-    """Age of the oldest measurement that counts; None: nothing is measured."""
+    """Age of the oldest measurement in use; None: nothing is measured."""
     watts_measured: int = 0
-    """Machines whose power was measured; that of the others is modelled by type and use."""
+    """Machines whose power was measured; that of others is modelled by type and use."""
     only: list[str] = []
-    """Entitlements that were looked at; empty: all."""
+    """Entitlements that were examined; empty: all."""
     limits: dict[str, list[float]] = {}
     """Entitlement → use of each dimension above which a machine costs."""
     used: dict[str, dict[str, float]] = {}
-    """Entitlement → dimension → share of its machines that is used now: measured, where it was."""
+    """Entitlement → dimension → share of its machines in use now: measured where possible."""
     places: list[PlaceUse] = []
     power: list[PowerUse] = []
     resumed_at: float | None = None
-    """When a restarted control plane went on with it, in seconds since 1970."""
+    """When a restarted control plane resumed it, in seconds since 1970."""
 
 
 class RebalanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,9 +180,9 @@ class RebalanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     next_plan_s: float | None = None
     """None: no plan is due."""
     plan: RebalancePlan | None = None
-    """The last one that it made by itself."""
+    """The last one that it made on its own schedule."""
     gap: float | None = None
-    """Share of what could be gained at best that the last plan does not gain; None: not known."""
+    """Share of the best possible gain that the last plan does not reach; None: unknown."""
     measured: int = 0
     """Tasks whose load is known from their agents now."""
     swaps: list[SwapView] = []
@@ -212,13 +212,13 @@ class MoveExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PauseWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An operator has the ReBalancer begin no more moves."""
+    """An operator stops the ReBalancer from beginning more moves."""
 
     reason: Text
 
 
 class RebalanceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ReBalancer must remember: `state` of all, and when tasks of a job moved."""
+    """The stored state of the ReBalancer: `state` of all, and when tasks of a job moved."""
 
     schema: int = 1
     paused_by: str = ""
@@ -230,6 +230,6 @@ class RebalanceRecord(msgspec.Struct, frozen=True, kw_only=True):
     swaps: list[SwapView] = []
     """Exchanges of machines: under way, and the newest that ended."""
     plan: RebalancePlan | None = None
-    """The one that was being done, as it was made."""
+    """The plan that was under way, as it was made."""
     moved: dict[int, float] = {}
     """Of one job: task → when it moved last, in seconds since 1970."""

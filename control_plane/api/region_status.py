@@ -1,4 +1,4 @@
-"""How the processes of a region are, and what is not well in it."""
+"""The state of a region's processes, and its troubles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from control_plane.api.ownership import ShardLoad
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process of the control plane says of itself."""
+    """The state of a control plane process, as it reports it."""
 
     role: str
     """`all`, `core`, or `shard-N`."""
@@ -22,9 +22,9 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     term: int = 0
     """Epoch of its election."""
     revision: int = 0
-    """Revision of the store up to which it knows everything."""
+    """Revision of the store up to which it has read everything."""
     lag: int = 0
-    """Revisions that others had written and this process did not know yet, when it was asked."""
+    """Revisions of other writers that this process had not read yet, when it was asked."""
     writes: int = 0
     """Transactions that the store answered since it started."""
     write_p50_s: float = 0.0
@@ -48,12 +48,12 @@ class RegionStatus(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     """Nothing is in `troubles`."""
     troubles: list[str] = []
-    """What is not well, what matters most first."""
+    """Problems, the most important first."""
     machines: dict[str, int] = {}
     """By state."""
     tasks: dict[str, int] = {}
     """By phase."""
     entitlements: int = 0
     processes: list[ProcessStatus] = []
-    """The leader of each role, as it answers now or was known last."""
+    """The leader of each role, with its present or last known state."""
     shards: list[ShardLoad] = []

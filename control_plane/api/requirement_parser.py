@@ -1,4 +1,4 @@
-"""Reads requirements of machines as people write them: `rack in (r1, r2) and not gpus > 4`.
+"""Parses requirements of machines, as users write them: `rack in (r1, r2) and not gpus > 4`.
 
 Jobs (`requires`), entitlements (`requires`) and `twinectl machine list --where` are read by this
 one parser. docs/requirements-grammar.md is made from it by `tools/requirements-grammar`.
@@ -37,11 +37,11 @@ from wire.units import size
 MAX_TERMS = 200
 """Comparisons in one text."""
 MAX_DEPTH = 16
-"""Parentheses and `not` inside each other."""
+"""Nesting depth of parentheses and `not`."""
 MAX_ERRORS = 16
-"""Mistakes that are listed for one text; the reader stops there."""
+"""Mistakes that are listed for one text; the parser stops there."""
 _GUESSED_CHARS = 40
-"""Of an unknown name for which the name that was meant is looked for."""
+"""Characters of an unknown name for which a suggestion is searched."""
 
 
 def parse(text: str, known: frozenset[str] = FOR_JOBS) -> Term:
@@ -58,7 +58,7 @@ def parse(text: str, known: frozenset[str] = FOR_JOBS) -> Term:
 
 @lru_cache(maxsize=4096)
 def parsed(text: str, known: frozenset[str] = FOR_JOBS) -> tuple[Term | None, tuple[str, ...]]:
-    """Return what a text means and what is wrong with it, each with its place in the text."""
+    """Return the meaning of a text and its errors, each with its place in the text."""
     if len(text) > MAX_EXPRESSION:
         return None, (f"it has {len(text)} characters, more than {MAX_EXPRESSION}",)
     reader = _Reader(known)
@@ -81,7 +81,7 @@ _TOKEN = re.compile(
 _LABEL_NAME = re.compile(LABEL_NAME)
 _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?", re.ASCII)
 _MEANS = {"==": "=", "&&": "and", "||": "or", "!": "not", "AND": "and", "OR": "or", "NOT": "not"}
-"""What people write who come from other languages."""
+"""What users write by habit of other languages."""
 
 
 class _Token(NamedTuple):
@@ -93,15 +93,15 @@ class _Token(NamedTuple):
 
 
 class _Wrong(Exception):
-    """Reading cannot go on here."""
+    """Parsing cannot continue here."""
 
 
 class _Enough(Exception):
-    """As many mistakes are found as are listed."""
+    """As many mistakes were found as are listed."""
 
 
 class _Reader:
-    """Reads one text; goes on behind a mistake, to find the others too."""
+    """Parses one text; continues behind a mistake, to find the others too."""
 
     def __init__(self, known: frozenset[str]) -> None:
         self.errors: list[str] = []
@@ -126,7 +126,7 @@ class _Reader:
         yield _Token("end", "", len(text) + 1)
 
     def whole(self, text: str) -> Term | None:
-        """Read all of the text, or raise `_Enough`."""
+        """Parse all of the text, or raise `_Enough`."""
         self._tokens = list(self._split(text))
         if len(self._tokens) == 1:
             if not self.errors:
@@ -147,7 +147,7 @@ class _Reader:
         return term
 
     def _because(self, term: Term | None) -> Term | None:
-        """Read the reason that may follow a whole requirement."""
+        """Parse the reason that may follow a whole requirement."""
         if not self._is("because"):
             return term
         self._at += 1
@@ -182,7 +182,7 @@ class _Reader:
             terms.append(inner(depth))
         found = tuple(term for term in terms if term is not None)
         if len(found) < len(terms):
-            return None  # what is wrong is told
+            return None  # errors are recorded
         if len(found) == 1:
             return found[0]
         return AnyOf(found) if word == "or" else AllOf(found)
@@ -198,7 +198,7 @@ class _Reader:
             return None
 
     def _skip(self) -> None:
-        """Go to where the next requirement may begin."""
+        """Skip to where the next requirement may begin."""
         open_ = 0
         while (token := self._token).kind != "end":
             if token.kind != "quoted":
@@ -253,7 +253,7 @@ class _Reader:
         return f"behind `{name}` an operator is expected ({listed}), not {_name(operator)}"
 
     def _by(self, name: str, operator: _Token, sign: str) -> Term | None:
-        """Read what stands behind an operator."""
+        """Parse what follows an operator."""
         if sign == "exists":
             return Exists(name)
         if name.startswith(CAPABILITY):
@@ -326,7 +326,7 @@ class _Reader:
 
 
 def why_unknown(name: str, known: frozenset[str] = FOR_JOBS, shown: str = "") -> str:
-    """Return why a word is no property that may be used, with what is meant; empty: it is one."""
+    """Return why a word is no allowed property, with a suggestion; empty: it is one."""
     if name in known:
         return ""
     named = shown or repr(name if len(name) <= 2 * _GUESSED_CHARS else f"{name[:40]}…")

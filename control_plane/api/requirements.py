@@ -1,7 +1,7 @@
-"""What requirements of machines can ask for, and what they mean: `Term`.
+"""The properties that requirements of machines can test, and their meaning: `Term`.
 
-`api.requirement_parser` reads the texts of people, `broker.core.matching` asks machines.
-`text_of` writes a term so that it reads back the same: that is how terms are stored.
+`api.requirement_parser` parses texts of users, `broker.core.matching` tests machines. `text_of`
+writes a term so that it reads back the same: that is how terms are stored.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from control_plane.api.policy import Property
 from wire.units import cores_text, size_text
 
 LABEL = "label."
-"""What names of labels begin with."""
+"""Prefix of names of labels."""
 CAPABILITY = "capability."
-"""What names of capabilities begin with: what works on a host, as its agent tells. Each is there or
-not, and nothing else can be asked of it."""
+"""Prefix of names of capabilities: what works on a host, as its agent reports. A capability exists
+or not; it has no value."""
 
 TEXTS: dict[str, str] = {
     "region": "the region",
@@ -42,14 +42,14 @@ NUMBERS: dict[str, str] = {
     "disk": "disk that tasks may use, a size",
     "power_w": "nominal draw, watts",
 }
-"""Properties that are numbers, of the whole machine and not of what is left."""
+"""Numeric properties of the whole machine, not of its free part."""
 OF_RECORDS: dict[str, str] = {
     "state": "`up` or `down`",
     "entitlement": "the entitlement that holds it; a free machine has none",
     "cluster": "the historic cluster",
     "profile": "the host profile that it last proved to run",
 }
-"""Words that change while tasks run: only lists of machines may ask for them."""
+"""Words that change while tasks run: only lists of machines may test them."""
 SIZES = ("memory", "disk")
 WORDS = frozenset({"and", "or", "not", "in", "exists", "because"})
 """Of the grammar: as values they need quotation marks."""
@@ -67,7 +67,7 @@ class In(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """The property is a number, and compares like this. What is no number does not."""
+    """The property is a number, and compares like this. Other values do not match."""
 
     property: str
     operator: str
@@ -77,7 +77,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """The property is there: a word that is not empty, a number that is not 0."""
+    """The property exists: a word that is not empty, a number that is not 0."""
 
     property: str
 
@@ -113,7 +113,7 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Because:
-    """The term must hold, and its author said why."""
+    """The term must hold, and its author gave a reason."""
 
     term: Term
     reason: str
@@ -150,7 +150,7 @@ def text_of(term: Term) -> str:
 
 
 def properties_of(term: Term) -> frozenset[str]:
-    """Return every property that a term asks for."""
+    """Return every property that a term tests."""
     match term:
         case Not(inner) | Maybe(term=inner) | Because(term=inner):
             return properties_of(inner)
@@ -163,7 +163,7 @@ def properties_of(term: Term) -> frozenset[str]:
 
 
 def is_pair(term: Term) -> bool:
-    """Return whether a term is a property and its values, as all were once and are stored."""
+    """Return whether a term is a property and its values: the stored form of early releases."""
     return isinstance(term, tuple) and term[0] in TEXTS
 
 

@@ -1,4 +1,4 @@
-"""A store that was restored from a copy: what is stored about that, and what operators see."""
+"""A store that was restored from a copy: the stored state of that, and its view for operators."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from agent.api import TaskState
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """That the store was restored, as it is stored."""
+    """Records that the store was restored."""
 
     schema: int = 1
     at: float
     """When it was restored, in seconds since 1970."""
     copied_at: float
-    """When the copy was made; 0: not known."""
+    """When the copy was made; 0: unknown."""
     epoch: int
-    """Tasks that were told in this term or an earlier one are of before."""
+    """Tasks that were commanded in this term or an earlier one predate the restore."""
     released_at: float = 0.0
-    """When an operator said that what the store wants may be done; 0: not yet."""
+    """When an operator released the store's commands; 0: not yet."""
     released_by: str = ""
 
 
 class Difference(StrEnum):
-    """How what is found on machines differs from the copy."""
+    """How the tasks on machines differ from the copy."""
 
     UNKNOWN_JOB = "unknown-job"
-    """It runs, and the copy has no such job: deployed since, or its job was gone in the copy."""
+    """It runs, and the copy has no such job: deployed since, or already deleted there."""
     NOT_PLACED = "not-placed"
     """It runs, and the copy has the job, but not the task there: moved or added since."""
     CHANGED = "changed"
@@ -38,7 +38,7 @@ class Difference(StrEnum):
 
 
 class FoundTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task whose copy and whose machine do not agree."""
+    """A task for which copy and machine differ."""
 
     machine: str
     task: str
@@ -48,7 +48,7 @@ class FoundTask(msgspec.Struct, frozen=True, kw_only=True):
     state: TaskState | None = None
     generation: int = 0
     since: float | None = None
-    """When what runs was started, in seconds since 1970."""
+    """When the running task was started, in seconds since 1970."""
 
 
 class RestoredView(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,4 +58,4 @@ class RestoredView(msgspec.Struct, frozen=True, kw_only=True):
     """None: the store was never restored."""
     tasks: list[FoundTask]
     unheard: list[str]
-    """Machines that were not heard yet: of them nothing is known."""
+    """Machines without a report yet: their tasks are unknown."""

@@ -1,4 +1,4 @@
-"""The knobs of the schedulers and their defaults; a section of the program's configuration."""
+"""The settings of the schedulers and their defaults; a section of the program's configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PlacePath = Annotated[
 
 
 class PowerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What places are provisioned for, and how far that is overcommitted (AL22)."""
+    """The power budgets of places, and how far they are overcommitted (AL22)."""
 
     budgets_w: dict[PlacePath, Annotated[int, Meta(ge=1, le=10**9)]] = {}
     """Data center, MSB, row or rack, each as a path from the data center on → watts. A place that
@@ -34,20 +34,20 @@ class PowerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RebalanceMode(StrEnum):
-    """What the ReBalancer does by itself. A plan can be asked for in each of them."""
+    """What the ReBalancer does on its own. A plan can be requested in each mode."""
 
     OFF = "off"
     RECOMMEND = "recommend"
-    """It plans, and shows what it would do."""
+    """It plans, and shows the moves."""
     APPLY = "apply"
-    """It has tasks move."""
+    """It moves tasks."""
 
 
 class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the ReBalancer improves where tasks are (RE1). Times in seconds."""
 
     mode: RebalanceMode = RebalanceMode.OFF
-    """A move restarts a task, so nothing moves before an operator has looked at what would."""
+    """A move restarts a task, so by default nothing moves before an operator has seen a plan."""
     every_s: Positive = 600.0
     """Between two plans. Loads of services change over hours; a plan is checked as it is done."""
     solve_s: Positive = 20.0
@@ -55,68 +55,68 @@ class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     memory_mib: Annotated[int, Meta(ge=256)] = 4096
     """Address space of that process: a million tasks take about 800 MiB."""
     rest_s: Positive = 14_400.0
-    """A task that moved stays where it is for this long, so that nothing goes to and fro."""
+    """A moved task stays on its machine for this long, so that tasks do not oscillate."""
     settle_s: Annotated[float, Meta(ge=0)] = 600.0
-    """A task that started less than this ago is not moved: its load is not known yet."""
+    """A task that started less than this ago is not moved: its load is unknown."""
     patience_s: Positive = 600.0
-    """A move that did not begin for this long is taken back: a budget, an image or a controller
-    held it."""
+    """A move that did not begin for this long is withdrawn: a budget, an image or a controller
+    prevented it."""
     moves_at_once: Annotated[int, Meta(ge=1)] = 5
-    """Moves that are under way together, over the region."""
+    """Moves that run together, over the region."""
     moves_per_s: Positive = 0.1
     """Moves that may begin per second …"""
     moves_burst: Annotated[int, Meta(ge=1)] = 5
     """… after at most this many at once."""
     moves_per_plan: Annotated[int, Meta(ge=1, le=100_000)] = 500
-    """The hottest machines are relieved first; the next plan goes on."""
+    """The hottest machines are relieved first; the next plan continues."""
     hot_from: Annotated[float, Meta(gt=0, le=1)] = 0.8
-    """Use of a machine's CPU, memory or network from which on it is hot."""
+    """Use of a machine's CPU, memory or network above which it is hot."""
     tolerance: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    """Use above the average of its entitlement that is no reason to move anything."""
+    """Use above the average of its entitlement that justifies no move."""
     move_price: Annotated[float, Meta(gt=0)] = 0.02
-    """What a move has to gain at least: use above those levels, as a share of one machine."""
+    """The least gain of a move: use above those levels, as a share of one machine."""
     measure_s: Positive = 120.0
     """Between two readings of what the tasks of a machine use. At most 100 agents per second are
     read, so a round of 50,000 machines takes longer than this."""
     smooth_s: Positive = 600.0
     """After this long a new level of load has 63 % of the weight: a plan is for hours."""
     power_from: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    """Share of a power budget from which on what is drawn costs. Dynamo caps at 99 % and goes down
-    to 95 % (Wu et al., ISCA 2016): this begins to move tasks before it."""
+    """Share of a power budget above which the draw costs. Dynamo caps at 99 % and goes down to 95 %
+    (Wu et al., ISCA 2016): this begins to move tasks before it."""
     gap_alarm: Annotated[float, Meta(gt=0, le=1)] = 0.3
-    """Share of the possible gain that plans may miss, three in a row, before that is an alarm."""
+    """Share of the possible gain that three plans in a row may miss before an alarm."""
     swaps_per_plan: Annotated[int, Meta(ge=0, le=100)] = 0
     """Exchanges of machines between entitlements in one plan: all tasks of both machines restart,
     and both switch profiles, so an operator says that it is wanted."""
     swap_patience_s: Positive = 3_600.0
-    """An exchange whose machines are not empty after this long is called off."""
+    """An exchange whose machines are not empty after this long is cancelled."""
     free_machines: Annotated[int, Meta(ge=0)] = 20
     """Free machines that one plan may take for hot entitlements, within their quotas."""
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast things are noticed and how much may happen at once. Times in seconds."""
+    """How fast changes are noticed and how much may happen at once. Times in seconds."""
 
     down_after_s: Positive = 10.0
     """A machine that did not answer for this long is down and its tasks move."""
     agent_grace_s: Positive = 600.0
-    """A machine whose host refuses connections is alive and its tasks most likely run on; its
-    agent has this long to come back before they are started elsewhere, a second time."""
+    """A machine whose host refuses connections is alive, and its tasks most likely run. Its agent
+    has this long to return before they are started elsewhere, a second time."""
     join_grace_s: Annotated[float, Meta(ge=0)] = 60.0
-    """A machine that has just joined is not called down before: its agent is still starting."""
+    """A machine that has just joined is not marked down before: its agent is still starting."""
     poll_wait_s: Positive = 3.0
     """How long an agent may hold a request for events; below `down_after_s`, because the
     answer is also the sign of life."""
     poll_retry_s: Positive = 1.0
     """Pause after a poll that failed."""
     call_timeout_s: Positive = 10.0
-    """For one call to an agent, the fetching of images excepted."""
+    """For one call to an agent, except image pulls."""
     brake_share: Annotated[float, Meta(gt=0, le=1)] = 0.4
-    """More machines of a rack, MSB, data center or region than this share (and more than one)
-    silent at once: perhaps it is cut off, or this process is, so nothing of it moves …"""
+    """More machines of a rack, MSB, data center or region than this share (and more than one) are
+    silent at once: it or this process may be cut off. So nothing of it moves …"""
     domain_grace_s: Positive = 30.0
-    """… until its machines were silent for this long, for a rack or an MSB: these do lose
-    their power, and what ran there must run again …"""
+    """… until its machines were silent for this long, for a rack or an MSB: these do lose power,
+    and their tasks must run again …"""
     partition_grace_s: Positive = 300.0
     """… and for this long for a data center or the region, which are more often cut off."""
     brake_window_s: Positive = 60.0
@@ -131,11 +131,11 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     reboot_grace_s: Positive = 300.0
     """A machine that reboots for its profile may be silent this long."""
     resync_s: Positive = 30.0
-    """Every job is looked at this often even if nothing happened; one in which there is nothing to
-    do has a whole round at each tenth of these looks."""
+    """Every job is checked this often even if nothing happened; an idle job gets a whole round at
+    each tenth of these checks."""
     repair_after_s: Annotated[float, Meta(ge=0)] = 60.0
-    """Tasks move for the sake of an even spread once nothing else happened to their job for so
-    long: a failure that is over soon is no reason."""
+    """Tasks move for an even spread once nothing else happened to their job for so long: a short
+    failure is no reason."""
     retry_s: Positive = 2.0
     """Pause after a command that an agent refused; doubles up to a minute."""
     give_back_after_s: Annotated[float, Meta(ge=0)] = 60.0
@@ -151,8 +151,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     capped_moves_burst: Annotated[int, Meta(ge=1)] = 10
     """… after at most this many at once: the machines that take their tasks need power, too."""
     capacity_loss_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
-    """While more than this share of a data center's tasks do not serve, or run on machines whose
-    power is capped, nothing more is taken down there that could wait …"""
+    """More than this share of a data center's tasks do not serve, or run on machines with capped
+    power: operations that can wait take down no tasks there …"""
     capacity_loss_tasks: Annotated[int, Meta(ge=1)] = 100
     """… if it is at least so many tasks."""
     take_away_per_s: Positive = 20.0
@@ -168,22 +168,22 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     profile_switches_burst: Annotated[int, Meta(ge=1)] = 200
     """… after at most this many at once."""
     default_cpu_cores: Annotated[float, Meta(ge=0.001, le=4096)] = 0.25
-    """What a task claims of CPU whose job says nothing about it: four such tasks a core."""
+    """The CPU claim of a task whose job does not set one: four such tasks a core."""
     rebalance: RebalanceSettings = RebalanceSettings()
     """How the ReBalancer improves where tasks are."""
     elastic: ElasticSettings = ElasticSettings()
     """How idle machines are lent."""
     shards: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Schedulers with an allocator each, in this process; each has entitlements of its own."""
+    """Schedulers with an allocator each, in this process; each has its own entitlements."""
     power: PowerSettings = PowerSettings()
-    """What racks, rows and MSBs are provisioned for."""
+    """The power budgets of racks, rows and MSBs."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64
     """Calls to agents that may be in flight together."""
 
     @property
     def poll_patience_s(self) -> float:
-        """Return how long a request for events may take: one is given up early enough that
-        another is made before its machine counts as down.
+        """Return how long a request for events may take: it is cancelled early enough for another
+        one before its machine counts as down.
         """
         return self.poll_wait_s + max(1.0, self.down_after_s / 4)
 
@@ -192,28 +192,28 @@ class Approval(StrEnum):
     """Which requests for more capacity are granted without a person's decision."""
 
     FITS = "fits"
-    """Those for which there are machines that are not promised to others."""
+    """Requests for which there are machines that are not promised to others."""
     ALWAYS = "always"
-    """None: every one waits in the queue. What gives capacity back does not."""
+    """None: every one waits in the queue. Giving capacity back is always granted."""
 
 
 class Raise(StrEnum):
-    """What a change can raise of an entitlement; giving it back needs no approver."""
+    """What a change can raise in an entitlement; giving it back needs no approver."""
 
     CAPACITY = "capacity"
-    """More machines or RRU, or other ones: types, data center, overcommit, who pays."""
+    """More machines or RRU, or other ones: types, data center, overcommit, business unit."""
     PRIORITY = "priority"
     """It gets scarce machines before others."""
     RIGHTS = "rights"
-    """Its jobs may have more relaxations of the sandbox, or images that fewer keys vouch for."""
+    """Its jobs may have more relaxations of the sandbox, or images signed by fewer keys."""
 
 
 class Overgrant(StrEnum):
-    """What becomes of a request that the region's machines cannot satisfy."""
+    """The outcome of a request that the region's machines cannot satisfy."""
 
     REFUSE = "refuse"
     ALLOW = "allow"
-    """The first that asks gets machines: for regions in which not all quotas are used at once."""
+    """The first requester gets machines: for regions that never use all quotas at once."""
 
 
 def owners_settings() -> dict[str, list[str]]:
@@ -227,13 +227,13 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     approval: Approval = Approval.FITS
     overgrant: Overgrant = Overgrant.REFUSE
     owners_raise: list[Raise] = msgspec.field(default_factory=lambda: [Raise.CAPACITY])
-    """What owners may raise of their own entitlements: capacity as `approval` says. All else that
-    raises one waits for an approver. Operators and approvers may raise everything."""
+    """What owners may raise of their own entitlements: capacity as `approval` says. Every other
+    raise waits for an approver. Operators and approvers may raise everything."""
     profile_keys: dict[str, list[Annotated[str, Meta(min_length=1, max_length=200)]]] = (
         msgspec.field(default_factory=owners_settings)
     )
-    """By host profile, which settings owners of entitlements that run it may change."""
+    """Host profile → settings that owners of entitlements that run it may change."""
     approvers: list[Annotated[str, Meta(min_length=1, max_length=63)]] = []
-    """Users who decide requests, besides the operators at the socket."""
+    """Users who decide requests, in addition to the operators at the socket."""
     keep_requests: Annotated[int, Meta(ge=10)] = 10_000
-    """Decided requests that are kept, for the record."""
+    """Decided requests that are kept for the record."""

@@ -1,4 +1,4 @@
-"""What the process of a shard answers, to the core alone: rows of the front end's table."""
+"""Routes that the process of a shard serves, to the core alone: rows of the front end's table."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from control_plane.api.routes import ROUTES
 from wire.routes import Route
 
 REVISION_HEADER = "Twine-Revision"
-"""Of a request: what the core had written when it sent it. Of an answer: what the shard had."""
+"""Of a request: the store revision that the core had written. Of an answer: the shard's."""
 CALLER_HEADER = "Twine-Caller"
-"""Of a request: for whom the core sends it, as the audit log has it."""
+"""Of a request: the caller for which the core sends it, as the audit log names it."""
 
 FORWARDED = frozenset(
     (
@@ -23,7 +23,7 @@ FORWARDED = frozenset(
         "withdraw_intent",
     )
 )
-"""Rows about one job: the process of its shard answers them, and the core all others about jobs."""
+"""Rows about one job: the process of its shard serves them, the core all others about jobs."""
 _MERGED = frozenset(
     ("list_jobs", "list_machines", "map_region", "get_machine", "healthz", "readyz")
 )

@@ -1,4 +1,4 @@
-"""Which task serves which shard: said by the job's owner, read by its clients (SD3)."""
+"""Which task serves which shard: written by the job's owner, read by its clients (SD3)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PARTS = 32
 TaskIndex = Annotated[int, Meta(ge=0, le=14_999)]
 Replicas = Annotated[list[TaskIndex], Meta(max_length=MAX_REPLICAS)]
 Shards = Annotated[dict[Name, Replicas], Meta(max_length=MAX_SHARDS)]
-"""Shard → indexes of the tasks that serve it, the one to ask first first."""
+"""Shard → indexes of the tasks that serve it, the preferred one first."""
 
 
 class ShardMap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an owner says of a job's shards; it replaces what was said before."""
+    """An owner's map of a job's shards; it replaces the map before."""
 
     shards: Shards
 
 
 class ShardMapView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's shards; revision 0: nothing was said of any."""
+    """A job's shards; revision 0: the job has no map."""
 
     job: str
     revision: Count = 0

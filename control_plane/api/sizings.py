@@ -1,4 +1,4 @@
-"""What the autoscaler recommends, why, and what other policies would cost; and its routes."""
+"""The autoscaler's recommendations, their reasons, the cost of other policies; the routes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     was: int
     reason: str
     wanted: int = 0
-    """Before bounds and limits; 0: not computed, since data is missing."""
+    """Before bounds and limits; 0: not computed, because data is missing."""
     held: str = ""
-    """Why the size is kept, or not reduced, against what the load says."""
+    """Why the size is kept or not reduced although the load differs."""
     load: float | None = None
     forecast: Forecast | None = None
     capacity: float = 1.0
@@ -37,7 +37,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What sizes cost over a load."""
+    """The cost of sizes over a load."""
 
     minutes: int = 0
     missing: float = 0.0
@@ -54,7 +54,7 @@ class ReplayCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizingView(msgspec.Struct, frozen=True, kw_only=True):
-    """How the autoscaler sees a job."""
+    """A job, as the autoscaler sees it."""
 
     job: str
     entitlement: str
@@ -65,7 +65,7 @@ class SizingView(msgspec.Struct, frozen=True, kw_only=True):
     recommendation: Recommendation | None = None
     """None: it was not evaluated yet."""
     written: str = ""
-    """What became of the last change that was written; empty: there was none."""
+    """The outcome of the last change that was written; empty: there was none."""
     start_s: float | None = None
     """How long the slowest of the last increases took until its tasks were healthy."""
     forecasts_held: float | None = None
@@ -85,7 +85,7 @@ class SizingViews(msgspec.Struct, frozen=True, kw_only=True):
     failing: str = ""
     """Why the last round failed; empty: it did not."""
     round_at: float = 0.0
-    """When the last round that worked ended, in seconds since 1970."""
+    """When the last successful round ended, in seconds since 1970."""
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,11 +95,11 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     days: float
     """How much of its history was replayed."""
     start_s: float
-    """After which a new task is taken for healthy."""
+    """Time after which a new task counts as healthy."""
     own: ReplayCost
     other: ReplayCost
     fixed: ReplayCost
-    """With as many tasks all the time as its peak needs."""
+    """With constantly as many tasks as its peak needs."""
 
 
 AUTOSCALER_ROUTES: tuple[Route, ...] = (

@@ -12,7 +12,15 @@ import msgspec
 
 from agent.api import DisconnectPolicy
 from control_plane.api.intents import StoredIntent
-from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
+from control_plane.api.jobs import (
+    JobRecord,
+    JobSpec,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+    task_changes,
+    task_id,
+)
 from control_plane.api.operations import Operation
 from control_plane.api.updates import Rollout
 
@@ -206,14 +214,12 @@ def chunk_numbers(record: JobRecord) -> set[int]:
 
 def changed_chunks(before: JobRecord, after: JobRecord) -> set[int]:
     """Return the numbers of the chunks in which two records differ."""
-    changed = set()
-    if before.tasks is not after.tasks:
-        known = {task.index: task for task in before.tasks}
-        for task in after.tasks:
-            old = known.pop(task.index, None)
-            if old is not task and (old is None or not same_stored(old, task)):
-                changed.add(task.index // CHUNK)
-        changed |= {index // CHUNK for index in known}
+    changed = set[int]()
+    for old, task in task_changes(before, after):
+        if old is None or task is None:
+            changed.update(one.index // CHUNK for one in (old, task) if one is not None)
+        elif task.index // CHUNK not in changed and not same_stored(old, task):
+            changed.add(task.index // CHUNK)
     for was, now in ((before.leaving, after.leaving), (before.lasting, after.lasting)):
         if was != now:
             differ = set(_indexes(was)) ^ set(_indexes(now))

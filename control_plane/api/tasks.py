@@ -1,4 +1,4 @@
-"""What an agent says of one task, and of its host."""
+"""What an agent reports of one task, and of its host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent.usage import TaskUsage, Usages
 
 
 class TaskDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler knows of a task, and what its agent said just now."""
+    """The scheduler's record of a task, and its agent's present report."""
 
     task: str
     """Its name: the job and the index."""
@@ -23,9 +23,9 @@ class TaskDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent of a machine said just now."""
+    """The present report of a machine's agent."""
 
     machine: str
     profile: ProfileStatus
-    """Each setting as it was wanted and as it was read back."""
+    """Each setting as it was wanted and as it was read."""
     usage: Usages

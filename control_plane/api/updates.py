@@ -1,4 +1,4 @@
-"""How a job's tasks are brought to a newer version: what owners say, and how far it is."""
+"""How a job's tasks are brought to a newer version: the owner's policy, and the progress."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DAY_S = 86_400
 
 
 class OnFailure(StrEnum):
-    """What becomes of an update whose new tasks fail."""
+    """What happens to an update whose new tasks fail."""
 
     CONTINUE = "continue"
-    """It goes on as far as the budget goes, against which the failed tasks count."""
+    """It continues as far as the budget allows; the failed tasks count against it."""
     PAUSE = "pause"
-    """No further task is updated until the owner says so."""
+    """No further task is updated until the owner resumes it."""
     ROLLBACK = "rollback"
     """The job goes back to what it ran before."""
 
@@ -37,13 +37,13 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many tasks may be unavailable at once, for any reason (SC6), and how updates go on."""
+    """How many tasks may be unavailable at once, for any reason (SC6), and how updates proceed."""
 
     max_unavailable: Annotated[int, Meta(ge=0, le=10_000)] = 1
     """Voluntary operations stop while this many tasks are not healthy; failures count too. 0 only
     with `surge`."""
     drain_s: Annotated[float, Meta(ge=0, le=3600)] = 2.0
-    """From "not listed in discovery any more" to SIGTERM, so that clients disconnect."""
+    """Time between removal from discovery and SIGTERM, so that clients disconnect."""
     batch: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     """So many tasks are updated together, and the next ones only when all of these passed the
     gate; None: the next one as soon as one passed."""
@@ -56,15 +56,15 @@ class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     failures: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """New tasks that have to fail for `on_failure`."""
     surge: Annotated[int, Meta(ge=0, le=SURGE_MAX)] = 0
-    """Tasks that may run besides the wanted ones while some are updated or must leave their
+    """Tasks that may run in addition to the wanted ones while some are updated or must leave their
     machine: they are started first, as far as the entitlement has room (SC21)."""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far a job is with its newest version; stored with it."""
+    """The progress of a job's newest version; stored with the job."""
 
     version: Count
-    """Which one this is about."""
+    """The version that this is about."""
     base: Count = 0
     """The newest one before it that the job had on all its tasks, to go back to; 0: none."""
     passed: bool = False
@@ -76,8 +76,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed: tuple[Few, ...] = ()
     """Indexes of new tasks that failed."""
     forgiven: Few = 0
-    """So many of `failed` the owner knew of when the update was resumed."""
+    """Number of `failed` when the owner resumed the update."""
     returns_from: Count = 0
-    """The version that failed, or was not wanted, from which this one goes back; 0: none."""
+    """The failed or unwanted version that this one replaces; 0: none."""
     reason: Words = ""
     """Why it was halted, or is there to go back."""

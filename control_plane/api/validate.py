@@ -1,8 +1,8 @@
-"""What makes a job file wrong, all of it at once, for the command line and the front end.
+"""All errors of a job file at once, for the command line and the front end.
 
 Two kinds of rules. What a single field may hold is written in its type and checked by
-`wire.violations`. What fields mean to each other is checked here, on the plain
-document, so that these errors are listed together with the others and not after them.
+`wire.violations`. Relations between fields are checked here, on the plain document, so that all
+errors are listed together.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from wire.violations import MAX_ERRORS, name_shown, violations
 
 MAX_JOB_FILE_BYTES = 256 << 10
 _PLACEHOLDER = re.compile(r"\$\{([^}$]*)\}")
-"""Without `$` inside, so that no text makes it start again and again (`${${${…`)."""
+"""Without `$` inside, so that no text restarts the match again and again (`${${${…`)."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-"""Half of a pair, as JSON and YAML can write it; no UTF-8 has it, and no program gets it."""
+"""Half of a surrogate pair, as JSON and YAML can write it; it is not valid in UTF-8."""
 _UNREADABLE = (msgspec.ValidationError, RecursionError, UnicodeError)
-"""What a value raises that is not what its field asks for."""
+"""The errors of a value that its field does not accept."""
 MAX_LISTED = 16
 MAX_TEXTS = 4096
 """In a command and in an environment; the types of both refuse more."""
@@ -56,7 +56,7 @@ def job_spec(document: Any, what: str) -> JobSpec:
 
 
 def job_relations(document: Any) -> list[FieldError]:
-    """Return what the fields of a job get wrong about each other, as far as they are readable.
+    """Return the contradictions between fields of a job, as far as the fields are readable.
 
     At most `MAX_ERRORS`: the document may be hostile, and the search ends there.
     """
@@ -64,19 +64,19 @@ def job_relations(document: Any) -> list[FieldError]:
 
 
 def push_relations(document: Any) -> list[FieldError]:
-    """Return what the specification of a push gets wrong, like `job_relations`."""
+    """Return the contradictions in the specification of a push, like `job_relations`."""
     found = job_relations(document.get("spec")) if isinstance(document, dict) else []
     spec = [FieldError(field=f"spec.{error.field}", reason=error.reason) for error in found]
     return [*spec, *_either(document, share=1.0, tasks=None)]
 
 
 def canary_relations(document: Any) -> list[FieldError]:
-    """Return what the fields of a canary get wrong about each other."""
+    """Return the contradictions between fields of a canary."""
     return _either(document, share=None, tasks=1)
 
 
 def _either(document: Any, share: float | None, tasks: int | None) -> list[FieldError]:
-    """Refuse a share and a number of tasks at once; `share` and `tasks` are what neither means."""
+    """Refuse a share and a number of tasks at once; `share` and `tasks` are their defaults."""
     if not isinstance(document, dict):
         return []
     if document.get("share", share) in (share, None) or document.get("tasks", tasks) == tasks:
@@ -126,7 +126,7 @@ def _network_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
 
 
 def _text_errors(document: dict[Any, Any], ports: list[str]) -> Iterator[FieldError]:
-    """Yield the texts that cannot be passed on to a program, or not as their writer means."""
+    """Yield the texts that cannot be passed to a program, or would change their meaning."""
     known = frozenset(ports)
     for field, text in _texts(document):
         if _SURROGATE.search(text):
@@ -144,20 +144,20 @@ def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         volumes = msgspec.convert(document.get("volumes", {}), VolumeMap)
         limits = msgspec.convert(document.get("limits", {}), Limits)
     except _UNREADABLE:
-        return  # what is wrong in them is told by their types
+        return  # their types report the errors
     if odd := odd_volumes(volumes, limits.memory_max_bytes):
         yield FieldError(field=odd[0], reason=odd[1])
 
 
 def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
-    """Yield what does not go with an init of its own, and that a job without one has no command."""
+    """Yield what an own init excludes, and that a job without one has no command."""
     try:
         relaxations = msgspec.convert(document.get("relaxations", []), Relaxations)
         resources = msgspec.convert(document.get("resources", {}), Resources)
         network = msgspec.convert(document.get("network", {}), Reach)
         command = msgspec.convert(document.get("command", []), list[Any])
     except _UNREADABLE:
-        return  # what is wrong in them is told by their types
+        return  # their types report the errors
     for field, reason in odd_own_init(relaxations, command, network, resources):
         yield FieldError(field=field, reason=reason)
     if not command and not {Relaxation.OWN_INIT, Relaxation.NESTED} & {*relaxations}:
@@ -166,12 +166,12 @@ def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
 
 
 def _own_cpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
-    """Yield what does not go with CPUs of its own: all that would claim more or fewer."""
+    """Yield what exclusive CPUs exclude: all that would claim more or fewer."""
     try:
         resources = msgspec.convert(document.get("resources", {}), Resources)
         limits = msgspec.convert(document.get("limits", {}), Limits)
     except _UNREADABLE:
-        return  # what is wrong in them is told by their types
+        return  # their types report the errors
     if odd := odd_resources(resources, limits.cpu_max_cores):
         yield FieldError(field=odd[0], reason=odd[1])
     if not resources.exclusive_cpus:
@@ -208,7 +208,7 @@ def _update_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
 
 
 def requirement_errors(listed: Any, field: str) -> list[FieldError]:
-    """Return what is wrong with texts of a list of requirements, as far as they are texts."""
+    """Return the errors in a list of requirements, as far as its items are texts."""
     if not isinstance(listed, list):
         return []
     some = listed[:MAX_LISTED]  # a longer list is refused for its length
@@ -221,7 +221,7 @@ def requirement_errors(listed: Any, field: str) -> list[FieldError]:
 
 
 def preference_errors(listed: Any) -> Iterator[FieldError]:
-    """Yield what is wrong with properties, bounds on skew and weights in a list of preferences."""
+    """Yield errors of properties, skew bounds and weights in a list of preferences."""
     some = listed[:MAX_LISTED] if isinstance(listed, list) else []
     for i, preference in enumerate(some):
         if not isinstance(preference, dict):
@@ -284,7 +284,7 @@ def _texts(document: dict[Any, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _strays(text: str, ports: frozenset[str]) -> Iterator[str]:
-    """Yield the ports of placeholders that would be passed on to the program as they stand."""
+    """Yield the ports of placeholders that would reach the program unreplaced."""
     for match in _PLACEHOLDER.finditer(text):
         kind, _, port = match[1].partition(":")
         if kind == "port" and port not in ports:

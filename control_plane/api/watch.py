@@ -1,4 +1,4 @@
-"""Following where many jobs answer, in one call."""
+"""Following the endpoints of many jobs in one call."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from control_plane.api.jobs import Endpoints
 from control_plane.api.policy import JobName
 
 MAX_JOBS_WATCHED = 1000
-"""In one call; who follows more makes several."""
+"""In one call; a client that follows more jobs makes several calls."""
 
 
 class WatchedJobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which jobs a caller follows, and what it knows of them."""
+    """The jobs that a caller follows, and the revisions that it has."""
 
     known: Annotated[dict[JobName, Count | None], Meta(min_length=1, max_length=MAX_JOBS_WATCHED)]
-    """Job → the revision that is known; 0: known that there is no such job; null: nothing."""
+    """Job → the revision that the caller has; 0: there is no such job; null: none."""
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
 
 class EndpointsNews(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not as the caller knew it; both empty when nothing changed in time."""
+    """What differs from the caller's revisions; both empty when nothing changed in time."""
 
     changed: list[Endpoints] = []
     missing: list[str] = []
-    """Jobs that there are not."""
+    """Jobs that do not exist."""

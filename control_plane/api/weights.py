@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta
 
 USUAL_WEIGHT = 100
-"""The weight of a task that was given no other one."""
+"""The weight of a task without another one."""
 WEIGHT_MAX = 256
-"""The largest that HAProxy knows (its configuration manual, section 5.2)."""
+"""The largest weight of HAProxy (its configuration manual, section 5.2)."""
 LONGEST_S = 900.0
 
 
@@ -18,7 +18,7 @@ class EndpointWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Which share of the requests tasks of a job get for a while; they are not stored.
 
     After `for_s`, and when another control plane takes over, all tasks have the usual weight again:
-    a load test that dies leaves nothing behind.
+    a load test that crashes leaves nothing behind.
     """
 
     weights: Annotated[

@@ -31,9 +31,9 @@ from wire.prometheus import Prometheus
 from wire.violations import violations
 
 STANDBY_S = 2.0
-"""Between two attempts to open a store that another process has."""
+"""Between two attempts to open a store that another process holds."""
 _HISTORY = 100
-"""Changes that the store keeps in memory for watches: there are none."""
+"""Changes that the store keeps in memory for watches: there are no watches."""
 
 
 class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,9 +44,9 @@ class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     credential: str = ""
     """File of a user who owns the entitlements, or is an operator; not needed on the socket."""
     state: str = "/var/lib/twine-autoscaler"
-    """Folder of its store. A second process with the same one stands by."""
+    """Folder of its store. A second process with the same folder stands by."""
     socket: str = "/run/twine/autoscaler.sock"
-    """Where `twinectl autoscale` asks."""
+    """The socket that `twinectl autoscale` calls."""
     metrics: Annotated[str, Meta(pattern=r"^(.+:\d{1,5})?$")] = ""
     """HOST:PORT of its metrics, over plain HTTP; empty: only on the socket."""
     prometheus: Annotated[str, Meta(pattern=r"^(https?://\S+)?$")] = ""

@@ -19,18 +19,18 @@ PAGE = 1000
 
 
 class StoredSizing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored of one job."""
+    """The stored state of one job."""
 
     schema: int = SCHEMA
     history: bytes
     """`LoadHistory.to_bytes`."""
     state: SizingState = SizingState()
     signal: str = ""
-    """What the history measures: signal and query; with another one it begins again."""
+    """What the history measures: signal and query; if they change it begins again."""
     seen_at: float = 0.0
     """When the job was last listed."""
     last: Recommendation | None = None
-    """For people, until the next evaluation."""
+    """Shown to users until the next evaluation."""
 
 
 class KeptJob(msgspec.Struct, kw_only=True):
@@ -43,7 +43,7 @@ class KeptJob(msgspec.Struct, kw_only=True):
 
 
 async def load(store: Store) -> dict[str, KeptJob]:
-    """Return what is stored, by job. A value that cannot be read is left out: it begins again."""
+    """Return the stored jobs. A value that cannot be read is left out: its job begins again."""
     found, after = dict[str, KeptJob](), ""
     while True:
         entries = (await store.list_prefix(PREFIX, after, PAGE)).entries

@@ -1,7 +1,7 @@
 """Runs load tests: shifts requests to one task by its weight in discovery, step by step.
 
-Only shares of the requests that there are change. Weights end by themselves soon after a step: when
-this process dies, or the front end is away, all tasks have the usual share within a minute or two.
+Only shares of the existing requests change. Weights expire soon after a step. So when this process
+crashes, or the front end does not answer, all tasks have the usual share within a minute or two.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from wire.prometheus import Prometheus
 
 log = logging.getLogger(__name__)
 LOOKS = 5
-"""At latency and errors in each step; the last one counts as the step's measurement."""
+"""Reads of latency and errors in each step; the last one is the step's measurement."""
 
 
 class WeightsApi(Protocol):
-    """What a load test asks of the front end: `ControlPlaneClient` has all of it."""
+    """The calls of a load test to the front end: `ControlPlaneClient` has all of them."""
 
     async def get_job(self, job: str) -> JobStatus: ...
     async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints: ...
@@ -84,7 +84,7 @@ class LoadTester:
         return test
 
     async def end(self, job: str) -> None:
-        """End a test that runs; nothing happens without one."""
+        """End a running test; without one nothing happens."""
         work = self._work.get(job)
         if work is not None:
             work.cancel()
@@ -119,13 +119,13 @@ class LoadTester:
     async def _restore(self, job: str) -> None:
         try:
             await self._api.put_weights(job, EndpointWeights())
-        except TwineError as e:  # they end by themselves
+        except TwineError as e:  # the weights expire by themselves
             log.warning("usual weights were not restored", extra={"job": job, "reason": str(e)})
 
     async def _step(
         self, job: str, wish: LoadTestWish, multiple: float
     ) -> tuple[LoadTestStep, str]:
-        """Return what was measured at a multiple, and which limit that exceeds."""
+        """Return the measurement at a multiple, and the limit that it exceeds."""
         status = await self._api.get_job(job)
         if status.healthy < status.record.spec.tasks:
             raise Unprocessable(f"{status.healthy} of {status.record.spec.tasks} tasks are healthy")

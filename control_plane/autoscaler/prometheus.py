@@ -1,7 +1,7 @@
 """Measures the load of jobs by queries to a Prometheus server.
 
-Only `query_range` is used. Whatever the server answers, the result is a load with its time, or the
-reason why there is none: the caller then holds the size.
+Only `query_range` is used. For any answer of the server, the result is a load with its time, or the
+reason for its absence: the caller then holds the size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AT_ONCE = 8
 
 
 class PrometheusSource:
-    """Runs the `query` of each policy at one server: `url` is that of its web interface."""
+    """Runs the `query` of each policy at one server; `url` is the address of its web interface."""
 
     def __init__(self, url: str, runtime: Runtime, timeout_s: float = TIMEOUT_S) -> None:
         self._server, self._runtime = Prometheus(url, timeout_s), runtime
@@ -35,7 +35,7 @@ class PrometheusSource:
         await self._server.close()
 
     def forget(self, jobs: set[str]) -> None:
-        """Do nothing: no job is remembered."""
+        """Do nothing: this source keeps no state of jobs."""
 
     async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
         """Return the newest points of the job's queries within the last five minutes."""

@@ -1,8 +1,8 @@
 """The loop of the autoscaler: list the jobs in brief, measure, decide, write sizes, store.
 
-It holds no truth about jobs: sizes are read from the front end each minute. Whatever fails leaves
-sizes as they are. A second process with another store does no harm: a size is written only
-if the job still has the one that was seen, and speed limits go by the sizes that are observed.
+It owns no state of jobs: sizes are read from the front end each minute. Any failure leaves sizes as
+they are. A second process with another store is harmless: a size is written only if the job still
+has the size that was read, and speed limits use observed sizes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EVERY_S = 60.0
 PLACES_S = 600.0
 """Machines are listed again after so long: MSBs of an entitlement change seldom."""
 FORGET_S = 7 * 86_400.0
-"""The history of a job that is gone is kept for so long."""
+"""The history of a deleted job is kept for so long."""
 RETRY_FIRST_S = 2.0
 
 
@@ -90,11 +90,11 @@ class Autoscaler:
         self.round_s = 0.0
         """How long the last round took."""
         self.counts: Counter[str] = Counter()
-        """What happened so far: `up`, `down`, `refused`, `held`, `rounds`, `failed rounds`, and
-        `read`: of whole jobs."""
+        """Counts since the start: `up`, `down`, `refused`, `held`, `rounds`, `failed rounds`, and
+        `read`: whole jobs that were read."""
 
     async def run(self) -> None:
-        """Load what is stored, then evaluate until cancelled."""
+        """Load the stored state, then evaluate until cancelled."""
         self._jobs = await kept.load(self._store)
         log.info("autoscaler has read its store", extra={"jobs": len(self._jobs)})
         while True:
@@ -150,9 +150,9 @@ class Autoscaler:
         await kept.save(self._store, changed, gone)
 
     async def _read(self, brief: JobBrief) -> JobStatus | None:
-        """Return a job as it is now; it is read whole only where it changed since it was.
+        """Return a job as it is now; it is read whole only if it changed since the last time.
 
-        None: it is gone. How many tasks are healthy is no part of what is stored.
+        None: it is gone. The number of healthy tasks is not stored.
         """
         known = self._statuses.get(brief.name)
         if known is None or self._revisions.get(brief.name) != brief.revision:
@@ -217,7 +217,7 @@ class Autoscaler:
             self._places[entitlement] = now, places
         return msbs_of(status.record, places)
 
-    # -- for people
+    # -- views
 
     def views(self) -> SizingViews:
         """Return all jobs that are followed, by name."""

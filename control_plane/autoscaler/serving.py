@@ -1,4 +1,4 @@
-"""What the autoscaler answers: its routes on a unix socket, and metrics for Prometheus."""
+"""The autoscaler's server: its routes on a unix socket, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def application(autoscaler: Autoscaler, tester: LoadTester) -> web.Application:
 
 
 def metrics_of(autoscaler: Autoscaler) -> Callable[[], bytes]:
-    """Return what makes the text of all metrics."""
+    """Return the function that makes the text of all metrics."""
     registry = of_process(CollectorRegistry())
     registry.register(AutoscalerMetrics(autoscaler))
     return lambda: generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Measures the load of jobs by what the front end tells of their tasks."""
+"""Measures the load of jobs from the usage of their tasks at the front end."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from control_plane.runtime.runtime import Runtime
 from wire.errors import TwineError
 
 AT_ONCE = 16
-"""Calls to the front end that are under way at once."""
+"""Concurrent calls to the front end."""
 SHORTEST_S, LONGEST_S = 10.0, 600.0
-"""Between two readings that a rate is made from."""
+"""Time between the two readings of a rate."""
 _OVER = 1.25
-"""A task that seems to use more than so much of its CPU limit was not read right."""
+"""A reading of more than so much of a task's CPU limit counts as wrong."""
 
 
 class LoadSource(Protocol):
-    """Where the load of jobs is measured."""
+    """Measures the load of jobs."""
 
     async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
         """Return the present load of a job. Never raises a `TwineError`: that is a reason."""
@@ -41,7 +41,7 @@ class LoadSource(Protocol):
 
 @dataclass(slots=True)
 class _Counter:
-    """What of a task only rises, as it was read last: its CPU time, or bytes in its network."""
+    """A task's counter that only rises, as last read: its CPU time, or bytes in its network."""
 
     value: float
     at: float
@@ -51,7 +51,7 @@ class _Counter:
 class TaskUsageSource:
     """CPU, memory and network from the agents, through the front end; needs no server of its own.
 
-    Of a job with many tasks `SAMPLE` are read, and their mean counts for all that are healthy.
+    In a job with many tasks `SAMPLE` are read, and their mean counts for all healthy ones.
     """
 
     runtime: Runtime
@@ -107,7 +107,7 @@ class TaskUsageSource:
 
 
 def _risen(usage: TaskUsage | None, signal: LoadSignal) -> float | None:
-    """Return the counter that a signal is the rate of; None: it was not read."""
+    """Return the counter whose rate is the signal; None: it was not read."""
     if usage is None:
         return None
     if signal is LoadSignal.NETWORK:
@@ -116,10 +116,10 @@ def _risen(usage: TaskUsage | None, signal: LoadSignal) -> float | None:
 
 
 def _rate(before: _Counter | None, newer: _Counter) -> tuple[float | None, _Counter]:
-    """Return the rate between two readings, and the reading that the next one goes by.
+    """Return the rate between two readings, and the reading to compare the next one with.
 
     None for a first reading, after a restart (the counter begins again), and for readings that are
-    too far from each other. Readings that are too close wait for a later one.
+    too far apart. Readings that are too close wait for a later one.
     """
     if before is None or newer.value < before.value or newer.at - before.at > LONGEST_S:
         return None, newer

@@ -1,4 +1,4 @@
-"""Writes sizes: the one place where the autoscaler changes anything."""
+"""Writes sizes: the only module of the autoscaler that changes jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AT_ONCE = 250
 
 @dataclass(frozen=True, slots=True)
 class NewSize:
-    """A size for a job as it was seen."""
+    """A size for a job, and the size intent that it replaces."""
 
     status: JobStatus
     tasks: int
@@ -26,25 +26,25 @@ class NewSize:
 
 
 class SizeWriter(Protocol):
-    """How sizes are made the sizes of jobs."""
+    """Writes the sizes of jobs."""
 
     async def write(self, sizes: Sequence[NewSize]) -> dict[str, str]:
-        """Ask for sizes; return job → why it was refused, of those that were."""
+        """Request sizes; return refused job → reason."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SizeIntents:
-    """Writes the `size` intents of jobs, each if it is still the one that was seen.
+    """Writes the `size` intents of jobs, each unless it changed since it was read.
 
-    The size of a person who took it over (`job scale --take-over`) is refused by the front end and
-    stays, until the job's file is applied again.
+    If a user took over the size (`job scale --take-over`), the front end refuses another one until
+    the job's file is applied again.
     """
 
     client: ControlPlaneClient
 
     async def write(self, sizes: Sequence[NewSize]) -> dict[str, str]:
-        """Ask for sizes; return job → why it was refused, of those that were."""
+        """Request sizes; return refused job → reason."""
         refused = dict[str, str]()
         for first in range(0, len(sizes), _AT_ONCE):
             wishes = {s.status.record.name: size_wish(s) for s in sizes[first : first + _AT_ONCE]}
@@ -58,6 +58,6 @@ class SizeIntents:
 
 
 def size_wish(size: NewSize) -> SizeWish:
-    """Return the write of a size on top of the one that was seen."""
+    """Return the write of a size that replaces the one that was read."""
     known = size.status.record.intents.get(Dimension.SIZE, StoredIntent())
     return SizeWish(tasks=size.tasks, reason=size.reason[:REASON_MAX], expect=known.version)

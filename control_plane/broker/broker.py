@@ -1,7 +1,7 @@
 """The resource broker of one data center: its machines, their owners and their state.
 
-A machine is free or in exactly one entitlement (MO9): both are one field of one record,
-which only changes by compare-and-set. `brokers` makes one region of several.
+A machine is free or in exactly one entitlement (MO9): one field of one record, which only changes
+by compare-and-set. `brokers` combines several into one region.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Broker:
         await self.table.load(after_page)
         self._reader.forget_text()
 
-    # -- being told (RB4)
+    # -- listening to changes (RB4)
 
     def listen(
         self, heard: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
@@ -86,8 +86,7 @@ class Broker:
     async def watch(self, after: int) -> AsyncIterator[MachineChange]:
         """Yield each change after a revision, for ever.
 
-        Raises `Compacted` when it is too long ago, or of another life of this broker: list
-        again.
+        Raises `Compacted` when it is too old, or from before a restart of this broker: list again.
         """
         async for name, record, revision in self.table.watch(after):
             yield MachineChange(name=name, record=record, revision=revision)
@@ -104,10 +103,10 @@ class Broker:
         """Return how many machines an entitlement has here."""
         return len(self._held.get(entitlement, ()))
 
-    # -- coming and going
+    # -- adding and removing
 
     async def join(self, request: JoinRequest) -> MachineRecord:
-        """Record a machine; one that is known keeps its assignment (it was reinstalled)."""
+        """Record a machine; a known one keeps its assignment (it was reinstalled)."""
         async with self.table.lock(request.machine):
             known = self.table.find(request.machine)
             record = self._reader.shared(completed(known, request, self._runtime.date()))
@@ -152,7 +151,7 @@ class Broker:
             await self.table.commit(machine, None)
         log.info("machine removed", extra={"machine": machine})
 
-    # -- to whom they belong
+    # -- assignment
 
     async def assign(
         self, machine: str, entitlement: str, profile: str, *, revision: int
@@ -205,14 +204,14 @@ class Broker:
         """Return each transaction that holds machines here, and which."""
         return self._holds.in_doubt()
 
-    # -- how they do
+    # -- state
 
     async def carry_out(
         self, commands: Mapping[str, MachineCommand], revisions: Mapping[str, int] | None = None
     ) -> Machines:
-        """Do what is asked about each of these machines, in one transaction.
+        """Carry out a command for each of these machines, in one transaction.
 
-        With `revisions` those that changed since are left as they are.
+        With `revisions`, machines that changed since are left as they are.
         """
         async with self.table.lock(*commands):
             now, changes = self._runtime.date(), dict[str, MachineRecord | None]()
@@ -251,5 +250,5 @@ class Broker:
 
 
 def _told(command: Mapping[str, object]) -> dict[str, object]:
-    """Return what the log says of a command: its name, and why it was sent."""
+    """Return the log's fields of a command: its name, and why it was sent."""
     return {key: command[key] for key in ("command", "reason") if key in command}

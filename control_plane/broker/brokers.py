@@ -1,4 +1,4 @@
-"""The resource brokers of a region as one: what is asked about a machine goes to its own.
+"""The resource brokers of a region as one: each request goes to the machine's own broker.
 
 All brokers together form one free pool that every entitlement shares (RB7). A name is one
 machine in the whole region; a free one may move to another data center.
@@ -34,11 +34,11 @@ from wire.errors import Conflict, FieldError, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _MOVES = "machine-moves/"
-"""Notes of machines that may be at two brokers."""
+"""Records of machines that may be at two brokers."""
 _AWAY_S = 10.0
 """How long machines of a broker that did not answer are left out of plans."""
 _LOOK = 5000
-"""Machines that are looked at before others get their turn: a few milliseconds."""
+"""Machines that are read before other tasks of the loop run: a few milliseconds."""
 T = TypeVar("T")
 Heard = Callable[[str, MachineRecord | None, MachineRecord | None], None]
 
@@ -53,7 +53,7 @@ class Brokers:
         stores: Mapping[str, Store] | None = None,
         writer: str = "",
     ) -> None:
-        """Load nothing yet; `stores` says which data centers have one of their own (RB9).
+        """`stores` are the stores of data centers that have one of their own (RB9).
 
         Where several processes write to these stores, `writer` is the name of this one: another
         for each, and the same after a restart.
@@ -72,15 +72,15 @@ class Brokers:
         self._imports = Imports(store, runtime, self, writer)
         self._loaded = False
         self._silent: set[str] = set()
-        """Machines whose changes are steps of a move, which listeners see as one."""
+        """Machines that are being moved: listeners get all steps of the move as one change."""
         self._twice: set[str] = set()
         """Machines that two brokers may have because a move was interrupted."""
         self._parties: dict[str, list[Broker]] = {}
         """Transaction → the brokers that were asked to hold machines for it."""
         self._away: dict[str, tuple[str, float]] = {}
-        """Data center whose broker did not answer → why, and until when it is not asked."""
+        """Data center whose broker did not answer → why, and until when it is not called."""
         self._shown: dict[str, MachineRecord] = {}
-        """What listeners were told last of these: the record that is going to stay."""
+        """Machine at two brokers → the record that listeners got last: the one that will stay."""
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read all machines of the region; see `Table.load`."""
@@ -91,7 +91,7 @@ class Brokers:
                 self._twice |= {entry.key.removeprefix(_MOVES) for entry in page}
         for broker in self.by_datacenter.values():
             await broker.load(after_page)
-        if not (self.is_followed and self._writer):  # else the process that moves them settles
+        if not (self.is_followed and self._writer):  # else the moving process settles
             await self._settle_moves()
         self._loaded = True
         await self._imports.load()
@@ -152,7 +152,7 @@ class Brokers:
         return sorted(found, key=lambda record: record.machine)
 
     async def scan(self, scope: MachineScope) -> list[MachineRecord]:
-        """Return the machines of a scope as `find_scope` does, with turns for others."""
+        """Return the machines of a scope as `find_scope` does; other tasks run meanwhile."""
         suits, found = scope_test(scope), list[MachineRecord]()
         for number, name in enumerate(self.table):
             if number % _LOOK == 0:
@@ -177,7 +177,7 @@ class Brokers:
             return await home.join(request)
 
     async def move(self, machine: str, datacenter: str) -> None:
-        """Let a free machine go to another data center, or raise `Conflict`."""
+        """Move a free machine to another data center, or raise `Conflict`."""
         async with self._membership:
             await self._settle()
             await self.moved(self.table.get(machine), datacenter)
@@ -205,20 +205,20 @@ class Brokers:
         simulated: bool = False,
         dry_run: bool = False,
     ) -> ImportResult:
-        """Bring the records in line with a list; `Conflict` names all that stands against it.
+        """Apply a list of machines to the records; `Conflict` names everything that prevents it.
 
-        New machines are added, known ones become what the list says, others stay; all of it or
-        nothing, whatever happens meanwhile (`imports`).
+        New machines are added, known ones are updated, others stay; all of it or nothing, even
+        across failures (`imports`).
         """
         async with self._membership:
             await self._settle()
             return await self._imports.take(machines, simulated=simulated, dry_run=dry_run)
 
     async def finish_imports(self) -> None:
-        """Finish imports that were left at a failure, until cancelled."""
+        """Finish imports that a failure interrupted, until cancelled."""
         await self._imports.run(self._membership)
 
-    # -- what each broker does for its own machines
+    # -- calls to the broker of each machine
 
     async def assign(
         self, machine: str, entitlement: str, profile: str, *, revision: int
@@ -263,13 +263,13 @@ class Brokers:
         return [record for records in done for record in records]
 
     def away(self) -> dict[str, str]:
-        """Return the data centers whose brokers did not answer of late, and why."""
+        """Return the data centers whose brokers did not answer lately, and why."""
         now = self._runtime.now() if self._away else 0.0
         self._away = {dc: found for dc, found in self._away.items() if found[1] > now}
         return {datacenter: why for datacenter, (why, _) in self._away.items()}
 
     async def _noted(self, broker: Broker, work: Awaitable[T]) -> T:
-        """Return what a broker answers; note if it does not, so that later calls do not wait."""
+        """Return a broker's answer; record a missing one, so that later calls do not wait."""
         try:
             return await work
         except (Conflict, NotFound):
@@ -288,9 +288,9 @@ class Brokers:
         self._parties.pop(transaction, None)
 
     def _brokers_of(self, transaction: str) -> list[Broker]:
-        """Return the brokers of a transaction: those it was prepared at, and all that hold for it.
+        """Return the brokers of a transaction: where it was prepared, and where it holds machines.
 
-        After a restart, what is held says which they are.
+        After a restart only the holds identify them.
         """
         holding = [b for b in self.by_datacenter.values() if b.holds(transaction)]
         return list(dict.fromkeys([*self._parties.get(transaction, ()), *holding]))
@@ -306,7 +306,7 @@ class Brokers:
     async def carry_out(
         self, machine: str, command: MachineCommand, *, revision: int | None = None
     ) -> MachineRecord:
-        """Do what is asked about a machine; with `revision` only if nothing changed since.
+        """Carry out a command for a machine; with `revision` only if nothing changed since.
 
         Raises `NotFound` where there is no such machine.
         """
@@ -320,7 +320,7 @@ class Brokers:
             parts.setdefault(self.of(name), []).append(name)
         return parts
 
-    # -- inside
+    # -- internal
 
     async def enter(self, records: Mapping[str, MachineRecord]) -> None:
         """Add new machines; the caller holds the membership."""
@@ -371,7 +371,7 @@ class Brokers:
         return target
 
     async def _settle(self) -> None:
-        """Finish what was interrupted, or raise why it cannot be."""
+        """Finish interrupted moves and imports, or raise why that is impossible."""
         await self._settle_moves()
         await self._imports.settle()
 
@@ -395,7 +395,7 @@ class Brokers:
             self._once(name)
 
     def _once(self, name: str) -> None:
-        """Note that a machine is at one broker, or at none, for sure."""
+        """Record that a machine is certainly at one broker, or at none."""
         self._twice.discard(name)
         self._shown.pop(name, None)
 
@@ -412,9 +412,9 @@ class Brokers:
     def _came_or_went(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
-        """Tell of a machine that another process moved to another data center as of one change.
+        """Report the move of a machine by another process to another data center as one change.
 
-        It comes there before it goes here.
+        The new record appears before the old one is deleted.
         """
         there = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
         if after is None:
@@ -423,7 +423,7 @@ class Brokers:
             self._tell(name, None, after)
 
     def _show(self, name: str) -> None:
-        """Tell of a machine that may be at two brokers, as of the one where it is going to stay."""
+        """Report a machine that may be at two brokers, with the record that will stay."""
         known = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
         after = max(known, key=lambda record: record.assignment_generation, default=None)
         before = self._shown.pop(name, None)
@@ -449,7 +449,7 @@ class Brokers:
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Return the results once all have ended; if some failed, raise what says most."""
+    """Return the results once all have ended; if some failed, raise the most informative error."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if not failures:

@@ -1,8 +1,8 @@
-"""The broker's part of a two-phase commit: machines promised to an allocation not yet decided.
+"""The broker's part of a two-phase commit: machines held for an undecided allocation.
 
-An allocation that takes machines of several brokers first prepares at each of them, then
-writes down what it decided, then commits or aborts. A crash in between leaves holds, which
-the coordinator finds again with `in_doubt` and settles by what it wrote down (AL12).
+An allocation that takes machines of several brokers first prepares at each of them, then stores its
+decision, then commits or aborts. A crash in between leaves holds, which the coordinator finds with
+`in_doubt` and settles by its stored decision (AL12).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from wire.errors import Conflict, FieldError
 
 log = logging.getLogger(__name__)
 _NAMED = 5
-"""Machines named in the sentence of an error; its list has all of them."""
+"""Machines named in the text of an error; its list has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """To whom a machine shall belong, and which profile it shall run then."""
+    """The entitlement that a machine shall belong to, and the profile that it shall run then."""
 
     entitlement: str
     profile: str
@@ -42,13 +42,13 @@ class Holds:
         self._runtime = runtime
         self._of: dict[str, set[str]] = defaultdict(set)
         self._tried: dict[str, tuple[str, ...]] = {}
-        """Transaction → machines that it may hold although nothing of that is seen here."""
+        """Transaction → machines that it may hold, though no hold is known here."""
         table.listen(self._index, self._index_all)
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
         """Hold all these machines, or none and raise `Conflict` naming each that is not free.
 
-        Preparing the same again is no error. After any other error some may be held: abort.
+        A repetition succeeds. After any other error some may be held: abort.
         """
         async with self._table.lock(*takes):
             now = self._runtime.date()
@@ -94,14 +94,14 @@ class Holds:
         return [record for record in changes.values() if record is not None]
 
     async def abort(self, transaction: str) -> None:
-        """Remove all holds of a transaction, also those whose making had no answer.
+        """Remove all holds of a transaction, including holds whose write had no answer.
 
         Without holds nothing happens.
         """
         names = sorted({*self.of(transaction), *self._tried.get(transaction, ())})
         if not names:
             return
-        async with self._table.lock(*names):  # asks what became of a write without an answer
+        async with self._table.lock(*names):  # reads the outcome of a write without an answer
             changes: dict[str, MachineRecord | None] = {}
             for name in names:
                 record = self._table.find(name)
@@ -138,7 +138,7 @@ class Holds:
 
 
 def refused(what: str, errors: list[FieldError]) -> Conflict:
-    """Return the error of a change that some machines stand against, all of them listed."""
+    """Return the error of a change that some machines prevent, with all of them listed."""
     first = "; ".join(f"{e.field} {e.reason}" for e in errors[:_NAMED])
     more = f"; and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
     return Conflict(f"cannot {what}: {first}{more}", errors=tuple(errors))

@@ -1,14 +1,14 @@
-"""Lists of machines taken whole or not at all, however many transactions that takes.
+"""Imports lists of machines whole or not at all, in any number of transactions.
 
-What differs is staged first, in rows that no component reads. Then one write decides. Until it is
-made nothing of the list is true; from then on all of it is, and what is yet to be written is
-written by this process or by the next one. Doing a part again changes nothing, so nothing is
-noted of how far it came: rows go when all is done, and the decision goes last.
+Differences are staged first, in rows that no component reads. Then one write decides. Before it
+nothing of the list is valid; after it all of it is, and this process or the next one writes the
+rest. Repeating a part changes nothing, so no progress is recorded: rows are deleted when all is
+done, and the decision last.
 
-Operators cannot move or remove machines, and no other list is taken, while a decided one is
-unfinished. Entitlements take and give back machines meanwhile. One that was taken after the
-decision keeps its place and its type, on which placements rely, and becomes in all else what
-the list says; the same list names it when it is sent again.
+While a decided list is unfinished, operators cannot move or remove machines, and no other list is
+accepted. Entitlements take and give back machines meanwhile. A machine that was taken after the
+decision keeps its place and type, because placements rely on them, and gets the list's other
+values. The same list reports it when it is sent again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from wire.errors import Busy, Conflict, FieldError, TwineError
 
 log = logging.getLogger(__name__)
 _ROWS = 8
-"""Rows of one transaction: 16 KiB each as a rule, 170 KiB if each word is as long as it may be,
-and a distributed engine takes 1.5 MiB at once."""
+"""Rows of one transaction: usually 16 KiB each, 170 KiB with the longest words; a distributed
+engine accepts 1.5 MiB."""
 _AGAIN_S = 5.0
-"""Between two attempts to finish an import whose stores fail."""
+"""Pause between two attempts to finish an import whose stores fail."""
 
 
 class Homes(Protocol):
-    """What an import needs of the region's brokers."""
+    """The part of the region's brokers that an import uses."""
 
     table: RegionTable
 
@@ -57,12 +57,12 @@ class Homes(Protocol):
         ...
 
     async def moved(self, record: MachineRecord, datacenter: str) -> Broker:
-        """Let a free machine go to another data center, or raise `Conflict`."""
+        """Move a free machine to another data center, or raise `Conflict`."""
         ...
 
 
 class Imports:
-    """Brings the records in line with lists. Callers hold the region's membership."""
+    """Applies lists to the records. Callers hold the region's membership lock."""
 
     def __init__(self, store: Store, runtime: Runtime, homes: Homes, writer: str = "") -> None:
         """Rows and decisions are in the region's main store."""
@@ -72,10 +72,10 @@ class Imports:
         """Import that may have rows → its deciding write, None if an earlier process made it."""
         self._made = 0
         self._left = asyncio.Event()
-        """Set when an import was left for `run` to finish or to clear away."""
+        """Set when an import needs `run` to finish it or clear it away."""
 
     async def load(self) -> None:
-        """Finish what was decided before this start, and delete what was not."""
+        """Finish imports that were decided before this start, and delete the others."""
         for prefix in (IMPORTS, IMPORT_DECISIONS):
             after = ""
             while entries := (await self._store.list_prefix(prefix, after, 1)).entries:
@@ -85,7 +85,7 @@ class Imports:
         await self.settle()
 
     async def run(self, membership: asyncio.Lock) -> None:
-        """Finish or clear away what was left, until cancelled."""
+        """Finish or clear away interrupted imports, until cancelled."""
         while True:
             await self._left.wait()
             self._left.clear()
@@ -100,9 +100,9 @@ class Imports:
     async def take(
         self, machines: Sequence[InventoryMachine], *, simulated: bool, dry_run: bool
     ) -> ImportResult:
-        """Do what a list says, or raise and change nothing; see `ImportResult.pending`.
+        """Apply a list, or raise and change nothing; see `ImportResult.pending`.
 
-        `Conflict` names all that stands against it.
+        `Conflict` names everything that prevents it.
         """
         new, changed = await self._judged(machines)
         pending = False
@@ -117,7 +117,7 @@ class Imports:
         )
 
     async def settle(self) -> None:
-        """Finish each import that was decided, and delete what others staged."""
+        """Finish each decided import, and delete staged rows of others."""
         for name, attempt in list(self._open.items()):
             if attempt is not None:
                 await attempt.outcome()  # from here on a late write of it is refused
@@ -127,12 +127,12 @@ class Imports:
             await self._clear(name)
             del self._open[name]
 
-    # -- inside
+    # -- internal
 
     async def _judged(
         self, machines: Sequence[InventoryMachine]
     ) -> tuple[list[InventoryMachine], list[InventoryMachine]]:
-        """Return what is new and what changes, or raise what stands against it."""
+        """Return what is new and what changes, or raise what prevents it."""
         new, changed = list[InventoryMachine](), list[InventoryMachine]()
         errors = []
         for number, machine in enumerate(machines):
@@ -150,9 +150,9 @@ class Imports:
         return new, changed
 
     async def _whole(self, machines: Sequence[InventoryMachine], *, simulated: bool) -> bool:
-        """Decide to take a list, and return whether all of it is written.
+        """Decide an import, and return whether all of it is written.
 
-        What it raises was raised before the decision.
+        Every error is raised before the decision.
         """
         self._made += 1
         name = f"{self._store.epoch()}-{self._made}"
@@ -162,7 +162,7 @@ class Imports:
         self._open[name] = attempt
         try:
             await self._stage(name, machines)
-            await self._judged(machines)  # staging took a while, and some may be taken by now
+            await self._judged(machines)  # staging took a while: machines may be taken by now
             await _decide(attempt, len(machines))
         except BaseException:
             self._left.set()
@@ -179,7 +179,7 @@ class Imports:
         return True
 
     async def _stage(self, name: str, machines: Sequence[InventoryMachine]) -> None:
-        """Write what differs to rows that no component reads, each row of one data center."""
+        """Write the differences to rows that no component reads, each row of one data center."""
         puts = (
             Put(f"{IMPORTS}{name}/{number:06d}", encode(row))
             for number, row in enumerate(_rows(machines))
@@ -192,7 +192,7 @@ class Imports:
             await self._runtime.checkpoint()
 
     async def _carry_out(self, name: str, decision: ImportDecision) -> None:
-        """Write a decided list; a data center whose store fails does not hold up the others."""
+        """Write a decided list; a data center whose store fails does not delay the others."""
         failed: dict[str, Exception] = {}
         prefix, after, count = f"{IMPORTS}{name}/", "", 0
         while entries := (await self._store.list_prefix(prefix, after, _ROWS)).entries:
@@ -213,7 +213,7 @@ class Imports:
         log.info("inventory imported", extra={"machines": count})
 
     async def _write(self, machines: Sequence[InventoryMachine], decision: ImportDecision) -> None:
-        """Write a row, as far as it is not written yet."""
+        """Write the part of a row that is not written yet."""
         table = self._homes.table
         new: dict[str, MachineRecord] = {}
         changed: dict[str, InventoryMachine] = {}
@@ -256,7 +256,7 @@ def _rows(machines: Sequence[InventoryMachine]) -> Iterator[ImportRow]:
 
 
 async def _decide(attempt: WriteAttempt, count: int) -> None:
-    """Make the deciding write, or raise that it was not made, or that its outcome is unknown."""
+    """Make the deciding write; raise if it was not made, or if its outcome is unknown."""
     try:
         await attempt.make()
         return

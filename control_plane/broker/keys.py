@@ -1,4 +1,4 @@
-"""Where machines are in a store: `machines/<data center>/<name>`, and how they got there."""
+"""The keys of machines in a store, `machines/<data center>/<name>`, and their migration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 
 
 def prefix_of(datacenter: str) -> str:
-    """Return what the keys of a data center's machines begin with."""
+    """Return the prefix of the keys of a data center's machines."""
     return f"{MACHINES}{datacenter}/"
 
 
 async def survey(store: Store) -> set[str]:
     """Return the data centers with machines in a store, without reading the machines.
 
-    Those stored by an earlier release, right below `machines/`, are moved first.
+    Machines of an earlier release, directly below `machines/`, are moved first.
     """
     found: set[str] = set()
     after = ""

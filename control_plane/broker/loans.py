@@ -1,4 +1,4 @@
-"""Loans of whole machines: idle ones go to jobs that can use them now, and come back quickly.
+"""Loans of whole machines: jobs that can use idle ones get them, and return them quickly.
 
 Off peak an online service lends machines to offline work; at the next peak it calls them
 back, and they return once empty, by force after a deadline (EL1, EL2; paper of 2019, RB8).
@@ -27,7 +27,7 @@ from wire.errors import Conflict, FieldError, NotFound, TwineError
 log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 _FORCE_S = 5.0
-"""Before the end of a promise, a machine goes back by force."""
+"""So many seconds before the end of a promise, a machine goes back by force."""
 ProfileOf = Callable[[str], str]
 """Return the host profile of an entitlement, empty if there is no such entitlement."""
 IsEmpty = Callable[[str], bool]
@@ -35,7 +35,7 @@ IsEmpty = Callable[[str], bool]
 
 
 class Loans:
-    """Lends machines, calls them back, and sees that they return."""
+    """Lends machines, calls them back, and ensures their return."""
 
     def __init__(self, brokers: Brokers, runtime: Runtime, limit: Limit | None = None) -> None:
         """Find the loans as the brokers are loaded; `limit` is that of machines taken away."""
@@ -46,7 +46,7 @@ class Loans:
         brokers.listen(self._index)
 
     def lent(self) -> list[MachineRecord]:
-        """Return all machines on loan, by name; their records say from whom to whom (EL4)."""
+        """Return all machines on loan, by name; their records name lender and borrower (EL4)."""
         return [self._brokers.table.get(name) for name in sorted(self._lent)]
 
     def overdue_loans(self, now: float) -> list[str]:
@@ -66,8 +66,8 @@ class Loans:
     ) -> MachineRecord:
         """Give a machine of the donor (empty: the free pool) to the borrower for a while.
 
-        It must be up and empty, as the caller knows; `profile` is the borrower's. It is promised
-        back within `promise_s`, and goes back after `loan_s` without being wanted.
+        It must be up and empty, which the caller checks; `profile` is the borrower's. It is
+        promised back within `promise_s`, and goes back after `loan_s` in any case.
         """
         broker = self._brokers.of(machine)
 
@@ -128,7 +128,7 @@ class Loans:
         return record
 
     async def run(self, is_empty: IsEmpty, profile_of: ProfileOf) -> None:
-        """Give back what was revoked, as soon as it is empty or overdue, until cancelled."""
+        """Give back revoked machines, as soon as they are empty or overdue, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             for record in self.lent():
@@ -136,7 +136,7 @@ class Loans:
                     await self._try(record, is_empty(record.machine), profile_of)
 
     async def _try(self, record: MachineRecord, empty: bool, profile_of: ProfileOf) -> None:
-        """Give a machine back if it is time; what stands against it may be gone next time."""
+        """Give a machine back if it is time; a failure is tried again at the next look."""
         assert record.loan is not None
         if not empty and _forced_at(record) > self._runtime.date():
             return
@@ -146,7 +146,7 @@ class Loans:
             profile = profile_of(record.loan.donor) if record.loan.donor else ""
             await self.give_back(record.machine, profile, empty=empty)
         except (Conflict, NotFound):
-            pass  # it went back, or somewhere else, in the meantime
+            pass  # it has moved in the meantime
         except TwineError as e:
             fields = {"machine": record.machine, "reason": str(e)}
             log.warning("machine could not be given back", extra=fields)
@@ -168,9 +168,9 @@ def revoke_times_s(record: MachineRecord) -> list[float]:
 
 
 def _forced_at(record: MachineRecord) -> float:
-    """Return when a machine goes back whatever still runs there.
+    """Return when a machine goes back even if tasks still run there.
 
-    Where a time was promised, tasks have until just before that to stop after their deadline.
+    If a time was promised, tasks may stop after their deadline until just before it.
     """
     loan = record.loan
     if loan is None or loan.revoked_at is None or not loan.promise_s:

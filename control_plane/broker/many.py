@@ -1,4 +1,4 @@
-"""Many machines at once: the same change, with turns for others; and what other processes write."""
+"""Changes many machines while other tasks run, and follows writes of other processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def change_each(
     machines: Collection[str],
     change: Callable[[MachineRecord], MachineRecord],
 ) -> list[MachineRecord]:
-    """Change each machine, and return them all by name; where a part fails, those before stay."""
+    """Change each machine, and return all by name; if a part fails, earlier changes stay."""
     changed: list[MachineRecord] = []
     for broker, names in brokers.split(sorted(set(machines))).items():
         for first in range(0, len(names), PART):
@@ -49,14 +49,14 @@ class FollowedMachines:
         return bool(datacenter_of(key))
 
     async def follow(self, change: KeyChange) -> None:
-        """Take in a change of a machine; see `Table.follow`."""
+        """Apply a change of a machine; see `Table.follow`."""
         await self._brokers.at(datacenter_of(change.key)).table.follow(change)
 
     async def complete(self) -> None:
-        """Do nothing: each change was taken in by itself."""
+        """Do nothing: each change was applied by itself."""
 
     async def list_again(self) -> None:
-        """Bring all machines up to what the store has."""
+        """Read all machines from the store again."""
         known = self._brokers.by_datacenter.keys()
         for datacenter in sorted(await survey(self._store) | known):
             await self._brokers.at(datacenter).table.list_again()

@@ -1,4 +1,4 @@
-"""Marks of machines that failed and came back, many at a time: the health checker's writes."""
+"""Marks many machines at a time as failed or back: the health checker's writes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from control_plane.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
 TOGETHER = 32
-"""Machines of one transaction. Everybody hears of all of them in one turn of the loop: of so many
-in a few milliseconds."""
+"""Machines of one transaction. All listeners are called for all of them in one turn of the loop,
+which for this many takes a few milliseconds."""
 
 TRUE_S = 1.0
-"""A failure that is not on its way to the disk by then is looked at again instead."""
+"""A failure whose write has not begun by then is checked again instead."""
 
 
 class Marks:
-    """Writes whether machines are up. What changed meanwhile is left as it is."""
+    """Writes whether machines are up. Machines that changed meanwhile are left as they are."""
 
     def __init__(self, brokers: Brokers, runtime: Runtime) -> None:
         self._brokers, self._runtime = brokers, runtime
@@ -46,7 +46,7 @@ class Marks:
         still: Callable[[str], bool],
         state: MachineState,
     ) -> list[str]:
-        """Return those that are in a state now and were not."""
+        """Return the machines that changed into a state."""
         table = self._brokers.table
         known = [n for n in machines if (r := table.find(n)) is not None and r.state is not state]
         for broker, there in self._brokers.split(known).items():

@@ -1,7 +1,7 @@
 """What operators plan for machines: maintenance, decommission, hardware refresh (RB3, RB11).
 
-An event is stored with each machine; those who place tasks read it there and move away
-what must move. Owners of jobs do nothing.
+An event is stored with each machine; the allocator and the schedulers read it there and move tasks
+away. Owners of jobs do nothing.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Outages:
     ) -> list[MachineRecord]:
         """Announce that machines will be away; an event of the same kind and plan is replaced.
 
-        From `start` (None: now) on tasks move away, at `deadline` it begins whatever is left.
-        What is left is not stopped if `tasks_survive`.
+        From `start` (None: now) on tasks move away; at `deadline` the work begins in any case.
+        Remaining tasks are not stopped if `tasks_survive`.
         """
         if kind not in DRAINING:
             known = ", ".join(kind.value for kind in DRAINING)
@@ -107,7 +107,7 @@ class Outages:
         )[0]
 
     async def end_plan(self, machines: Collection[str], plan: str) -> None:
-        """End what a plan announced for machines, as far as these are still there."""
+        """End the events of a plan for machines that still exist."""
         now = self._runtime.date()
         known = [name for name in machines if self._brokers.table.find(name) is not None]
 
@@ -120,7 +120,7 @@ class Outages:
         await change_each(self._brokers, known, change)
 
     async def undrain(self, machines: Collection[str]) -> list[MachineRecord]:
-        """End whatever operators had planned for these machines."""
+        """End everything that operators had planned for these machines."""
         now = self._runtime.date()
         changed = await change_each(self._brokers, machines, lambda r: ended(r, now, DRAINING))
         log.info("unavailability ended", extra={"machines": len(changed)})

@@ -1,4 +1,4 @@
-"""Reads stored machines so that what they have in common is in memory once.
+"""Reads stored machines so that their common parts are in memory once.
 
 A million machines have some 30,000 places and a few hundred kinds of hardware between
 them. Decoding each machine's own copies would take four times the memory.
@@ -22,10 +22,10 @@ _TIMES = ("joined_at", "quarantined_until")
 
 
 def _stored_machine() -> Any:
-    """Return the type of what is stored of a machine, its place and hardware as text.
+    """Return the type of a stored machine, with its place and hardware as text.
 
-    A dictionary has only the fields that are there; a struct would have them all, and to
-    copy their defaults takes longer than to decode the rest.
+    A dictionary has only the stored fields. A struct would have all, and copying their defaults
+    takes longer than decoding the rest.
     """
     kinds: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(MachineRecord)}
     kinds |= {"location": msgspec.Raw, "hardware": msgspec.Raw}
@@ -41,7 +41,7 @@ class MachineReader:
         self._hardware: dict[bytes | Hardware, Hardware | None] = {}
 
     def read(self, name: str, entry: Entry) -> MachineRecord:
-        """Return a stored machine; what cannot be read is refused as by `records.decode`."""
+        """Return a stored machine; unreadable ones are refused as by `records.decode`."""
         try:
             fields: dict[str, Any] = self._decoder.decode(entry.value)
             if fields["schema"] > SCHEMAS[MachineRecord]:
@@ -63,7 +63,7 @@ class MachineReader:
             return decode(entry.value, MachineRecord, entry.key)
 
     def shared(self, record: MachineRecord) -> MachineRecord:
-        """Return a new record with the parts that others have already."""
+        """Return a new record that shares the parts of earlier ones."""
         location = self._locations.setdefault(record.location, record.location)
         hardware = record.hardware
         if hardware is not None:
@@ -76,7 +76,7 @@ class MachineReader:
         )
 
     def forget_text(self) -> None:
-        """Drop what only helps while everything is read."""
+        """Drop caches that only help while everything is read."""
         self._locations = {v: v for v in self._locations.values()}
         self._hardware = {v: v for v in self._hardware.values() if v is not None}
 

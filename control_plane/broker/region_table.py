@@ -17,7 +17,7 @@ class RegionTable:
     """The tables of all brokers, read as one."""
 
     def __init__(self, brokers: Mapping[str, Broker], store: Store) -> None:
-        """See the brokers as they come."""
+        """Read the brokers' tables, including later ones."""
         self._brokers = brokers
         self._store = store
         self._names: tuple[list[tuple[str, ...]], tuple[str, ...]] = ([], ())
@@ -78,9 +78,9 @@ class RegionTable:
         return 0 if home is None else home.table.revision(name)
 
     def expect(self, names: Sequence[str]) -> dict[str, int]:
-        """Return comparisons for the region's store that hold while these stay as they are.
+        """Return comparisons for the region's store that hold while these machines are unchanged.
 
-        Those of a broker with a store of its own cannot be compared there and are left out.
+        Machines of a broker with a store of its own cannot be compared there and are left out.
         """
         compare: dict[str, int] = {}
         for name in names:

@@ -1,4 +1,4 @@
-"""What operators and subscribers ask about machines: the front end's side of the brokers."""
+"""The front end's side of the brokers: requests of operators and subscribers about machines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _Row = tuple[tuple[str | int, ...], str]
 _ROWS = 4000
 """Machines that are sorted in one call; to drop 50,000 rows at once takes 12 ms."""
 _LOOK = 50
-"""Machines that are looked at before it is asked whether others are to have their turn."""
+"""Machines that are read between two checks whether other tasks of the loop wait."""
 _ERRORS_SHOWN = 200
 View = Callable[[MachineRecord], MachineView]
 Glance = Callable[[str], tuple[int, bool]]
@@ -69,7 +69,7 @@ _ORDERS: dict[str, Callable[[MachineRecord, int], tuple[str | int, ...]]] = {
     "profile": lambda record, _: (not record.profile, record.profile),
     "place": lambda r, _: (r.location.datacenter, r.location.msb, r.location.rack),
 }
-"""Name of an order → the key of a machine and its number of tasks; by name where that is equal."""
+"""Name of an order → the key of a machine and its number of tasks; equal keys go by name."""
 
 
 def _first(number: int, rows: list[_Row]) -> list[_Row]:
@@ -77,7 +77,7 @@ def _first(number: int, rows: list[_Row]) -> list[_Row]:
 
 
 class MachineService:
-    """Lists, drains, lends, imports and removes machines, on people's behalf."""
+    """Lists, drains, lends, imports and removes machines, for callers of the front end."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class MachineService:
         glance: Glance = lambda _: (0, False),
         draw: Draw = lambda _: (0.0, 0.0),
     ) -> None:
-        """`view` knows the tasks of a machine, `profile_of` the profile of an entitlement.
+        """`view` returns the tasks of a machine, `profile_of` the profile of an entitlement.
 
         `glance` and `draw` are for the map of the region.
         """
@@ -102,15 +102,15 @@ class MachineService:
         self._profile_of = profile_of
 
     async def run(self) -> None:
-        """See that revoked loans end and decided imports are finished, until cancelled."""
+        """End revoked loans and finish decided imports, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._brokers.finish_imports())
             await self.loans.run(self._is_empty, self._profile_of)
 
-    # -- looking
+    # -- reading
 
     async def page(self, query: MachineQuery, after: str, limit: int) -> Machines:
-        """Return some machines, those behind `after`: a name, or of another order a number."""
+        """Return some machines after `after`: a name, or a position in another order."""
         limit, found = max(1, min(limit, MAX_PAGE)), list[MachineView]()
         if query.sort != "name":
             return await self._sorted_page(query, after, limit)
@@ -121,7 +121,7 @@ class MachineService:
         return Machines(machines=found)
 
     async def _sorted_page(self, query: MachineQuery, after: str, limit: int) -> Machines:
-        """Return machines in another order than that of their names; it looks at all of them."""
+        """Return machines in another order than by name; it reads all of them."""
         key = _ORDERS.get(query.sort)
         if key is None:
             orders = ", ".join(("name", *_ORDERS))
@@ -142,7 +142,7 @@ class MachineService:
         return Machines(machines=views, next=str(end) if suitable > end else "")
 
     async def _suitable(self, query: MachineQuery, after: str) -> AsyncIterator[MachineRecord]:
-        """Yield the machines that a query is about, by name."""
+        """Yield the machines that match a query, by name."""
         suits, table = scope_test(query.scope), self._brokers.table
         for number, name in enumerate(table.after(after)):
             if number % _LOOK == 0:
@@ -167,14 +167,14 @@ class MachineService:
                 record = find(name)
                 if record is not None and (counts is None or counts(record)):
                     add(record, *glance(name))
-        return found.answer()
+        return await self._runtime.compute(len(self._brokers.table), found.answer)
 
     def get(self, name: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""
         return self._view(self._brokers.table.get(name))
 
     def known(self, names: Iterable[str]) -> list[str]:
-        """Return those of these machines that there still are."""
+        """Return the names that are machines of the region."""
         return [name for name in names if self._brokers.table.find(name) is not None]
 
     def joined(self) -> list[str]:
@@ -242,7 +242,7 @@ class MachineService:
         return Records(machines=changed)
 
     async def undrain(self, wish: Undrain) -> Records:
-        """End what was planned for machines."""
+        """End planned unavailability of machines."""
         names = await self.outages.machines(wish.machines, wish.scope)
         return Records(machines=await self.outages.undrain(names))
 

@@ -1,12 +1,11 @@
-"""Data centers whose machines are in a store of their own (RB9), and that it is the right one.
+"""Data centers whose machines are in a store of their own (RB9), and its verification.
 
-A control plane that does not find the records of machines takes their tasks for lost and
-starts them elsewhere, a second time. So each store of a data center says to which main store
-it belongs, the main store has a note of each, and where the two and the configuration do not
-agree nothing is started: a disk that is not mounted, a line that was taken out, folders that
-were exchanged, machines that are in the main store still.
+A control plane that misses the records of machines considers their tasks lost and starts them
+elsewhere, a second time. So each store of a data center names its main store, and the main store
+has a note of each. If these and the configuration disagree, nothing starts: a disk is not mounted,
+a line was removed, folders were swapped, or machines are still in the main store.
 
-Order of writes: the store says whose it is, then the main store notes it, then machines come.
+Order of writes: the store gets its owner, then the main store its note, then machines come.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from wire.errors import ConfigError, FieldError, NotFound
 
 log = logging.getLogger(__name__)
 _IDENTITY = "store-identity"
-"""In the main store: a random name, so that no control plane takes another's store for its own."""
+"""In the main store: a random name, so that no control plane uses another's store."""
 NOTES = "broker-stores/"
 """In the main store: one note per data center."""
 _OWNER = "broker-store-owner"
@@ -37,14 +36,14 @@ class OwnStore:
 
     store: Store
     folder: str
-    """Where it is, for messages."""
+    """Its path, for messages."""
 
 
 async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
-    """Take these stores for the machines of their data centers, or raise all that is wrong.
+    """Claim these stores for the machines of their data centers, or raise all errors.
 
-    All are looked at before anything is written. `ConfigError` if the control plane would not
-    find all the machines that it has.
+    All are checked before anything is written. `ConfigError` if the control plane would not find
+    all the machines that it has.
     """
     notes = await _notes(main)
     if not own and not notes:
@@ -86,7 +85,7 @@ async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
 
 
 async def forget(main: Store, datacenter: str) -> BrokerStoreNote:
-    """Forget that a data center has a store of its own; returns what was known of it."""
+    """Forget the store of a data center; return its note."""
     entry = await main.get(NOTES + datacenter)
     if entry is None:
         raise NotFound(f"the main store has no note of a store for {datacenter!r}")
@@ -97,7 +96,7 @@ async def forget(main: Store, datacenter: str) -> BrokerStoreNote:
 
 
 async def _why_not(name: str, found: OwnStore, identity: str, note: BrokerStoreNote | None) -> str:
-    """Return why a store cannot be that of a data center; empty: it is, or will be."""
+    """Return why a store cannot belong to a data center; empty: it does, or will."""
     entry = await found.store.get(_OWNER)
     if entry is None:
         if note is not None:

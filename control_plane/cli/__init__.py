@@ -1,8 +1,8 @@
 """`twinectl`: the command line of the control plane.
 
-`program` is the root with its options and exit codes, `jobs`, `inventory` and `images` hold
-the commands, `jobfile` reads what people write, `follow` waits and watches, `show` prints.
-Nothing heavy is imported before a command needs it: `twinectl --help` answers at once.
+`root` and `program` have the options and exit codes, `jobs`, `machines`, `images` and others the
+commands. `jobfile` reads job files, `follow` waits and watches, `show` prints. Large modules are
+imported only when a command needs them: `twinectl --help` answers at once.
 """
 
 from control_plane.cli.root import main

@@ -1,4 +1,4 @@
-"""`twinectl audit`: who changed what, and who was refused."""
+"""`twinectl audit`: changes with their authors, and refused attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`twinectl authority`: exchange the root of all certificates while everything runs."""
+"""`twinectl authority`: replace the root of all certificates while everything runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from control_plane.cli.show import output_option
 
 @click.group()
 def authority() -> None:
-    """The certificate authority: show it, or let another root follow.
+    """The certificate authority: show it, or replace its root.
 
     prepare, activate, retire, each once `show` names no holder that would be locked out.
     """
@@ -43,7 +43,7 @@ def _print(found: AuthorityView) -> None:
 @output_option
 @click.pass_obj
 def authority_show(target: Target, output: str) -> None:
-    """Show the roots, how many hosts go along, and what hinders the next step."""
+    """Show the roots, how many hosts trust them, and what hinders the next step."""
     found: AuthorityView = target.ask(lambda client: client.get_roots())
     show.emit(output, found, lambda: _print(found))
 

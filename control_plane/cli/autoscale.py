@@ -1,4 +1,4 @@
-"""`twinectl autoscale`: what the autoscaler recommends, why, and what another policy would cost."""
+"""`twinectl autoscale`: recommendations, their reasons, and the cost of other policies."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def load_test(job: str, socket: str, output: str, **given: Any) -> None:
 @_SOCKET
 @output_option
 def status(socket: str, output: str) -> None:
-    """Show all autoscaled jobs: size, recommendation, and what holds it."""
+    """Show all autoscaled jobs: size, recommendation, and what holds it back."""
     found: SizingViews = _ask(socket, lambda client: client.call(_ROUTE["list_sizings"]))
     columns = ("job", "mode", "healthy", "tasks", "recommended", "load", "forecast", "note")
     rows = [_row(view) for view in found.sizings]
@@ -139,7 +139,7 @@ def _row(view: SizingView) -> tuple[object, ...]:
 @_SOCKET
 @output_option
 def explain(job: str, socket: str, output: str) -> None:
-    """Show why JOB has its size: load, forecast, limits, what holds it."""
+    """Show why JOB has its size: load, forecast, limits, and what holds it back."""
     found: SizingView = _ask(socket, lambda client: client.call(_ROUTE["get_sizing"], job=job))
     show.emit(output, found, lambda: show.table(("what", "value"), _explained(found)))
 
@@ -169,7 +169,7 @@ def _explained(view: SizingView) -> list[tuple[str, str]]:
 
 
 def _learnt(view: SizingView) -> list[tuple[str, str]]:
-    """Return what was learnt of latency, and its age; nothing where latency is no target."""
+    """Return the learnt latency and its age; nothing if the job has no latency target."""
     if view.latency_at is None:
         return []
     load = "not known yet" if view.carried is None else f"{view.carried:.4g}"

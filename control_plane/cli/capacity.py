@@ -20,7 +20,7 @@ _MACHINES_OF = {"type": "types", "datacenter": "datacenters", "msb": "msbs"}
 
 @click.group()
 def capacity() -> None:
-    """What is granted, held, used and left over."""
+    """Granted, held, used and remaining capacity."""
 
 
 @capacity.command("report")
@@ -42,7 +42,7 @@ def capacity_report(target: Target, by: str | None, output: str) -> None:
 @output_option
 @click.pass_obj
 def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
-    """Show what is lent and borrowed, who waits, and how promises were kept."""
+    """Show what is lent and borrowed, which entitlements wait, and how promises were kept."""
     found: ElasticReport = target.ask(lambda client: client.get_elastic())
     show.emit(output, found, lambda: _print_elastic(found, one_by_one=one_by_one))
 
@@ -51,7 +51,7 @@ def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
 @output_option
 @click.pass_obj
 def capacity_buffers(target: Target, output: str) -> None:
-    """Show the spare machines that the region needs, and that owners would need alone."""
+    """Show the spare machines that the region needs, and that owners would need separately."""
     found: Buffers = target.ask(lambda client: client.get_buffers())
 
     def as_table() -> None:

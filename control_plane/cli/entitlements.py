@@ -114,7 +114,7 @@ def _spec_options(command: F) -> F:
 def entitlement_create(
     target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
 ) -> None:
-    """Create an entitlement, or give the one that has this NAME exactly these properties."""
+    """Create an entitlement, or give an existing one exactly these properties."""
     _ask(target, name, replace(_wish({}, given), dry_run=dry_run), output)
 
 
@@ -127,7 +127,7 @@ def entitlement_create(
 def entitlement_update(
     target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
 ) -> None:
-    """Grow, shrink or change an entitlement; what is not given stays."""
+    """Grow, shrink or change an entitlement; properties that are not given stay."""
     _ask(target, name, replace(_wish(_present(target, name), given), dry_run=dry_run), output)
 
 
@@ -138,7 +138,7 @@ def entitlement_update(
 @output_option
 @click.pass_obj
 def entitlement_request(target: Target, /, name: str, output: str, **given: Any) -> None:
-    """Like update or create, but leave it to another user, or to a later day, to grant it."""
+    """Like update or create, but another user grants it, or it is granted later."""
     if given.pop("delete"):
         wish = EntitlementWish(spec=None, reason=given["reason"], queue=True)
     else:
@@ -188,7 +188,7 @@ def entitlement_list(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def entitlement_show(target: Target, name: str, output: str) -> None:
-    """Show one entitlement: its quota, its machines, its jobs, and what is asked for it."""
+    """Show one entitlement: its quota, its machines, its jobs, and requests for it."""
     found: EntitlementView = target.ask(lambda client: client.get_entitlement(name))
     spec = found.record.spec
     rows = [
@@ -242,7 +242,7 @@ def entitlement_requests(target: Target, decided: bool, output: str) -> None:
 @output_option
 @click.pass_obj
 def entitlement_approve(target: Target, request: str, note: str, output: str) -> None:
-    """Grant a REQUEST; it counts from now on."""
+    """Grant a REQUEST; it takes effect now."""
     _say(target.ask(lambda client: client.approve_request(request, note)), output)
 
 
@@ -262,7 +262,7 @@ def entitlement_deny(target: Target, request: str, note: str, output: str) -> No
 @output_option
 @click.pass_obj
 def entitlement_withdraw(target: Target, request: str, note: str, output: str) -> None:
-    """Take your own REQUEST back."""
+    """Withdraw your own REQUEST."""
     _say(target.ask(lambda client: client.withdraw_request(request, note)), output)
 
 
@@ -301,7 +301,7 @@ def _present(target: Target, name: str) -> dict[str, Any]:
 
 
 def _wish(base: dict[str, Any], given: dict[str, Any], *, queue: bool = False) -> EntitlementWish:
-    """Return the wish for what a file and options say, put over what there is."""
+    """Return the wish that a file and options ask for, on top of the present state."""
     document = dict(base)
     reason, file, unset = given.pop("reason"), given.pop("file"), given.pop("unset")
     if file is not None:

@@ -31,7 +31,7 @@ _TASK = re.compile(r"(.+)-([0-9]{1,6})")
 @output_option
 @click.pass_obj
 def events(target: Target, name: str, after: int, limit: int, output: str) -> None:
-    """Show what was done to the tasks of job NAME, oldest first; also once it is gone."""
+    """Show what was done to the tasks of job NAME, oldest first; also after the job is gone."""
     found: JobEvents = target.ask(lambda client: client.job_events(name, after, limit))
 
     def lines() -> None:
@@ -53,7 +53,7 @@ def task() -> None:
 @output_option
 @click.pass_obj
 def task_events(target: Target, name: str, output: str) -> None:
-    """Show what became of task NAME (as `web-3`), and what is being done to it now."""
+    """Show what was done to task NAME (as `web-3`), and what is being done to it now."""
     job, index = task_named(name)
 
     async def work(client: ControlPlaneClient) -> TaskStory:
@@ -76,7 +76,7 @@ def task_events(target: Target, name: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def move(target: Target, name: str, to: str, reason: str, output: str) -> None:
-    """Have task NAME (as `web-3`) run elsewhere: stopped there, started here.
+    """Move task NAME (as `web-3`): it stops, and starts on another machine.
 
     It waits for the budget of its job and for its controller, like any operation.
     """
@@ -92,7 +92,7 @@ def move(target: Target, name: str, to: str, reason: str, output: str) -> None:
 
 
 def task_named(name: str) -> tuple[str, int]:
-    """Return job and index of a task, or refuse what is no name of one."""
+    """Return job and index of a task, or refuse an invalid name."""
     match = _TASK.fullmatch(name)
     if match is None:
         raise InvalidInput(f"{name!r} is no task", hint="its job and its index, as web-3")

@@ -1,4 +1,4 @@
-"""Waiting for a job and watching it: polls, tolerates a front end that restarts."""
+"""Waiting for a job and watching it: polls, and tolerates a restart of the front end."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 MAX_REASONS = 5
 LOG_S = 10.0
-"""So long may the log of a failed task take to come."""
+"""How long the log of a failed task may take to arrive."""
 LINE_MAX = 300
-"""Characters of a line of a log that are told in a failure."""
+"""Characters of a log line that a failure quotes."""
 LOOP = 3
-"""So many restarts of one run of a task, seen while waiting, are a crash loop."""
+"""So many restarts of one run of a task during a wait are a crash loop."""
 LOOP_JUDGED = 6
-"""The same, where the update judges its tasks itself: it may halt or go back before."""
+"""The same for an update that judges its tasks itself: it may halt or go back first."""
 
 
 class NotReached(TwineError):
-    """A job did not get where it should within the time it was given."""
+    """A job did not reach the wanted state in the given time."""
 
     code = "not_reached"
     task: int | None = None
-    """The task whose log says why."""
+    """The task whose log has the reason."""
 
     def of(self, task: int) -> NotReached:
         """Return itself, about a task."""
@@ -44,7 +44,7 @@ class NotReached(TwineError):
 
 
 def arrived(status: JobStatus) -> bool:
-    """Return whether a job is what its owner wants: all tasks healthy, on the newest version."""
+    """Return whether a job is as its owner wants: all tasks healthy, on the newest version."""
     return (
         status.phase is JobPhase.STABLE
         and status.healthy >= status.wanted
@@ -65,7 +65,7 @@ def went_back(status: JobStatus, first: int) -> NotReached | None:
 
 
 def _failed_last(status: JobStatus) -> int:
-    """Return the task that failed last in an update; the first one where that is not known."""
+    """Return the task that failed last in an update; the first one if that is unknown."""
     rollout = status.record.rollout
     if rollout is None:
         return 0
@@ -79,9 +79,9 @@ class CrashLoops:
     """Finds tasks of the newest version that crash again and again while a command waits."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
+        """No task was checked yet."""
         self._first: dict[tuple[int, int], int] = {}
-        """Index and generation of a task → its restarts when the wait saw it first."""
+        """Index and generation of a task → its restarts at its first check."""
 
     def look(self, status: JobStatus) -> NotReached | None:
         """Return the failure if a task is in a crash loop."""
@@ -111,7 +111,7 @@ def _loop(job: str, task: TaskRecord) -> NotReached:
 
 
 def summary(status: JobStatus) -> str:
-    """Return how a job does in a few words."""
+    """Return the state of a job in a few words."""
     return (
         f"{status.phase.value}, {status.healthy}/{status.wanted} healthy, "
         f"{status.updated} on version {status.record.version}"
@@ -119,7 +119,7 @@ def summary(status: JobStatus) -> str:
 
 
 def headline(status: JobStatus) -> str:
-    """Return a job in one line, with what holds it up."""
+    """Return a job in one line, with what delays it."""
     line = f"job {status.record.name}: {summary(status)}"
     return f"{line}; {status.detail}" if status.detail else line
 
@@ -131,7 +131,7 @@ def reasons(status: JobStatus) -> list[str]:
 
 
 async def changes(client: ControlPlaneClient, name: str) -> AsyncIterator[JobStatus | None]:
-    """Yield a job each time it looks different; None once it is gone."""
+    """Yield a job each time its state changes; None once it is gone."""
     last: JobStatus | None = None
     while True:
         try:
@@ -154,7 +154,7 @@ async def changes(client: ControlPlaneClient, name: str) -> AsyncIterator[JobSta
 async def wait_stable(
     client: ControlPlaneClient, name: str, timeout_s: float, version: int = 0
 ) -> JobStatus:
-    """Return the job once it is what its owner wants; say on stderr how it gets there.
+    """Return the job once it is as its owner wants; print progress on stderr.
 
     `version` is the one that is waited for; 0: the newest at the first look.
     """
@@ -179,7 +179,7 @@ async def wait_stable(
 
 
 async def _with_last_line(client: ControlPlaneClient, name: str, failed: NotReached) -> NotReached:
-    """Return a failure with what its task wrote last, if that is available (BUG-UX5)."""
+    """Return a failure with the task's last output, if that is available (BUG-UX5)."""
     if failed.task is None:
         return failed
     last = ""

@@ -104,7 +104,7 @@ def list_(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def name_(target: Target, digest: str, name: str, output: str) -> None:
-    """Let NAME mean the image DIGEST from now on; jobs that were applied with it keep theirs."""
+    """Set NAME to mean the image DIGEST from now on; applied jobs keep their image."""
     _check_name(name)
     info = target.ask(lambda client: client.name_image(digest, name))
     show.emit(output, info, lambda: click.echo(f"{name} is {digest}"))
@@ -130,7 +130,7 @@ def _check_name(name: str) -> None:
 @output_option
 @click.pass_obj
 def sign(target: Target, digest: str, name: str, file: Path, output: str) -> None:
-    """Vouch for the image DIGEST: it is signed here, and the signature is kept with it.
+    """Sign the image DIGEST; the signature is stored with it.
 
     The private key stays on this machine.
     """
@@ -201,7 +201,7 @@ async def _chunks(file: Path, advance: Advance) -> AsyncIterator[bytes]:
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[Advance]:
-    """Show how far it is, on a terminal; say nothing into a pipe."""
+    """Show progress on a terminal; print nothing into a pipe."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -36,7 +36,7 @@ _COLUMNS = ("dimension", "writer", "version", "since", "until", "effect", "waits
 
 
 def _options(command: Any) -> Any:
-    """Add what every write of an intent takes."""
+    """Add the options of all writes of an intent."""
     for option in (output_option, _TAKE_OVER, _EXPECT, _REASON, click.argument("name")):
         command = option(command)
     return click.pass_obj(command)
@@ -67,7 +67,7 @@ def _config_option(text: str) -> Callable[[Any], Any]:
 @output_option
 @click.pass_obj
 def intents(target: Target, name: str, output: str) -> None:
-    """Show what each writer wants of job NAME, its effect now, and what it waits for."""
+    """Show the intents of each writer for job NAME, their effect now, and what they wait for."""
     _show(target.ask(lambda client: client.get_intents(name)), output)
 
 
@@ -129,7 +129,7 @@ def scale(
     output: str,
     **meta: Any,
 ) -> None:
-    """Say how many tasks job NAME has. A push under way keeps its share at every size."""
+    """Set the number of tasks of job NAME. A running push keeps its share at every size."""
     wish = SizeWish(tasks=tasks, minimum=minimum, maximum=maximum, **meta)
     _put(target, name, Dimension.SIZE, wish, output)
 
@@ -159,7 +159,7 @@ def canary(
     output: str,
     **given: Any,
 ) -> None:
-    """Have some tasks of job NAME run a variant for a while: they are no part of a push."""
+    """Run a variant on some tasks of job NAME for a while, separate from any push."""
     if end:
         _withdraw(target, name, Dimension.CANARY, output, **given)
         return
@@ -180,7 +180,7 @@ def canary(
 def hold(
     target: Target, name: str, lasts_s: float | None, end: bool, output: str, **meta: Any
 ) -> None:
-    """Begin nothing in job NAME that an intent asks for, for a while.
+    """Begin no change of job NAME that an intent asks for, for a while.
 
     Failures are repaired and machines are emptied for maintenance as before.
     """
@@ -199,7 +199,7 @@ def hold(
 @output_option
 @click.pass_obj
 def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) -> None:
-    """Become the writer of what job NAME runs and of how many tasks it has, as both are now.
+    """Become the writer of job NAME's specification and size, as both are now.
 
     Nothing changes and no task restarts. From then on a job file of another writer changes neither.
     """
@@ -225,7 +225,7 @@ def _version(intent: StoredIntent | None) -> int:
 @_options
 @click.option("--to", "runtime", required=True, help="Name of the runtime.")
 def runtime(target: Target, name: str, runtime: str, output: str, **meta: Any) -> None:
-    """Have the next push of job NAME start with a runtime; operators only."""
+    """Start the next push of job NAME with a runtime; operators only."""
     wish = InfrastructureWish(runtime=runtime, **meta)
     _put(target, name, Dimension.INFRASTRUCTURE, wish, output)
 

@@ -1,4 +1,4 @@
-"""`twinectl job show` and `twinectl job history`: what a job is asked to be, now and before."""
+"""`twinectl job show` and `twinectl job history`: the specification of a job, now and before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST = 120
 @output_option
 @click.pass_obj
 def job_show(target: Target, name: str, version: int | None, output: str) -> None:
-    """Print what job NAME is asked to be, as a file that can be applied again."""
+    """Print the specification of job NAME, as a file that can be applied again."""
     status: JobStatus = target.ask(lambda client: client.get_job(name))
     record = status.record
     found = record.spec if version in (None, record.version) else record.specs.get(version or 0)
@@ -44,7 +44,7 @@ def job_show(target: Target, name: str, version: int | None, output: str) -> Non
 @output_option
 @click.pass_obj
 def job_history(target: Target, name: str, output: str) -> None:
-    """Show the versions of job NAME that are kept, and what each changed."""
+    """Show the kept versions of job NAME, and what each changed."""
     status: JobStatus = target.ask(lambda client: client.get_job(name))
     show.emit(output, status.record.specs, lambda: _print_history(status))
 
@@ -67,7 +67,7 @@ def _print_history(status: JobStatus) -> None:
 
 
 def as_file(spec: JobSpec) -> str:
-    """Return a job file in YAML: what is not said in it has its default."""
+    """Return a job file in YAML; fields that it omits have their defaults."""
     import yaml
 
     written: str = yaml.safe_dump(said(spec), sort_keys=False, allow_unicode=True)
@@ -92,7 +92,7 @@ def said(spec: msgspec.Struct) -> dict[str, Any]:
 
 
 def differences(before: JobSpec, after: JobSpec) -> list[str]:
-    """Return each field that two specifications say differently, with both values."""
+    """Return each field in which two specifications differ, with both values."""
     old, new = dict(_flat(said(before))), dict(_flat(said(after)))
     return [
         f"{name}: {_shown(old.get(name))} -> {_shown(new.get(name))}"

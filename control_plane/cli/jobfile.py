@@ -1,6 +1,6 @@
 """Reads a job file: TOML, YAML or JSON by its suffix, with `--set` put over it.
 
-What is wrong with it is reported all at once, here and again by the front end.
+All its errors are reported at once, here and again by the front end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_job(
 ) -> JobSpec:
     """Return the job of a file, or raise `InvalidInput` with every error in it.
 
-    `names` is asked for the digests that names of images mean, where the file has such a name.
+    `names` returns the digests of image names; it is called if the file has such a name.
     """
     document = read_document(path)
     for setting in settings:
@@ -48,7 +48,7 @@ def read_job(
 def _with_digest(
     document: dict[str, Any], names: Callable[[], Mapping[str, str]]
 ) -> tuple[dict[str, Any], list[FieldError]]:
-    """Return a job whose image is a digest, where it was a name, and errors of the name."""
+    """Return a job with its image name replaced by a digest, and errors of the name."""
     image = document.get("image")
     if not isinstance(image, str) or image.startswith("sha256:"):
         return document, []
@@ -105,11 +105,11 @@ def _parse(path: Path, text: str) -> Any:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Return a YAML document without aliases (they can grow without end) and double keys."""
+    """Return a YAML document without aliases (they can expand without bound) and double keys."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses what a job file has no use for."""
+        """Refuses YAML features that job files do not need."""
 
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             """Return the next node."""

@@ -41,7 +41,7 @@ _TASK_COLUMNS = (
 
 @click.group()
 def job() -> None:
-    """Deploy jobs, see how they do, stop them."""
+    """Deploy jobs, show their state, stop them."""
 
 
 @job.command()
@@ -61,7 +61,7 @@ def apply(
     settings: tuple[str, ...],
     output: str,
 ) -> None:
-    """Create the job of FILE (TOML or YAML), or change it to what FILE says."""
+    """Create the job of FILE (TOML or YAML), or update it."""
     from control_plane.cli.jobfile import read_job
 
     spec = read_job(file, settings, lambda: names_of(target))
@@ -126,7 +126,7 @@ def list_(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def logs(target: Target, /, name: str, index: int, output: str, **chosen: Any) -> None:
-    """Show what task INDEX of job NAME wrote; -o json prints one object per line."""
+    """Show the output of task INDEX of job NAME; -o json prints one object per line."""
     show_log(target, name, index, output, **chosen)
 
 
@@ -190,7 +190,7 @@ def _task_rows(status: JobStatus) -> list[list[str]]:
 
 
 def _called(target: Target) -> dict[str, list[str]]:
-    """Return the names of each image of the image store; none where it cannot be asked."""
+    """Return the names of each image of the image store; none if it cannot be reached."""
     found: dict[str, list[str]] = {}
     try:
         for name, digest in names_of(target).items():
@@ -207,7 +207,7 @@ def _print_status(status: JobStatus, called: Mapping[str, list[str]] | None = No
 
 
 def _head(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> list[str]:
-    """Return what is said above the tasks; each reason once, however many tasks share it.
+    """Return the lines above the tasks; each reason once, however many tasks share it.
 
     `called`: the names of images by digest.
     """
@@ -223,7 +223,7 @@ def _head(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> l
 
 
 def _given(spec: JobSpec) -> list[str]:
-    """Return what each task has beside its image: volumes, and names of credentials."""
+    """Return what each task has besides its image: volumes, and names of credentials."""
     volumes = [
         f"{name} ({v.kind.value}{' of ' + v.source if v.source else ''}) at {v.path}"
         + (f", at most {size_text(v.max_bytes)}" if v.max_bytes is not None else "")

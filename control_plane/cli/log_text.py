@@ -1,4 +1,4 @@
-"""What tasks wrote: the options of the commands that show it, and its printing."""
+"""The output of tasks: options of the commands that show it, and its printing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPTIONS = (
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that `show_log` takes by their names."""
+    """Give a command the options that `show_log` takes as keyword arguments."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -35,7 +35,7 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
 def show_log(
     target: Target, job: str, index: int, output: str, *, since: float | None, **chosen: Any
 ) -> None:
-    """Print what a task wrote, as the options say; `since` is in seconds before now."""
+    """Print the output of a task, as the options select; `since` is in seconds before now."""
     start = None if since is None else f"{time.time() - since:.3f}"
 
     async def work(client: ControlPlaneClient) -> None:
@@ -45,7 +45,7 @@ def show_log(
 
 
 async def _print_log(chunks: AsyncIterator[bytes], output: str) -> None:
-    """Print a log: as it is into a pipe, harmless on a terminal, line by line as JSON."""
+    """Print a log: unchanged into a pipe, with escapes on a terminal, line by line as JSON."""
     if output == "table" and not show.on_terminal():
         async for chunk in chunks:
             sys.stdout.buffer.write(chunk)

@@ -18,7 +18,7 @@ from wire.errors import InvalidInput
 @output_option
 @click.pass_obj
 def machine_held_back(target: Target, output: str) -> None:
-    """Show silent machines that are not taken for dead yet, and why."""
+    """Show silent machines that are not marked down yet, and why."""
     found: HeldBackMachines = target.ask(lambda client: client.held_back_machines())
     rows = [
         (
@@ -44,7 +44,7 @@ def machine_held_back(target: Target, output: str) -> None:
 def machine_confirm_down(
     target: Target, names: tuple[str, ...], scopes: tuple[str, ...], reason: str, output: str
 ) -> None:
-    """Say that silent machines are down: their tasks start elsewhere now.
+    """Confirm that silent machines are down: their tasks start elsewhere now.
 
     Machines that answer are left out. If the others are only cut off, their tasks run twice
     until they are back.
@@ -71,7 +71,7 @@ def machine_label(
     remove: tuple[str, ...],
     output: str,
 ) -> None:
-    """Set and remove labels, for which jobs can ask: requires = ["label.NAME = VALUE"]."""
+    """Set and remove labels, which jobs can require: requires = ["label.NAME = VALUE"]."""
     machines, scope = chosen(names, scopes)
     if strays := [setting for setting in settings if "=" not in setting]:
         raise InvalidInput(f"cannot use --set {strays[0]!r}", hint="NAME=VALUE")
@@ -106,7 +106,7 @@ def machine_duplicates(target: Target, output: str) -> None:
 def machine_forget_duplicate(target: Target, name: str) -> None:
     """Check the hosts with the identity of machine NAME again.
 
-    For when one of them is gone: the other one is then the machine, within minutes. While both
+    Use it when one of them is gone: the other one becomes the machine, within minutes. While both
     run, the second one is found again.
     """
     target.ask(lambda client: client.forget_duplicate(name))

@@ -131,7 +131,7 @@ def _summary(records: Sequence[MachineRecord]) -> str:
 
 
 def _identity(view: MachineView) -> str:
-    """Return a warning where the certificate of a host is not renewed."""
+    """Return a warning if the certificate of a host is not renewed."""
     ends = view.identity_not_after
     left_s = float("inf") if ends is None else ends - time.time()
     second = ", a clone has its identity" if view.duplicate else ""
@@ -145,7 +145,7 @@ def _identity(view: MachineView) -> str:
 @output_option
 @click.pass_obj
 def machine_show(target: Target, name: str, output: str) -> None:
-    """Show one machine: what it has, where it is, what it runs, what became of it."""
+    """Show one machine: hardware, place, tasks, and past events."""
     found: MachineView = target.ask(lambda client: client.get_machine(name))
     show.emit(output, found, lambda: _print_machine(found))
 
@@ -209,7 +209,7 @@ def _facts(facts: MachineFacts) -> list[tuple[str, object]]:
 
 
 def _promises(record: MachineRecord) -> list[tuple[str, object]]:
-    """Return what the assignment rests on: a loan, or a hold."""
+    """Return what the assignment depends on: a loan, or a hold."""
     rows: list[tuple[str, object]] = []
     if record.loan is not None:
         owner = record.loan.donor or "the free pool"
@@ -236,7 +236,7 @@ def _event(event: UnavailabilityEvent) -> str:
 
 
 def _at(moment: float) -> str:
-    """Return a moment as people read it: UTC, and how far away it is."""
+    """Return a moment as text: UTC, and how far away it is."""
     text = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(moment))
     away = moment - time.time()
     return f"{text} (in {show.duration(away)})" if away > 0 else f"{text} ({show.ago(moment)} ago)"
@@ -270,7 +270,7 @@ def _scope(settings: Sequence[str]) -> MachineScope | None:
 
 
 def chosen(names: Sequence[str], scopes: Sequence[str]) -> tuple[list[str], MachineScope | None]:
-    """Return what a command is about; neither names nor a scope is wrong usage."""
+    """Return the machines of a command; neither names nor a scope is wrong usage."""
     if not names and not scopes:
         raise click.UsageError("name machines, or give --scope")
     return list(names), _scope(scopes)
@@ -341,7 +341,7 @@ def machine_drain(
 def machine_undrain(
     target: Target, names: tuple[str, ...], scopes: tuple[str, ...], output: str
 ) -> None:
-    """End what was planned for machines: they are back, or it was called off."""
+    """End planned unavailability of machines: they are back, or the work was cancelled."""
     machines, scope = chosen(names, scopes)
     wish = Undrain(machines=machines, scope=scope)
     found: Records = target.ask(lambda client: client.undrain_machines(wish))
@@ -420,7 +420,7 @@ def machine_remove(target: Target, name: str, output: str) -> None:
 
 @click.group()
 def token() -> None:
-    """One-time tokens with which hosts join."""
+    """One-time tokens for hosts to join."""
 
 
 @token.command("create")
@@ -431,7 +431,7 @@ def token() -> None:
 )
 @click.pass_obj
 def token_create(target: Target, host: str, ttl: float, output: str) -> None:
-    """Make a token for one host; -o table prints the command to type there."""
+    """Make a token for one host; -o table prints the command to run there."""
     request = TokenRequest(machine=host, ttl_s=ttl)
     made: Token = target.ask(lambda client: client.create_token(request))
     command = (

@@ -30,11 +30,11 @@ _READY_SHOWN = 20
 
 @click.group()
 def maintenance() -> None:
-    """Work on machines: what it would mean, its waves, and how far it is."""
+    """Work on machines: its effect, its waves, and its progress."""
 
 
 def _wish_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say what is to be done."""
+    """Add the options that describe the work."""
     works, withins = [w.value for w in Work], [w.value for w in Within]
     options = [
         click.argument("plan"),
@@ -92,7 +92,7 @@ def _wish(values: dict[str, Any], *, despite: bool = False) -> MaintenanceWish:
 @_wish_options
 @click.pass_obj
 def maintenance_plan(target: Target, /, plan: str, output: str, **values: Any) -> None:
-    """Show what PLAN would mean for jobs; nothing is announced."""
+    """Show the effect of PLAN on jobs; nothing is announced."""
     wish = _wish(values)
     found: Preview = target.ask(lambda client: client.preview_plan(plan, wish))
     show.emit(output, found, lambda: _print_preview(found))
@@ -107,7 +107,7 @@ def maintenance_apply(
 ) -> None:
     """Announce PLAN: its waves begin one after another.
 
-    It is refused where the preview warns, unless --despite is given; that is in the audit log.
+    It is refused if the preview warns, unless --despite is given; the audit log records that.
     """
     wish = _wish(values, despite=despite)
     found: PlanView = target.ask(lambda client: client.accept_plan(plan, wish))
@@ -155,7 +155,7 @@ def maintenance_show(target: Target, plan: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def maintenance_cancel(target: Target, plan: str, output: str) -> None:
-    """Call PLAN off: what was announced ends, and no further wave begins."""
+    """Cancel PLAN: announced events end, and no further wave begins."""
     found: PlanView = target.ask(lambda client: client.cancel_plan(plan))
     show.emit(output, found, lambda: _print_plan(found))
 
@@ -166,7 +166,7 @@ def maintenance_cancel(target: Target, plan: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def maintenance_done(target: Target, plan: str, names: tuple[str, ...], output: str) -> None:
-    """Say that the work of PLAN on these machines is over."""
+    """Report that the work of PLAN on these machines is over."""
     wish = Reported(machines=list(names))
     found: PlanView = target.ask(lambda client: client.report_plan(plan, wish))
     show.emit(output, found, lambda: _print_plan(found))
@@ -178,12 +178,12 @@ def maintenance_done(target: Target, plan: str, names: tuple[str, ...], output: 
 @output_option
 @click.pass_obj
 def maintenance_resume(target: Target, plan: str, without: bool, output: str) -> None:
-    """Let a paused PLAN go on."""
+    """Continue a paused PLAN."""
     found: PlanView = target.ask(lambda client: client.resume_plan(plan, GoOn(without=without)))
     show.emit(output, found, lambda: _print_plan(found))
 
 
-# -- for people
+# -- output
 
 
 def _print_preview(found: Preview) -> None:

@@ -64,7 +64,7 @@ def plan_offline(
 
 
 def read_jobs(files: Sequence[Path]) -> list[JobSpec]:
-    """Return the jobs of some files, or raise what is wrong with all of them."""
+    """Return the jobs of some files, or raise all their errors."""
     from control_plane.cli.jobfile import read_job
 
     specs, errors, where = [], list[FieldError](), dict[str, Path]()
@@ -86,7 +86,7 @@ def read_jobs(files: Sequence[Path]) -> list[JobSpec]:
 
 
 def read_machines(path: Path) -> list[MachineRecord]:
-    """Return the machines of a list, or raise everything that is wrong with it."""
+    """Return the machines of a list, or raise all its errors."""
     from control_plane.broker.core.inventory import imported, parse_csv, parse_json
 
     data = path.read_bytes()
@@ -101,7 +101,7 @@ def read_machines(path: Path) -> list[MachineRecord]:
 
 
 def read_entitlements(path: Path) -> dict[str, EntitlementSpec]:
-    """Return the entitlements of a file by name, or raise everything that is wrong with it."""
+    """Return the entitlements of a file by name, or raise all its errors."""
     from control_plane.api.entitlement_rules import entitlement_relations
     from control_plane.cli.jobfile import read_document
     from wire.violations import violations
@@ -119,7 +119,7 @@ def read_entitlements(path: Path) -> dict[str, EntitlementSpec]:
 
 
 def read_power(path: Path) -> PowerSettings:
-    """Return the budgets of a file, or raise everything that is wrong with it."""
+    """Return the budgets of a file, or raise all its errors."""
     from control_plane.cli.jobfile import read_document
     from wire.violations import violations
     from wire.written import plain

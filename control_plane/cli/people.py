@@ -35,9 +35,9 @@ _ROLES = {Role.OPERATOR.value: "an operator", _ADMIN: "a host admin"}
 
 @click.group()
 def role() -> None:
-    """Who is an operator, and who a host admin.
+    """List and change operators and host admins.
 
-    Owners are named by entitlements, everybody else is a viewer.
+    Owners are named by entitlements; every other user is a viewer.
     """
 
 
@@ -60,8 +60,8 @@ def role_list(target: Target, output: str) -> None:
 def role_grant(target: Target, who: str, role_: str, output: str) -> None:
     """Make WHO (user:NAME, group:NAME, or a user's name) an operator, or a host admin.
 
-    An operator may do everything but run tasks without a sandbox (`raw`); a host admin may do
-    that, where they may change the job.
+    An operator may do everything but run tasks without a sandbox (`raw`); a host admin may do that,
+    for jobs that they may change.
     """
     name = principal_of(who)
     found: Grant = target.ask(
@@ -79,7 +79,7 @@ def role_grant(target: Target, who: str, role_: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def role_revoke(target: Target, who: str, role_: str, output: str) -> None:
-    """Make WHO an operator or a host admin no longer, from the next request on."""
+    """Take the role of operator or host admin from WHO, from the next request on."""
     name = principal_of(who)
     target.ask(
         lambda client: (
@@ -111,7 +111,7 @@ def group_list(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def group_set(target: Target, name: str, members: tuple[str, ...], output: str) -> None:
-    """Say who belongs to group NAME: exactly these users."""
+    """Set the members of group NAME: exactly these users."""
     spec = GroupSpec(members=list(members))
     found: Group = target.ask(lambda client: client.put_group(name, spec))
     line = f"group {found.name}: {', '.join(found.members) or 'no members'}"
@@ -124,7 +124,7 @@ def group_set(target: Target, name: str, members: tuple[str, ...], output: str) 
 @output_option
 @click.pass_obj
 def group_remove(target: Target, name: str, output: str) -> None:
-    """Remove a group; what names it is not changed, and has no effect then."""
+    """Remove a group; objects that name it are not changed, and the name has no effect then."""
     target.ask(lambda client: client.delete_group(name))
     line = f"group {name}: removed"
     show.emit(output, {"removed": name}, lambda: click.echo(show.printable(line)))
@@ -132,14 +132,14 @@ def group_remove(target: Target, name: str, output: str) -> None:
 
 @click.group()
 def user() -> None:
-    """Who has a credential. `twine-control-plane user add` writes one."""
+    """Users with a credential. `twine-control-plane user add` writes one."""
 
 
 @user.command("list")
 @output_option
 @click.pass_obj
 def user_list(target: Target, output: str) -> None:
-    """Show who has a credential, until when, and whose was revoked."""
+    """Show the users with a credential, until when it is valid, and which are revoked."""
     found: Users = target.ask(lambda client: client.list_users())
     rows = [
         (
@@ -158,7 +158,7 @@ def user_list(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def user_revoke(target: Target, name: str, output: str) -> None:
-    """Let no credential count that NAME has now; one that is written later does."""
+    """Revoke all present credentials of NAME; later ones are valid."""
     found: Revocation = target.ask(lambda client: client.revoke_user(name))
     line = f"user {found.name}: what they have now does not count any more"
     show.emit(output, found, lambda: click.echo(show.printable(line)))
@@ -169,7 +169,7 @@ def user_revoke(target: Target, name: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def machine_revoke_identity(target: Target, name: str, output: str) -> None:
-    """Let no certificate count that machine NAME has now: its host has to join again."""
+    """Revoke all present certificates of machine NAME: its host has to join again."""
     found: Revocation = target.ask(lambda client: client.revoke_machine_identity(name))
     line = f"machine {found.name}: its certificate does not count any more"
     hint = f"to take it back: twinectl token create --host {found.name}"
@@ -180,7 +180,7 @@ def machine_revoke_identity(target: Target, name: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def whoami(target: Target, output: str) -> None:
-    """Show who you are to the front end, and what you may do."""
+    """Show your name, as the front end sees it, and your rights."""
     found: Myself = target.ask(lambda client: client.get_myself())
     rows = [
         ("role", found.role.value),

@@ -1,4 +1,4 @@
-"""`twinectl pipeline`: what people do to continuous delivery, through its service's own API."""
+"""`twinectl pipeline`: commands for continuous delivery, through its service's own API."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pipeline(context: click.Context, service: str) -> None:
 @output_option
 @click.pass_obj
 def plan_(target: Target, file: Path, output: str) -> None:
-    """Say what applying FILE would change, and what its next run would do. Exit code 2: changes."""
+    """Show what FILE would change, and what its next run would do. Exit code 2: changes."""
     from conveyor.pipeline_file import pipeline_spec
 
     spec = pipeline_spec(_document(file), str(file))
@@ -72,7 +72,7 @@ def plan_(target: Target, file: Path, output: str) -> None:
 @output_option
 @click.pass_obj
 def apply(target: Target, file: Path, output: str) -> None:
-    """Create the pipeline of FILE, or change it; a run under way keeps the file it began with."""
+    """Create the pipeline of FILE, or change it; a running run keeps its file."""
     from conveyor.pipeline_file import pipeline_spec
 
     spec = pipeline_spec(_document(file), str(file))
@@ -105,7 +105,7 @@ def list_(target: Target, output: str) -> None:
 @click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
 @click.pass_obj
 def status(target: Target, name: str, output: str, watch: bool) -> None:
-    """Show what a pipeline does now, what it waits for, and what its gates saw."""
+    """Show what a pipeline does now, what it waits for, and what its gates measured."""
     while True:
         _tell(_ask(target, lambda c: c.get_pipeline(name)), output)
         if not watch:
@@ -128,7 +128,7 @@ def status(target: Target, name: str, output: str, watch: bool) -> None:
 )
 @click.pass_obj
 def history(target: Target, name: str, run: int | None, limit: int, output: str) -> None:
-    """Show who started what, and which gate said what with the numbers it saw."""
+    """Show the author of each run, and the verdicts of its gates with the numbers they measured."""
     found = _ask(target, lambda c: c.history(name, limit, run))
     if output == "svg":
         if not found.runs:
@@ -260,7 +260,7 @@ def _svg(target: Target, found: RunHistory) -> str:
 
 
 def _events(target: Target, run: PipelineRun) -> list[JobEvent]:
-    """Return what was done to the tasks of the run's first job meanwhile."""
+    """Return what was done to the tasks of the run's first job during the run."""
     if not run.spec.jobs:
         return []
 

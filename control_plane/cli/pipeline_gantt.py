@@ -1,4 +1,4 @@
-"""A run of a pipeline as a Gantt chart in SVG: its steps, its gates, and what tasks did."""
+"""A run of a pipeline as a Gantt chart in SVG: its steps, its gates, and its tasks' events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`twinectl job plan` and `twinectl job explain`: before and instead of acting."""
+"""`twinectl job plan` and `twinectl job explain`: what a change would do, and why tasks wait."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def explain(target: Target, name: str, output: str) -> None:
 
 
 def print_placed(found: JobPlan) -> None:
-    """Print a line for each task that would get a machine, of very many not all."""
+    """Print a line for each task that would get a machine; only some of very many."""
     rows = [
         (
             task.task,
@@ -129,7 +129,7 @@ def _print_rest(found: JobExplanation) -> None:
 
 
 def _exposure(found: JobPlan | JobExplanation) -> str:
-    """Return what a job's tasks may do beyond their sandbox, and how exposed that makes them."""
+    """Return what a job's tasks may do beyond their sandbox, and the resulting exposure."""
     if not found.relaxations:
         return f"sandbox of its tasks: exposure {found.exposure} of 10, no relaxations"
     words = (

@@ -45,8 +45,8 @@ def propose(
 ) -> None:
     """Bring the machines of ENTITLEMENT to the profile of FILE, a few at a time.
 
-    FILE is TOML, extends what they run, and sets what owners may set. What needs a boot, or is
-    in the way of tasks, is done once these have left, within the budgets of their jobs.
+    FILE is TOML, extends their present profile, and sets what owners may set. Changes that need a
+    boot, or disturb tasks, are made after the tasks have left, within the budgets of their jobs.
     """
     wish = ProfileWish(
         text=_read(file), reason=reason, at_once=at_once, gate_s=gate, failures=failures
@@ -63,7 +63,7 @@ def propose(
 @output_option
 @click.pass_obj
 def status(target: Target, entitlement: str, output: str) -> None:
-    """Show what the machines of ENTITLEMENT run, and how far a change of it is."""
+    """Show the profile of ENTITLEMENT's machines, and the progress of a change."""
     _emit(output, target.ask(lambda client: client.get_profile_rollout(entitlement)))
 
 

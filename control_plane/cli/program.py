@@ -1,4 +1,4 @@
-"""How the program is called and how it ends: endpoint, credential, exit codes."""
+"""How the program is called and ends: endpoint, credential, exit codes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which front end to call, and as whom."""
+    """The front end to call, and the credential to call it with."""
 
     endpoint: str | None
     credential: Path | None
 
     def client(self) -> ControlPlaneClient:
-        """Return a client, or raise what keeps us from calling."""
+        """Return a client, or raise why none can be made."""
         from control_plane.client import ControlPlaneClient
 
         if self.credential is None:
@@ -73,7 +73,7 @@ class Program(PipedGroup):
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command; every failure on purpose becomes a few lines and an exit code."""
+        """Run a command; every expected failure becomes a few lines and an exit code."""
         kwargs["standalone_mode"] = False
         raise SystemExit(self._run(*args, **kwargs))
 
@@ -98,7 +98,7 @@ class Program(PipedGroup):
 
 
 def target_options(group: Callable[[], None]) -> Callable[..., None]:
-    """Give the root of a program the options that say which front end to call, and as whom."""
+    """Give the root of a program the options for the front end and the credential."""
 
     @click.option(
         "--endpoint",

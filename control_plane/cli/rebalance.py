@@ -1,4 +1,4 @@
-"""`twinectl rebalance`: what the ReBalancer would move and why, what it moves, and its pause."""
+"""`twinectl rebalance`: planned moves and their reasons, moves under way, and the pause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLUMNS = ("move", "task", "from", "to", "relieves", "gain", "price", "state")
 
 @click.group()
 def rebalance() -> None:
-    """Where tasks could be better: plans, moves, and a pause."""
+    """Better placement of tasks: plans, moves, and a pause."""
 
 
 @rebalance.command("plan")
@@ -43,7 +43,7 @@ def rebalance() -> None:
 )
 @click.pass_obj
 def rebalance_plan(target: Target, every: bool, output: str) -> None:
-    """Show what would be moved now, and what that gains; nothing is."""
+    """Show what would be moved now, and the gain; nothing moves."""
     found: RebalancePlan = target.ask(lambda client: client.plan_rebalance())
     if output == "svg":
         from control_plane.cli.rebalance_picture import picture
@@ -77,7 +77,7 @@ def rebalance_pause(target: Target, reason: str, output: str) -> None:
 @output_option
 @click.pass_obj
 def rebalance_resume(target: Target, output: str) -> None:
-    """Let the ReBalancer go on."""
+    """Let the ReBalancer continue."""
     found: RebalanceStatus = target.ask(lambda client: client.resume_rebalance())
     show.emit(output, found, lambda: _print_status(found))
 
@@ -109,9 +109,9 @@ def rebalance_history(target: Target, output: str) -> None:
 )
 @click.pass_obj
 def rebalance_explain(target: Target, move: str, file: Path | None, output: str) -> None:
-    """Say why MOVE is made, what it gains and costs, and how far it is.
+    """Show why MOVE is made, its gain and cost, and its progress.
 
-    Without MOVE: what plans go by now, in words: objects, containers, constraints and goals.
+    Without MOVE: the present model in words: objects, containers, constraints and goals.
     """
     if file is not None:
         model = read_model(file.read_text(errors="replace"))
@@ -130,9 +130,9 @@ def rebalance_explain(target: Target, move: str, file: Path | None, output: str)
 def rebalance_solve(file: Path, seconds: float) -> None:
     """Solve a model of a TOML FILE here, and show where its objects should be.
 
-    The region is not asked and nothing moves: try weights and machines that are not there.
+    The region is not called and nothing moves: try other weights and machines.
     """
-    read_model(file.read_text(errors="replace"))  # what is wrong is said before a process starts
+    read_model(file.read_text(errors="replace"))  # errors are reported before a process starts
     from control_plane.rebalancer.solver import solved_file
 
     _print_lines(asyncio.run(solved_file(file, seconds)).splitlines())

@@ -10,7 +10,7 @@ _LEFT, _WIDTH, _BAR, _GAP, _HEAD = 190, 620, 9, 10, 40
 _COLOURS = {"cpu": "#1565c0", "memory": "#2e7d32", "network": "#ef6c00", "power": "#6a1b9a"}
 _DIMENSIONS = ("cpu", "memory", "network")
 _FULL = 1.25
-"""What the whole width means: budgets may be exceeded, and so may machines by measured loads."""
+"""The value at full width: budgets may be exceeded, and machines by measured loads."""
 
 
 def picture(plan: RebalancePlan) -> str:

@@ -43,7 +43,7 @@ from control_plane.cli.work import work
 @click.version_option(package_name="twine-cluster", prog_name="twinectl")
 @target_options
 def main() -> None:
-    """Deploy jobs on a region's machines and see how they do.
+    """Deploy jobs on a region's machines and show their state.
 
     Exit codes: 0 done, 1 failed, 3 not found, 5 refused, 64 wrong usage or file, 69 front end
     unreachable, 75 busy (try again), 77 not permitted, 78 configuration unusable.
@@ -98,7 +98,7 @@ def manual_() -> None:
 @main.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_(shell: str) -> None:
-    """Print what makes a shell complete words: `source <(twinectl completion bash)`."""
+    """Print the shell's completion script: `source <(twinectl completion bash)`."""
     from wire.manual import completion
 
     click.echo(completion(main, "twinectl", shell))

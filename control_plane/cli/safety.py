@@ -1,4 +1,4 @@
-"""`twinectl limit` and `twinectl restored`: what holds the control plane back, and lifting it."""
+"""`twinectl limit` and `twinectl restored`: limits of the control plane, and how to lift them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _row(view: LimitView) -> tuple[object, ...]:
 @output_option
 @click.pass_obj
 def limit_lift(target: Target, name: str, for_s: float, reason: str, output: str) -> None:
-    """Let everything pass limit NAME for a while; --for 0s has it hold again."""
+    """Lift limit NAME for a while; --for 0s restores it."""
     wish = Lift(for_s=for_s, reason=reason)
     found: LimitView = target.ask(lambda client: client.lift_limit(name, wish))
     text = f"limit {name}: lifted for {show.duration(found.lifted_for_s)}"
@@ -63,9 +63,9 @@ def restored() -> None:
 def restored_show(target: Target, output: str) -> None:
     """Show how the tasks on machines differ from the copy.
 
-    unknown-job: deployed since; apply its file, then let it go here. not-placed: moved or added
-    since. changed: updated since; it stays as it is until its file is applied. missing: removed
-    or moved since; it starts again unless its job is stopped first.
+    unknown-job: deployed since; apply its file, then permit its stop here. not-placed: moved or
+    added since. changed: updated since; it stays as it is until its file is applied. missing:
+    removed or moved since; it starts again unless its job is stopped first.
     """
     found: RestoredView = target.ask(lambda client: client.show_restored())
     show.emit(output, found, lambda: _print(found))
@@ -99,7 +99,7 @@ def _task_row(task: FoundTask) -> tuple[object, ...]:
 @output_option
 @click.pass_obj
 def restored_release(target: Target, output: str) -> None:
-    """Let what the restored store wants be done. What it does not know is left alone still."""
+    """Let the control plane act on the restored store; tasks unknown to it stay untouched."""
     found: Restored = target.ask(lambda client: client.release_restored())
     show.emit(output, found, lambda: click.echo("the restored store is obeyed from now on"))
 
@@ -110,6 +110,6 @@ def restored_release(target: Target, output: str) -> None:
 @click.option("--machine", required=True, help="Where it runs.")
 @click.pass_obj
 def restored_stop(target: Target, task: str, machine: str) -> None:
-    """Let TASK be stopped, which the restored store does not know."""
+    """Permit the stop of TASK, which the restored store does not know."""
     target.ask(lambda client: client.let_task_go(machine, task))
     click.echo(show.printable(f"task {task} on {machine} is released"))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_obj
 def shards(target: Target, name: str, file: Path | None, output: str) -> None:
-    """Show or say which tasks of a job serve which shards."""
+    """Show or set which tasks of a job serve which shards."""
     given = None
     if file is not None:
         wrapped = b'{"shards":' + file.read_bytes() + b"}"
@@ -53,7 +53,7 @@ def shard() -> None:
 @output_option
 @click.pass_obj
 def shard_list(target: Target, output: str) -> None:
-    """Show what each shard has to do; the one with the least load gets a new entitlement."""
+    """Show the load of each shard; the one with the least gets a new entitlement."""
     found: ShardLoads = target.ask(lambda client: client.list_shards())
     columns = ("shard", "machines", "load", "entitlements", "jobs", "tasks", "moving to it", "host")
     rows = [_row(load) for load in found.shards]
@@ -109,7 +109,7 @@ def _told(moved: ShardMoved, *, plan: bool) -> str:
 @output_option
 @click.pass_obj
 def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
-    """Give all entitlements of a shard to those with the least load; no task restarts.
+    """Give all entitlements of a shard to the least loaded shards; no task restarts.
 
     Entitlements that are created meanwhile may come to it: drain it again until nothing moves.
     """

@@ -1,6 +1,6 @@
-"""Printing: tables for people, aligned text for pipes, JSON for programs.
+"""Printing: tables for terminals, aligned text for pipes, JSON for programs.
 
-Names and log lines come from elsewhere: what could steer a terminal is shown, not sent.
+Names and log lines are untrusted: terminal control characters are escaped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ output_option = click.option(
 
 
 def printable(text: object) -> str:
-    """Return text that a terminal only displays: control characters as escapes."""
+    """Return text with control characters as escapes."""
     return "".join(
         c if unicodedata.category(c) not in _UNSAFE else c.encode("unicode_escape").decode()
         for c in str(text)
@@ -46,7 +46,7 @@ def printable(text: object) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON, with what could steer a terminal escaped; it is JSON still."""
+    """Return a value as JSON, with terminal control characters escaped."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     return "".join(
         c if c == "\n" or unicodedata.category(c) not in _UNSAFE else _json_escape(c) for c in text
@@ -54,7 +54,7 @@ def json_text(value: object) -> str:
 
 
 def emit(output: str, value: object, lines: Callable[[], None]) -> None:
-    """Print a value as JSON, or let `lines` print it for people."""
+    """Print a value as JSON, or call `lines` to print it as text."""
     if output == "json":
         click.echo(json_text(value))
     else:
@@ -62,7 +62,7 @@ def emit(output: str, value: object, lines: Callable[[], None]) -> None:
 
 
 def on_terminal() -> bool:
-    """Return whether a person reads along."""
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -93,7 +93,7 @@ def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
 
 def rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Any:
-    """Return a table for a terminal; words that say how something is get a colour."""
+    """Return a table for a terminal; words for a state get a colour."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -124,7 +124,7 @@ def failure(error: TwineError) -> None:
 
 
 def progress(text: str) -> None:
-    """Say on stderr how it goes, so that stdout stays the result."""
+    """Print progress on stderr, so that stdout stays the result."""
     click.echo(printable(text), err=True)
 
 

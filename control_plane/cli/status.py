@@ -29,9 +29,9 @@ _COLUMNS = (
 @output_option
 @click.pass_context
 def status(context: click.Context, output: str) -> None:
-    """Show what is well and what is not: processes, shards, machines, tasks.
+    """Show the state of the region: processes, shards, machines, tasks, and troubles.
 
-    The exit code is 1 while something is not well.
+    The exit code is 1 while there are troubles.
     """
     target: Target = context.obj
     found: RegionStatus = target.ask(lambda client: client.region_status())
@@ -78,7 +78,7 @@ def _row(of: ProcessStatus) -> tuple[object, ...]:
 def shard_add(target: Target, number: int | None, timeout: float, output: str) -> None:
     """Wait until the process of shard NUMBER takes requests; without it, of the next free one.
 
-    From then on new entitlements may come to it. Says first what to run, and where.
+    From then on it may get new entitlements. First prints the command to run, and where.
     """
     ready: ProcessStatus = target.ask(lambda client: _added(client, number, timeout))
     text = f"shard {ready.role.removeprefix('shard-')} is ready at {ready.host}"

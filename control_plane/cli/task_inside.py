@@ -36,7 +36,7 @@ def exec_(
 ) -> None:
     """Run COMMAND inside task NAME (as `web-3`), with its rights and limits. Put -- before it.
 
-    For owners of the job; who ran what is in the audit log. Ends with the command's exit code.
+    For owners of the job; the audit log has every command. Ends with the command's exit code.
     """
     job, index = task_named(name)
     from agent.terminal import attend, is_terminal, window
@@ -57,7 +57,7 @@ def exec_(
 @output_option
 @click.pass_obj
 def logs(target: Target, /, name: str, output: str, **chosen: Any) -> None:
-    """Print what task NAME (as `web-3`) wrote where it is now; -o json: one object per line."""
+    """Print the output of task NAME (as `web-3`) on its machine; -o json: one object per line."""
     if chosen["follow"] and chosen["previous"]:
         raise InvalidInput("--follow and --previous exclude each other: that run has ended")
     show_log(target, *task_named(name), output, **chosen)
@@ -68,7 +68,7 @@ def logs(target: Target, /, name: str, output: str, **chosen: Any) -> None:
 @output_option
 @click.pass_obj
 def describe(target: Target, name: str, output: str) -> None:
-    """Show task NAME whole: where it is, how its agent finds it, what it uses."""
+    """Show task NAME whole: its place, its agent's report, its usage."""
     job, index = task_named(name)
     found = target.ask(lambda client: client.describe_task(job, index))
     show.emit(output, found, lambda: show.table(("what", "value"), _rows(found)))
@@ -110,7 +110,7 @@ def _usage(usage: TaskUsage) -> list[tuple[str, str]]:
 @output_option
 @click.pass_obj
 def top(target: Target, name: str, is_job: bool, output: str) -> None:
-    """Show what task NAME (as `web-3`) uses, or all tasks of job NAME, the largest first."""
+    """Show the usage of task NAME (as `web-3`), or of all tasks of job NAME, the largest first."""
 
     async def work(client: ControlPlaneClient) -> list[TaskDescription]:
         if not is_job and (one := await _find_task(client, name)) is not None:
@@ -132,9 +132,9 @@ def top(target: Target, name: str, is_job: bool, output: str) -> None:
 
 
 async def _find_task(client: ControlPlaneClient, name: str) -> tuple[str, int] | None:
-    """Return job and index of the task of this name, None where the name is that of a job alone.
+    """Return job and index of the task of this name; None if only a job has the name.
 
-    Raises `NotFound` where it is neither.
+    Raises `NotFound` if it is neither.
     """
     with suppress(InvalidInput):
         job, index = task_named(name)
@@ -149,7 +149,7 @@ async def _find_task(client: ControlPlaneClient, name: str) -> tuple[str, int] |
 
 
 async def _used_by(client: ControlPlaneClient, job: str) -> list[TaskDescription]:
-    """Return what the tasks of a job use that are on a machine."""
+    """Return the usage of a job's tasks that have a machine."""
     record = (await client.get_job(job)).record
     gate = asyncio.Semaphore(16)
 
@@ -176,7 +176,7 @@ def restart(target: Target, name: str, reason: str, at_once: bool, output: str) 
     """Stop task NAME (as `web-3`) and start it again where it is.
 
     It waits for the budget of its job and for its controller, like any operation. With --now it
-    does not, and the reason that takes is in the audit log. All tasks: `twinectl job restart`.
+    does not wait; the required reason is in the audit log. All tasks: `twinectl job restart`.
     """
     job, index = task_named(name)
     wish = RestartWish(reason=reason[:REASON_MAX], now=at_once)

@@ -1,7 +1,7 @@
 """`twinectl ui`: the web console in a browser, with the caller's own credential.
 
-A browser knows neither our certificate authority nor unix sockets. This command serves the console
-on a loopback port and passes each request on with its credential. Only the browser that opened the
+A browser has neither our certificate authority nor unix sockets. This command serves the console on
+a loopback port and forwards each request with its credential. Only the browser that opened the
 one-time link gets in: the link sets a cookie, and a second use of it is refused.
 """
 
@@ -31,11 +31,11 @@ _PASSED = ("Content-Type", "Location", "Cache-Control")
 _SECURITY = ("Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options")
 _ASKED = ("Content-Type", "Accept", "User-Agent")
 _SESSION_COOKIE, _ENDED_HEADER = "twine-session", "Twine-Session"
-"""By these the control plane knows a browser, and says that its session was ended."""
+"""The cookie identifies a browser to the control plane; the header reports an ended session."""
 _BODY_MAX = 64 << 10
 LINK_S, IDLE_S = 600.0, 3600.0
-"""A link that is not opened in this time is void; a console that no browser asks for so long ends.
-An open page asks every few minutes."""
+"""A link that is not opened in this time is void; a console without requests for so long ends. An
+open page sends one every few minutes."""
 
 
 class Gate:
@@ -46,7 +46,7 @@ class Gate:
         self._link, self._cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.port, self.session = port, secrets.token_hex(6)
         self.ended = asyncio.Event()
-        """Set once the control plane says that the session was ended."""
+        """Set once the control plane reports the session as ended."""
 
     def url(self) -> str:
         """Return the one-time link."""
@@ -62,7 +62,7 @@ class Gate:
         return self._cookie
 
     def is_over(self) -> str:
-        """Return why the console ends by itself; empty: it goes on."""
+        """Return why the console ends by itself; empty: it continues."""
         if self.ended.is_set():
             return "its session was ended"
         if self._link and self._clock() - self._made > LINK_S:
@@ -93,8 +93,8 @@ class Gate:
 def ui(target: Target, page: str, port: int, sessions: bool, end: str | None) -> None:
     """Serve the web console to one browser on this computer until Ctrl-C.
 
-    PAGE is opened first: `jobs/web`, `machines/m1`; without it, the region. Of sessions one sees
-    and ends one's own, and as an operator all.
+    PAGE is opened first: `jobs/web`, `machines/m1`; without it, the region. Users see and end their
+    own sessions, operators all.
     """
     if end is not None:
         target.ask(lambda client: client.end_session(end))
@@ -167,7 +167,7 @@ def _passing(
 async def _relayed(
     client: ControlPlaneClient, request: web.Request, gate: Gate
 ) -> web.StreamResponse:
-    """Pass a request on and its answer back, as it comes: a stream of changes never ends."""
+    """Forward a request and its answer as they come: a stream of changes never ends."""
     from aiohttp import web
 
     headers = {name: request.headers[name] for name in _ASKED if name in request.headers}

@@ -1,4 +1,4 @@
-"""`twinectl job pause | resume | restart | rollback | move`: what owners do to an update."""
+"""`twinectl job pause | resume | restart | rollback | move`: an owner's control of updates."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TIMEOUT = click.option(
 @output_option
 @click.pass_obj
 def pause(target: Target, name: str, output: str) -> None:
-    """Take no more tasks of job NAME down for a newer version; what began is finished.
+    """Take no more tasks of job NAME down for a newer version; begun ones are finished.
 
-    Failures, maintenance and stops go on.
+    Repair, maintenance and stops continue.
     """
     _change(target, "pause", name, output)
 
@@ -40,7 +40,7 @@ def pause(target: Target, name: str, output: str) -> None:
 @_TIMEOUT
 @click.pass_obj
 def resume(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
-    """Let the update of job NAME go on."""
+    """Continue the update of job NAME."""
     _change(target, "resume", name, output, timeout if wait else None)
 
 
@@ -62,9 +62,9 @@ def restart(target: Target, name: str, output: str, wait: bool, timeout: float) 
 @_TIMEOUT
 @click.pass_obj
 def rollback(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
-    """Go back to what the version before wanted of the tasks of job NAME.
+    """Go back to the specification of job NAME's previous version.
 
-    How many there are, and how they are updated, stays as it is now.
+    The number of tasks and the update policy stay as they are now.
     """
     _change(target, "rollback", name, output, timeout if wait else None)
 
@@ -79,7 +79,7 @@ def rollback(target: Target, name: str, output: str, wait: bool, timeout: float)
 def move(
     target: Target, name: str, entitlement: str, output: str, wait: bool, timeout: float
 ) -> None:
-    """Have job NAME run in another entitlement: task by task, as an update goes.
+    """Move job NAME to another entitlement: task by task, like an update.
 
     You need the rights of both. `job rollback` brings it back.
     """

@@ -51,7 +51,7 @@ def _ask(socket: str, call: Callable[[WireClient], Awaitable[Any]]) -> Any:
 @_SOCKET
 @output_option
 def work_submit(file: Path, priority: int, attempts: int, socket: str, output: str) -> None:
-    """Hand in the work of a job FILE, to run on lent machines."""
+    """Submit the work of a job FILE, to run on lent machines."""
     wish = QueuedWish(job=read_job(file, ()), priority=priority, attempts=attempts)
     made: QueuedWork = _ask(
         socket, lambda client: client.call(_ROUTE["submit_work"], wish, work=wish.job.name)
@@ -63,7 +63,7 @@ def work_submit(file: Path, priority: int, attempts: int, socket: str, output: s
 @_SOCKET
 @output_option
 def work_list(socket: str, output: str) -> None:
-    """Show all work, what is chosen first in front."""
+    """Show all work, in the order in which it is chosen."""
     found: WorkQueue = _ask(socket, lambda client: client.call(_ROUTE["list_work"]))
     columns = ("work", "user", "priority", "tasks", "state", "failures", "moves", "reason")
     rows = [

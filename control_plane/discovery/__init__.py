@@ -1,3 +1,5 @@
-"""Service discovery: who may call a task. A task is listed once it was seen healthy, and
-unlisted before it is told to stop. Clients wait for changes by revision.
+"""Service discovery: which tasks of a job clients may call.
+
+A task is listed once it was seen healthy, and unlisted before it gets its stop signal. Clients wait
+for changes by revision.
 """

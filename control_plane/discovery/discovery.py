@@ -1,8 +1,8 @@
-"""Service discovery: which tasks of a job may be sent requests, and where they answer.
+"""Service discovery: which tasks of a job clients may call, and their addresses.
 
-Only the listed tasks of the stored records appear here, so a task is off before it is told
-to stop and on once its successor was seen healthy (SD1). A task of a private network answers at
-its own address (SD4), any other where its machine said that it is when it joined last.
+Only listed tasks of the stored records appear here. The scheduler lists a task once it was seen
+healthy, and unlists it before the stop (SD1). A task of a private network has its own address
+(SD4), any other the address of its machine's last join.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DiscoveryRecords(Protocol):
 
 
 class DiscoveryMachines(Protocol):
-    """Whose machines they are: the brokers."""
+    """The machines: the brokers."""
 
     @property
     def table(self) -> DiscoveryRecords:
@@ -47,7 +47,7 @@ class DiscoveryMachines(Protocol):
 
 
 class Discovery:
-    """Serves endpoints and wakes those who wait for them to change."""
+    """Serves endpoints and wakes the callers that wait for them to change."""
 
     def __init__(
         self,
@@ -56,31 +56,31 @@ class Discovery:
         jobs_on: Callable[[str], Collection[str]],
         shards: ShardMaps,
     ) -> None:
-        """List nothing until jobs are loaded; `jobs_on` says whose tasks a machine has."""
+        """List nothing until jobs are loaded; `jobs_on` returns the jobs on a machine."""
         self._shards = shards
         self._jobs = jobs
         self._broker = broker
         self._jobs_on = jobs_on
         self._revisions: dict[str, int] = {}
-        """Rises with each change of what is listed of a job."""
+        """Rises with each change of a job's list."""
         self._endpoints: dict[str, Endpoints] = {}
-        """What was asked for since it changed last."""
+        """Answers, cached until the job's list changes."""
         self._weights: dict[str, tuple[Mapping[int, int], asyncio.TimerHandle]] = {}
-        """Job → weights of its tasks by index, and what ends them."""
+        """Job → weights of its tasks by index, and the timer that ends them."""
         self._bells: dict[str, set[asyncio.Event]] = {}
-        """For each job the events of those who wait for it to change."""
+        """Job → the events of callers that wait for it to change."""
         jobs.listen(self._job_changed)
         broker.listen(self._machine_changed, loaded=ignore)
 
     async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
-        """Return what is listed, once its revision is above `after` or `wait_s` is over."""
+        """Return the listed tasks, once their revision is above `after` or `wait_s` is over."""
         await self._until(lambda: self._revision(job) > after, [job], wait_s)
         return self._now(job)
 
     async def shard(self, job: str, shard: str, after: int, wait_s: float) -> Endpoints:
-        """Return the listed tasks that serve a shard, the one to ask first first.
+        """Return the listed tasks that serve a shard, the preferred one first.
 
-        Waits as `endpoints` does. `NotFound` where the owner said nothing of the shard.
+        Waits as `endpoints` does. `NotFound` if the owner's map lacks the shard.
         """
         await self._until(lambda: self._revision(job) > after, [job], wait_s)
         tasks = self._shards.tasks_of(job, shard)
@@ -93,7 +93,7 @@ class Discovery:
         return Endpoints(job=job, revision=found.revision, endpoints=serving)
 
     async def put_shards(self, job: str, shards: Mapping[str, list[int]]) -> ShardMapView:
-        """Replace what is said of a job's shards, and tell those who wait for the job."""
+        """Replace the shard map of a job, and wake the callers that wait for the job."""
         before = self._shards.view(job)
         after = await self._shards.put(job, shards)
         if after != before and job in self._revisions:
@@ -103,7 +103,7 @@ class Discovery:
     def put_weights(self, job: str, told: EndpointWeights) -> Endpoints:
         """List tasks with these weights for a while, then with the usual ones.
 
-        `NotFound`, and `Conflict` while a canary has a part of the requests: its part holds.
+        Raises `NotFound`, and `Conflict` while a canary has a share of the requests, which stays.
         """
         self._revision(job)
         if told.weights and (traffic := traffic_of(self._jobs.get(job))) is not None:
@@ -127,14 +127,14 @@ class Discovery:
             self._rises(job)
 
     def shards(self, job: str) -> ShardMapView:
-        """Return what was said of a job's shards."""
+        """Return the shard map of a job."""
         return self._shards.view(job)
 
     async def watch(self, known: Mapping[str, int | None], wait_s: float = 0.0) -> EndpointsNews:
         """Return the jobs whose revision is not the known one, or nothing after `wait_s`.
 
-        0 is the revision of a job that there is not. A lower revision than the known one is
-        news as well: the store may have been restored from an older copy.
+        0 is the revision of a job that does not exist. A lower revision than the known one counts
+        as a change: the store may have been restored from an older copy.
         """
         await self._until(lambda: bool(self._news(known)), known, wait_s)
         news = self._news(known)
@@ -149,7 +149,7 @@ class Discovery:
     async def _until(
         self, reached: Callable[[], bool], jobs: Collection[str], wait_s: float
     ) -> None:
-        """Wait until something is so that only changes with one of these jobs, or for long."""
+        """Wait up to `wait_s` for a condition that only changes with one of these jobs."""
         if reached() or wait_s <= 0:
             return
         bell = asyncio.Event()
@@ -193,14 +193,14 @@ class Discovery:
     def _machine_changed(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
-        """Record that a machine answers at another address, or is no machine any more."""
+        """Record that a machine has another address, or was removed."""
         if before is None or after is None or before.address != after.address:
             for job in sorted(self._jobs_on(name)):
                 if job in self._revisions:
                     self._rises(job)
 
     def _rises(self, job: str) -> None:
-        """Count a change; above the record's revision, so that it rises over restarts too."""
+        """Count a change, from the record's revision on, so that it rises over restarts too."""
         self._revisions[job] = max(self._jobs.revision(job), self._revisions.get(job, 0) + 1)
         self._tell(job)
 
@@ -213,7 +213,7 @@ class Discovery:
         found, (weights, _) = [], self._weights.get(record.name, (_USUAL, None))
         by_version = weights_by_version(record)
         if by_version:
-            weights = _USUAL  # of a load test that the canary ends
+            weights = _USUAL  # the canary ends a load test's weights
         for task in record.tasks:
             if not task.listed or task.placement is None:
                 continue
@@ -232,7 +232,7 @@ class Discovery:
 
 
 def _differ(before: JobRecord, after: JobRecord) -> bool:
-    """Return whether clients would be told something else; most tasks are the same object."""
+    """Return whether clients would get another answer; most tasks are the same object."""
     is_written = before.intents is not after.intents or before.trials != after.trials
     if is_written and traffic_of(before) != traffic_of(after):
         return True

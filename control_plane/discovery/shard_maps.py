@@ -1,4 +1,4 @@
-"""Which tasks serve which shards of a job, as its owner says; kept as long as the job."""
+"""The owner's map of a job's shards to tasks; kept as long as the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardMaps:
-    """Takes maps, answers from them, and forgets those of jobs that are gone."""
+    """Stores maps, answers from them, and deletes the maps of deleted jobs."""
 
     def __init__(self, store: Store, jobs: Readable[JobRecord], checkpoint: Checkpoint) -> None:
         self._jobs = jobs
@@ -26,7 +26,7 @@ class ShardMaps:
             store, SHARDS, ShardPart, "shard map", checkpoint=checkpoint
         )
         self._gone: set[str] = set()
-        """Jobs that went, whose maps may still be stored."""
+        """Deleted jobs whose maps may still be stored."""
         self._wake = asyncio.Event()
         jobs.listen(self._job_changed)
 
@@ -40,14 +40,14 @@ class ShardMaps:
         self._wake.set()
 
     async def run(self) -> None:
-        """Forget the maps of jobs that are gone."""
+        """Delete the maps of deleted jobs, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             for job in sorted(self._gone):
                 try:
                     await self._forget(job)
-                except TwineError as e:  # the next job that goes takes it along
+                except TwineError as e:  # the next deletion of a job includes it
                     log.info("shard map kept", extra={"job": job, "why": str(e)})
 
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
@@ -70,7 +70,7 @@ class ShardMaps:
         self._gone.discard(job)
 
     async def put(self, job: str, shards: Mapping[str, list[int]]) -> ShardMapView:
-        """Replace what is said of a job's shards, whole or not at all; `NotFound` without it."""
+        """Replace a job's shard map, whole or not at all; `NotFound` without the job."""
         record = self._jobs.get(job)
         wrong = next((s for s, ts in shards.items() if any(t >= record.spec.tasks for t in ts)), "")
         if wrong:
@@ -91,7 +91,7 @@ class ShardMaps:
         return self.view(job)
 
     def view(self, job: str) -> ShardMapView:
-        """Return what was said of a job's shards; `NotFound` without such a job."""
+        """Return the shard map of a job; `NotFound` without such a job."""
         record = self._jobs.get(job)
         shards: dict[str, list[int]] = {}
         revision = 0
@@ -103,7 +103,7 @@ class ShardMaps:
         return ShardMapView(job=job, revision=revision, shards=dict(sorted(shards.items())))
 
     def tasks_of(self, job: str, shard: str) -> list[int] | None:
-        """Return the tasks that serve a shard, in order; None for one that was never named."""
+        """Return the tasks that serve a shard, in order; None if the map lacks it."""
         record = self._jobs.get(job)
         part = self._table.find(_names(job)[part_of(shard)])
         if part is None or part.created_at != record.created_at:

@@ -12,7 +12,7 @@ from control_plane.api.elastic import FreedBy, JobFreed, PromiseCounts, PromiseR
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.elastic.core.expecting import noted, peak, quantile, slot
-from control_plane.elastic.survey import OwnerOf, machine_share
+from control_plane.elastic.survey import TURN, OwnerOf, machine_share
 from control_plane.runtime.table import Table
 from control_plane.store import Store
 from control_plane.store.records import FREED, PROMISES, USE_HISTORIES
@@ -139,7 +139,11 @@ class ElasticLedger:
         for record in scaled:
             entitlement = record.spec.entitlement
             claims = owner_of(entitlement).index.claims.get(record.name) or ()
-            size = sum(machine_share(claim.demand, claim.machine.capacity) for claim in claims)
+            size = 0.0
+            for number, claim in enumerate(claims):
+                if number % TURN == 0:
+                    await checkpoint()
+                size += machine_share(claim.demand, claim.machine.capacity)
             known = self._by_job.get(record.name) or FreedBy(
                 job=record.name, entitlement=entitlement
             )

@@ -134,11 +134,10 @@ class Lender:
         if now - self._counted_at >= COUNT_S:
             self._counted_at = now
             for pool in specs:
-                self.by_msb[pool] = survey.used_by_msb(
-                    self._parts.owner_of, pool, borrowed.__contains__
+                self.by_msb[pool] = await survey.used_by_msb(
+                    self._parts.owner_of, pool, borrowed.__contains__, self._runtime.checkpoint
                 )
                 self._ledger.note_use(pool, self.by_msb[pool].total(), wall)
-                await self._runtime.checkpoint()
             await self._ledger.note_jobs(self._parts.owner_of, wall, self._runtime.checkpoint)
         ahead_s = self._free_promise() + self._settings.every_s
         lent = Counter(loan.donor for loan in loans)

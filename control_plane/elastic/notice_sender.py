@@ -1,7 +1,7 @@
-"""Says to hosts what their tasks are to be told: plans for the machine, and lent capacity (EL9).
+"""Sends hosts the notices for their tasks: plans for the machine, and lent capacity (EL9).
 
-Only machines with tasks of jobs that have `life.notice` are told. What was said is not stored: a
-control plane that takes over says all of it again, and agents take the same thing twice.
+Only machines with tasks of jobs that have `life.notice` get them. They are not stored: a control
+plane that takes over sends all of them again, and agents accept repetitions.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 AT_ONCE = 32
 TIMEOUT_S = 10.0
 RETRY_S = 30.0
-"""A host that did not take what it was told is asked again after this long."""
+"""A host that refused a notice gets it again after this long."""
 AGAIN_S = 600.0
-"""What a host took is said again after this long."""
+"""An accepted notice is sent again after this long."""
 
 
 class NoticeSender:
@@ -36,17 +36,17 @@ class NoticeSender:
     def __init__(
         self, region: Region, jobs: Table[JobRecord], pool: AgentPool, number: Callable[[], int]
     ) -> None:
-        """Say nothing yet. `number` returns the term of this control plane."""
+        """Send nothing yet. `number` returns the term of this control plane."""
         self._region, self._jobs, self._pool, self._number = region, jobs, pool, number
         self._said: dict[str, tuple[str, HostNotices, float]] = {}
-        """Machine → boot, what it took last, and when."""
+        """Machine → boot, the notices that it last accepted, and when."""
         self._pauses: dict[str, float] = {}
-        """Machine → when it is asked again, after it did not take something."""
+        """Machine → when to try again, after it refused."""
         self.counts: Counter[str] = Counter()
         """`told` and `failed`, so far."""
 
     async def look(self, signal: Callable[[str], CapacitySignal | None]) -> None:
-        """Tell the hosts that do not know what holds now; `signal` is asked per entitlement."""
+        """Send hosts the notices that they lack; `signal` is called per entitlement."""
         wanted = self._wanted(signal)
         for machine in [name for name in self._said if name not in wanted]:
             wanted[machine] = HostNotices(epoch=self._number())  # withdrawn: no task is left there
@@ -59,7 +59,7 @@ class NoticeSender:
                 del self._said[name]
 
     def _wanted(self, signal: Callable[[str], CapacitySignal | None]) -> dict[str, HostNotices]:
-        """Return by machine what its tasks are to be told."""
+        """Return by machine the notices for its tasks."""
         asked = dict[str, set[str]]()
         for record in self._jobs.records():
             wish = record.spec.life.notice

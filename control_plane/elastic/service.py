@@ -1,4 +1,4 @@
-"""Elastic capacity as callers see it: loans, kept promises, signals, buffers (EL7, EL9, EL10)."""
+"""Elastic capacity for callers: loans, kept promises, signals, buffers (EL7, EL9, EL10)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from control_plane.store import Store
 
 
 class ElasticService:
-    """Runs the lender, and tells what it does."""
+    """Runs the lender, and reports on it."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ElasticService:
         unwell: Callable[[], str],
         sender: NoticeSender,
     ) -> None:
-        """Lend nothing yet. `unwell` says why nothing is to be lent now; empty: nothing does."""
+        """Lend nothing yet. `unwell` returns why nothing may be lent now; empty: it may."""
         self._sender = sender
         entitlements = allocators[0].portal.table
         self._parts = LenderParts(region, entitlements, allocators, owner_of, loans, unwell)
@@ -54,7 +54,7 @@ class ElasticService:
         region.broker.listen(self._ledger.heard)
 
     async def load(self) -> None:
-        """Read what was counted."""
+        """Read the stored counts."""
         await self._ledger.load()
 
     async def run(self) -> None:
@@ -64,7 +64,7 @@ class ElasticService:
             group.create_task(self._tell())
 
     async def _tell(self) -> None:
-        """Tell hosts what holds now, until cancelled."""
+        """Send notices to hosts, until cancelled."""
         runtime, settings = self._parts.region.runtime, self._parts.region.settings.elastic
         while True:
             await self._sender.look(self._signal)
@@ -75,7 +75,7 @@ class ElasticService:
         return None if known is None else self.signal(entitlement)
 
     def signal(self, entitlement: str) -> CapacitySignal:
-        """Return whether a borrower has what it wants; `NotFound` if there is no such one."""
+        """Return whether a borrower has what it wants; `NotFound` without such an entitlement."""
         record = self._parts.entitlements.get(entitlement)
         loans = [v for v in self._views() if v.borrower == entitlement]
         leaving = [v for v in loans if v.revoked_at is not None]
@@ -94,7 +94,7 @@ class ElasticService:
         )
 
     def late(self) -> list[str]:
-        """Return the machines that are not back though the promise is over."""
+        """Return the machines that are not back though the promised time is over."""
         now = self._parts.region.runtime.date()
         return [
             v.machine
@@ -103,7 +103,7 @@ class ElasticService:
         ]
 
     def report(self) -> ElasticReport:
-        """Return what is lent to whom, who waits, and how promises were kept."""
+        """Return the loans, the entitlements that wait, and how promises were kept."""
         views, now = self._views(), self._parts.region.runtime.now()
         pools, left = [], self._left()
         for p in self._lender.now.values():
@@ -139,7 +139,7 @@ class ElasticService:
         )
 
     def _left(self) -> Counter[str]:
-        """Return by entitlement how many machines it gave back last that are free or lent."""
+        """Return by entitlement how many free or lent machines it gave back last."""
         table = self._parts.region.broker.table
         free = (m.name for m in survey.unused(self._parts.owner_of, FREE))
         known = [record for name in free if (record := table.find(name)) is not None]
@@ -166,7 +166,7 @@ class ElasticService:
         ]
 
     def counts(self) -> ElasticCounts:
-        """Return what is measured, as of the last look."""
+        """Return the measured numbers, as of the last look."""
         ended, now = self._ledger.promises(), self._lender.now.values()
         return ElasticCounts(
             loans=self._lender.loans,
@@ -183,7 +183,7 @@ class ElasticService:
     # -- buffers
 
     async def buffers(self) -> Buffers:
-        """Return the spare machines that the region needs, and that owners would need alone."""
+        """Return the spare machines that the region needs, and each owner would need alone."""
         surge: dict[str, list[float]] = {}
         for record in self._jobs.records():
             if record.spec.update.surge:

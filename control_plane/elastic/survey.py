@@ -15,9 +15,12 @@ from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.request import Request
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Capacity
+from control_plane.runtime.table import Checkpoint
 
 OwnerOf = Callable[[str], Allocator]
 """Returns the allocator that decides about a pool."""
+TURN = 200
+"""Machines or tasks that are looked at before it is asked whether others are to have a turn."""
 
 
 @dataclass(slots=True)
@@ -86,10 +89,14 @@ def _unplaced(request: Request, claims: Claims | None) -> Iterator[tuple[Demand,
             yield group.demand, missing
 
 
-def used_by_msb(owner_of: OwnerOf, pool: str, lent: Callable[[str], bool]) -> Counter[str]:
+async def used_by_msb(
+    owner_of: OwnerOf, pool: str, lent: Callable[[str], bool], checkpoint: Checkpoint
+) -> Counter[str]:
     """Return by MSB how many machines of its own a pool has that have tasks."""
     found = Counter[str]()
-    for machine in owner_of(pool).index.pool(pool).machines():
+    for number, machine in enumerate(list(owner_of(pool).index.pool(pool).machines())):
+        if number % TURN == 0:
+            await checkpoint()
         if machine.jobs and not lent(machine.name):
             found[machine.place.msb] += 1  # a path: it begins with the data center
     return found

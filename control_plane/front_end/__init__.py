@@ -1,3 +1,3 @@
-"""The front end: the only entry. It finds out who calls, checks whether that caller may, and
-translates; it decides nothing else. Routes are rows of one table.
+"""The front end: the only entry. It identifies the caller, checks its rights, and translates; it
+decides nothing else. Routes are rows of one table.
 """

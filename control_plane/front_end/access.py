@@ -1,6 +1,4 @@
-"""Who calls the front end, and whether this caller may make this call: no, unless a row of
-the route table says otherwise.
-"""
+"""Identifies callers of the front end, and refuses calls that no row of the route table allows."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ ANYONE = "anyone"
 ROLES = (ANYONE, "host", "user", "component", "local")
 """Every role there is; `anyone` is a TLS client without a certificate."""
 USERS = frozenset(("user", "local"))
-"""Those that a row lets in by `needs`, and never by `roles`."""
+"""Roles that a row lets in by `needs`, and never by `roles`."""
 _FRONT_END = FRONT_END.rpartition("/")[2]
 _SINCE = re.compile(r"\d{1,12}(\.\d{1,9})?")
 OPERATIONAL = ("openapi", "metrics")
@@ -35,21 +33,21 @@ OPERATIONAL = ("openapi", "metrics")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The front end's rules; `socket_group` may use the unix socket besides root and owner."""
+    """The front end's rules; `socket_group`, root and the owner may use the unix socket."""
 
     owner_uid: int
     socket_group: str = ""
     domain: str = ""
-    """Trust domain of those who may call; empty: any of our authority's."""
+    """Trust domain of allowed callers; empty: any of our authority's."""
 
     def __call__(self, request: web.Request, route: Route) -> Peer:
-        """Return who calls, or raise `Unauthenticated` or `Forbidden`."""
+        """Return the caller, or raise `Unauthenticated` or `Forbidden`."""
         peer = self.identify(request)
         check_role(peer, route)
         return peer
 
     def identify(self, request: web.Request) -> Peer:
-        """Return who is at the other end of the connection."""
+        """Return the peer at the other end of the connection."""
         transport = request.transport
         user = local_user(transport)
         if user is not None:
@@ -65,7 +63,7 @@ class Access:
         return self._spoken_for(peer, request.headers.get(CALLER_HEADER, ""))
 
     def _proved(self, request: web.Request) -> Peer:
-        """Return who proved an identity when the connection was made."""
+        """Return the peer that proved an identity when the connection was made."""
         transport, address = request.transport, request.remote or ""
         ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
         if ssl_object is None:
@@ -76,10 +74,10 @@ class Access:
         return dataclasses.replace(peer_of(certificate, self.domain), address=address)
 
     def _spoken_for(self, peer: Peer, said: str) -> Peer:
-        """Return the user for whom a front end calls; everybody else calls for themselves.
+        """Return the user for whom a front end calls; every other peer calls for itself.
 
-        It is believed which user calls, or that it is a caller without a certificate: nothing
-        else. So a stolen credential of a front end is no host, no component and no local user.
+        A front end may name a user, or a caller without a certificate, and nothing else. So a
+        stolen credential of a front end cannot act as a host, a component or a local user.
         """
         if peer.role != "component" or principal(peer) != _FRONT_END:
             return peer
@@ -102,7 +100,7 @@ class Access:
 
 
 def said_of(peer: Peer) -> str:
-    """Return how a front end says to the core for whom it calls: see `Access`."""
+    """Return how a front end names its caller to the core: see `Access`."""
     return peer.name if peer.role == ANYONE else f"{peer.name} {peer.valid_from!r}"
 
 

@@ -34,10 +34,10 @@ _NAME = re.compile(ID_PATTERN)
 
 
 class Moves(Protocol):
-    """Which shard has what."""
+    """The shards and their entitlements."""
 
     async def list_shards(self) -> ShardLoads:
-        """Return what each shard has to do."""
+        """Return the load of each shard."""
 
     async def move(self, pool: str, to: int, *, dry_run: bool = False) -> ShardMoved:
         """Give an entitlement to another shard."""
@@ -49,7 +49,7 @@ class CapacityHandlers:
     def __init__(
         self, service: CapacityService, elastic: ElasticService, guard: Guard, shards: Moves
     ) -> None:
-        """Take what the handlers call, and who knows the callers."""
+        """Take the services that the handlers call, and the guard that resolves callers."""
         self._service, self._elastic, self._shards = service, elastic, shards
         self._callers = guard
 
@@ -81,7 +81,7 @@ class CapacityHandlers:
         return await self._shards.move(name, call.body.to, dry_run=dry_run)
 
     async def request_entitlement(self, call: Call) -> EntitlementRequest:
-        """Take a request for capacity."""
+        """Accept a request for capacity."""
         name, who = _name(call), self._person(call.peer)
         return await self._service.request(name, self._asked(name, call.body, who), who)
 
@@ -105,7 +105,7 @@ class CapacityHandlers:
         return await self._service.deny(call.path["request"], who, call.body.note)
 
     async def withdraw_request(self, call: Call) -> EntitlementRequest:
-        """Take a request back."""
+        """Withdraw a request."""
         return await self._service.withdraw(
             call.path["request"], self._person(call.peer), call.body.note
         )
@@ -131,7 +131,7 @@ class CapacityHandlers:
         return Person(principal(peer), is_operator=is_operator, may_create=is_operator)
 
     def _asked(self, name: str, wish: EntitlementWish, who: Person) -> EntitlementWish:
-        """Return what is asked for, with its owners: those named, those now, or the caller."""
+        """Return the request, with its owners: the named ones, the present ones, or the caller."""
         if wish.spec is None:
             return wish
         self._check_owners(wish.spec)
@@ -168,15 +168,15 @@ class ProfileHandlers:
         )
 
     async def get_profile_rollout(self, call: Call) -> ProfileView:
-        """Show how far that is."""
+        """Show the progress of a profile change."""
         return self._profiles.show(call.path["entitlement"])
 
     async def rollback_profile(self, call: Call) -> ProfileView:
-        """Bring them back."""
+        """Bring machines back to the profile before."""
         return await self._profiles.go_back(call.path["entitlement"], _who(call))
 
     async def profile_stats(self, _: Call) -> ProfileStats:
-        """Say how long switches take."""
+        """Show how long switches take."""
         return await self._profiles.stats()
 
 

@@ -1,8 +1,8 @@
 """Sends requests about jobs to the process of their shard, and merges lists over shards.
 
-A shard that is away fails requests about its own jobs, with one error that says so and that may be
-tried again; lists then have what the store says of them. After an answer the core waits until it
-has followed what the shard had written, so a client reads what it wrote.
+If a shard does not answer, requests about its jobs fail with one error, which may be tried again;
+lists then have the stored state of its jobs. After an answer the core waits until it has followed
+what the shard had written, so a client reads what it wrote.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from wire.server import Call, Handler
 log = logging.getLogger(__name__)
 _ROUTES = {route.name: route for route in SHARD_ROUTES}
 _ALONE = frozenset(("plan_rebalance", "resume_rebalance"))
-"""Rows about what is off while shards run in other processes (docs/adr/0200)."""
+"""Rows that are disabled while shards run in other processes (docs/adr/0200)."""
 _CALL_S = 10.0
-"""For one request: a process that does not answer in this time is away."""
+"""For one request: a process that does not answer in this time counts as away."""
 _BEHIND_S = 2.0
 _READY_S = 2.0
-"""For the question whether a shard may get an entitlement: another gets it meanwhile."""
+"""For the check whether a shard may get an entitlement: otherwise another one gets it."""
 _CALLER: ContextVar[str] = ContextVar("caller", default="component:control-plane")
-"""For whom the present task calls a shard."""
+"""The caller for which the present task calls a shard."""
 
 
 class ShardClient(WireClient):
@@ -69,7 +69,7 @@ class ShardClient(WireClient):
         self.headers = lambda: {CALLER_HEADER: _CALLER.get(), REVISION_HEADER: str(written())}
         self.expected, self.shard = f"/component/shard-{shard}", shard
         self.revision = 0
-        """Newest revision that the shard had written when it answered."""
+        """Newest revision that the shard had written at its last answer."""
         self.hear = self._note
 
     def _note(self, headers: Mapping[str, str]) -> None:
@@ -79,14 +79,14 @@ class ShardClient(WireClient):
 
 
 Connect = Callable[[str, int, Callable[[], int]], ShardClient]
-"""Returns a client of the process of a shard: URL, number, what the core has written."""
+"""Makes a client of the process of a shard: URL, number, newest revision of the core."""
 
 
 class Forwarding:
-    """Stands before the handlers of a core; with all roles in one process it does nothing."""
+    """Wraps the handlers of a core; with all roles in one process it does nothing."""
 
     def __init__(self, control_plane: ControlPlane, connect: Connect | None) -> None:
-        """Call shards through what `connect` returns; None: no other process has any."""
+        """Call shards with clients of `connect`; None: no other process runs any."""
         self._plane, self._connect = control_plane, connect
         self._clients: dict[int, ShardClient] = {}
         if connect is not None:
@@ -96,7 +96,7 @@ class Forwarding:
                 control_plane.shards.ask_ready = self._is_ready
 
     def wrapped(self, route: Route, handler: Handler) -> Handler:
-        """Return a handler that lets the shard answer which has to."""
+        """Return a handler that forwards a call to its shard."""
         if self._connect is None:
             return handler
         if route.name in FORWARDED:
@@ -115,7 +115,7 @@ class Forwarding:
         return handler if found is None else partial(found, handler)
 
     async def _alone(self, handler: Handler, call: Call) -> Any:
-        """Refuse what is not done while shards run in other processes."""
+        """Refuse calls that are disabled while shards run in other processes."""
         shards = self._plane.shards
         if shards.count > len(shards.all):
             raise Conflict(
@@ -125,7 +125,7 @@ class Forwarding:
         return await handler(call)
 
     def is_here(self, call: Call) -> bool:
-        """Return whether a call about a job that there is gets its answer from this process."""
+        """Return whether this process answers a call about an existing job."""
         if self._connect is None:
             return True
         number = self._plane.shards.number_of_job(call.path["job"])
@@ -144,7 +144,7 @@ class Forwarding:
         return await self._called(client, route, call)
 
     async def _number_of(self, call: Call) -> int | None:
-        """Return the shard that answers a call; None: there is nothing that it is about."""
+        """Return the shard that answers a call; None: its object does not exist."""
         shards, name = self._plane.shards, call.route.name
         if (name == "apply_job" and not call.flag("dry_run")) or name == "move_job":
             await shards.give(call.body.entitlement)
@@ -170,7 +170,7 @@ class Forwarding:
         _CALLER.set(caller_of(call.peer))
         opened = client.converse(route, **call.path, **call.query)
         try:
-            far = await opened.__aenter__()  # what fails is told by the caller's websocket
+            far = await opened.__aenter__()  # the caller's websocket reports failures
         except Unreachable as e:
             raise away(client.shard, str(e)) from e
 
@@ -191,7 +191,7 @@ class Forwarding:
         await self._followed(client)
 
     async def _find_places(self, wish: PlacesWish) -> PlacesFound:
-        """Return what processes of shards find for jobs of theirs; nothing of one that is away."""
+        """Return the places that processes of shards find; shards that are away are skipped."""
         shards = self._plane.shards
         by_shard: dict[int, dict[str, list[int]]] = {}
         for job, tasks in wish.tasks.items():
@@ -220,7 +220,7 @@ class Forwarding:
         return True
 
     def _client(self, number: int) -> ShardClient:
-        """Return a client of a shard's process, where its newest leader said that it is."""
+        """Return a client of a shard's process, at the address of its newest leader."""
         assert self._connect is not None
         url = self._processes.url_of(number)
         known = self._clients.get(number)
@@ -237,9 +237,9 @@ class Forwarding:
     # -- all shards
 
     async def _everywhere(self, call: Call, name: str = "") -> dict[int, Any]:
-        """Return what each shard of another process answers; an error where one is away.
+        """Return the answer of each shard of another process; an error for one that is away.
 
-        It is asked by the row of the call, or by the one that is named.
+        Uses the row of the call, or the named one.
         """
         shards = self._plane.shards
         others = [n for n in range(shards.count) if not self._plane.role.runs(n)]
@@ -284,7 +284,7 @@ class Forwarding:
         return Jobs(jobs=[found[name] for name in sorted(found)])
 
     def _as_stored(self, number: int, why: str) -> dict[str, JobStatus]:
-        """Return the jobs of a shard that is away, as the store has them."""
+        """Return the stored jobs of a shard that is away."""
         records = self._plane.job_records()
         shards = self._plane.shards
         return {
@@ -305,7 +305,7 @@ class Forwarding:
         return replace(page, machines=views)
 
     async def _map_region(self, _: Handler, call: Call) -> RegionMap:
-        """Return the map with what the process of each shard says of its own machines."""
+        """Return the map with each shard's own report of its machines."""
         answers = await self._everywhere(call)
         maps = {n: one for n, one in answers.items() if isinstance(one, RegionMap)}
         shard_of = self._plane.ownership.shard_of
@@ -331,7 +331,7 @@ class Forwarding:
         return None if not pool or self._plane.role.runs(number) else number
 
     def _seen(self, view: MachineView, theirs: MachineView | None) -> MachineView:
-        """Return a machine with what the process that follows it says."""
+        """Return a machine with the report of the process that follows it."""
         if theirs is None:
             return view
         return replace(

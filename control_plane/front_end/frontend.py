@@ -1,6 +1,6 @@
 """The front end: the public API of the control plane, made from the route table.
 
-Handlers translate; they decide nothing. Who may call what is in `access` and `guard`.
+Handlers translate; they decide nothing. Rights of callers are in `access` and `guard`.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class FrontEnd(
         ending: Callable[[], Sequence[str]] = list,
         shard_tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Take what the handlers call.
+        """Take the services that the handlers call.
 
-        `ending` tells the machines whose certificates end within a week; with `shard_tls` the
-        processes of shards are called.
+        `ending` returns the machines whose certificates end within a week. `shard_tls` is for calls
+        to the processes of shards.
         """
         self.handlers: dict[str, Handler] = {}
         """By route, behind the guard and the recorder; made by `app`."""
@@ -121,7 +121,7 @@ class FrontEnd(
         RebalanceHandlers.__init__(self, control_plane.rebalancer)
         IntentHandlers.__init__(self, control_plane)
         self.store_failure: Callable[[], str] = str
-        """Return why the main store takes no writes of this process any more; empty: it does."""
+        """Returns why the main store accepts no more writes of this process; empty: it does."""
         self._images = images
         self._metrics = Metrics(
             ROUTES,
@@ -160,7 +160,7 @@ class FrontEnd(
         return app
 
     def authorize(self, request: web.Request, route: Route) -> Peer:
-        """Return the caller, or raise if the route's rule refuses them whatever the call says."""
+        """Return the caller, or raise if the route's rule refuses it whatever the call contains."""
         peer = self._access(request, route)
         self._guard.people.check(peer)
         self._guard.check_early(peer, route)
@@ -169,11 +169,11 @@ class FrontEnd(
     async def refused(
         self, request: web.Request, route: Route, path: Mapping[str, str], error: TwineError
     ) -> None:
-        """Write down that a form of the console was refused."""
+        """Record that a form of the console was refused."""
         await self._recorder.note_refusal(request, self._access, route, path, error)
 
     def check(self, call: Call) -> None:
-        """Raise `Forbidden` if the caller may not make this very call; it is not made."""
+        """Raise `Forbidden` if the caller may not make this very call, without making it."""
         self._guard.check(call)
 
     def _guarded(self, route: Route, handler: Handler, recorder: Recorder) -> Handler:
@@ -195,12 +195,12 @@ class FrontEnd(
         return guarded
 
     def _check_leading(self, route: Route) -> None:
-        """Raise `Busy` if this process leads no more: what it read may have changed since."""
+        """Raise `Busy` if this process no longer leads: what it read may have changed since."""
         if route.name != "readyz" and (failure := self.store_failure()):
             raise Busy(f"this control plane cannot answer any more: {failure}")
 
     def revision_of(self, kind: str, name: str) -> int | None:
-        """Return the revision of a stored record; None where that kind has none."""
+        """Return the revision of a stored record; None if that kind has none."""
         if kind in KINDS:
             return self._guard.people.revision(f"{kind}/{name}")
         return self._control_plane.revision_of(kind, name)
@@ -209,7 +209,7 @@ class FrontEnd(
         return self._metrics.text()
 
     async def put_sizes(self, call: Call) -> SizesWritten:
-        """Write the size of each job as if it were asked for alone; none, if one may not be.
+        """Write the size of each job as if it were requested alone; none, if one is forbidden.
 
         Each has its own entry in the audit log and its own answer; together they share the disk's
         syncs, a connection and a request.
@@ -234,7 +234,7 @@ class FrontEnd(
         return SizesWritten(versions=versions, refused=refused)
 
     async def _resize(self, call: Call) -> JobRecord:
-        """Write a size; its effect on the tasks is shown to a caller of `put_size` alone."""
+        """Write a size; only a caller of `put_size` gets its effect on the tasks."""
         writer = caller_of(call.peer)
         return await self._intents.resize(call.path["job"], call.body, writer, call.also)
 
@@ -273,23 +273,23 @@ class FrontEnd(
         return await self._images.list_images()
 
     async def get_endpoints(self, call: Call) -> Endpoints:
-        """Show where a job answers; waits for news if asked to."""
+        """Show the endpoints of a job; can wait for a change."""
         after, wait_s = call.number("after", 0.0), call.number("wait_s", 0.0)
         return await self._control_plane.endpoints(
             call.path["job"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)
         )
 
     async def watch_endpoints(self, call: Call) -> EndpointsNews:
-        """Show where many jobs answer; waits for news if asked to."""
+        """Show the endpoints of many jobs; can wait for a change."""
         wanted: WatchedJobs = call.body
         return await self._control_plane.watch_endpoints(wanted.known, wanted.wait_s)
 
     async def put_weights(self, call: Call) -> Endpoints:
-        """Take which share of the requests tasks get."""
+        """Set the tasks' shares of the requests."""
         return self._control_plane.discovery.put_weights(call.path["job"], call.body)
 
     async def put_shards(self, call: Call) -> ShardMapView:
-        """Take which tasks serve which shards."""
+        """Set which tasks serve which shards."""
         return await self._control_plane.discovery.put_shards(call.path["job"], call.body.shards)
 
     async def get_shards(self, call: Call) -> ShardMapView:
@@ -297,7 +297,7 @@ class FrontEnd(
         return self._control_plane.discovery.shards(call.path["job"])
 
     async def get_shard(self, call: Call) -> Endpoints:
-        """Show where a shard is served; waits for news if asked to."""
+        """Show the endpoints of a shard; can wait for a change."""
         after, wait_s = call.number("after", 0.0), call.number("wait_s", 0.0)
         return await self._control_plane.discovery.shard(
             call.path["job"], call.path["shard"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)

@@ -1,8 +1,8 @@
-"""Stands before every handler: may this caller make this very call?
+"""Runs before every handler: may this caller make this very call?
 
-The rule is in the call's row of the route table. What a call is about is found by the names
-of its parameters: a row with `{job}`, `{task}` or `{entitlement}` in its path needs no code
-here. A row without a rule lets no user in.
+The rule is in the call's row of the route table. The names of its parameters identify the object: a
+row with `{job}`, `{task}` or `{entitlement}` in its path needs no code here. A row without a rule
+admits no user.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from wire.routes import Route
 from wire.server import Call
 
 NAMED = frozenset(("job", "task", "entitlement"))
-"""Parameters of paths that say whose it is."""
+"""Path parameters that determine the entitlement."""
 TAMES = frozenset(("stop_job", "pause_job", "put_hold"))
-"""What each owner of a job may do to it, even if its tasks have no sandbox."""
+"""What each owner may do to a job, even if its tasks have no sandbox."""
 
 
 class Ownership(Protocol):
-    """What the guard asks of the control plane."""
+    """The part of the control plane that the guard uses."""
 
     def entitlement_of(self, job: str) -> str | None:
         """Return the entitlement of a job, if there is such a job."""
         ...
 
     def goes_back_to(self, job: str) -> str | None:
-        """Return the entitlement that a rollback of a job would bring it to, if there is one."""
+        """Return the entitlement that a rollback of a job would return it to, if any."""
         ...
 
     def is_raw(self, job: str) -> bool:
-        """Return whether some version of a job that is kept has tasks without a sandbox."""
+        """Return whether some kept version of a job has tasks without a sandbox."""
         ...
 
     def owners_of(self, entitlement: str) -> Sequence[str] | None:
@@ -55,27 +55,27 @@ class Ownership(Protocol):
 
 
 class Guard:
-    """Decides about calls, with what is stored about people and entitlements."""
+    """Decides about calls, from stored roles and owners."""
 
     def __init__(self, people: People, ownership: Ownership) -> None:
         self.people = people
         self._ownership = ownership
 
     def caller(self, peer: Peer) -> Caller:
-        """Return a user, or who is at the local socket, with what they may do."""
+        """Return a user, or the peer at the local socket, with what they may do."""
         if peer.role == "local":
-            root = peer.name == "local:0"  # who else may open the socket has to be granted it
+            root = peer.name == "local:0"  # others that may open the socket need a grant
             return Caller(peer.name, is_operator=True, is_approver=True, is_host_admin=root)
         return self.people.user(principal(peer))
 
     def is_trusted(self, peer: Peer) -> bool:
-        """Return whether a caller runs the region: it may take of the front end what it needs."""
+        """Return whether a caller runs the region, which exempts it from the front end's quotas."""
         if peer.role == "user":
             return self.people.user(principal(peer)).is_operator
         return peer.is_trusted
 
     def check_early(self, peer: Peer, route: Route) -> None:
-        """Refuse before a body is read what needs no look at it."""
+        """Refuse, before the body is read, calls that can be refused without it."""
         if peer.role == "user" and route.needs not in ("", Needs.OWNER, Needs.ASKER):
             self._check(peer, route, {})
 
@@ -91,7 +91,7 @@ class Guard:
         caller = self.caller(peer)
         needs = route.needs
         if needs in (Needs.OWNER, Needs.ASKER) and not NAMED.intersection(route.parameters):
-            needs = Needs.OPERATOR  # nothing says whose it is
+            needs = Needs.OPERATOR  # no entitlement is known
         owns_any = needs == Needs.ANY_OWNER and bool(self._owned(caller))
         self._refuse(route, refusal(needs, caller, about, owns_any), peer)
 
@@ -103,7 +103,7 @@ class Guard:
     def _raw_job(self, call: Call) -> str:
         """Return the job whose tasks a call would run, or enter, without a sandbox; empty: none.
 
-        A job whose file does not ask for it any more may be applied by its owners.
+        Owners may apply a job whose file no longer asks for it.
         """
         job = _job_of(call)
         spec = _spec_in(call)
@@ -117,7 +117,7 @@ class Guard:
         return self._ownership.owners_of(entitlement)
 
     def myself(self, peer: Peer) -> Myself:
-        """Return what a caller is."""
+        """Return the rights of a caller."""
         caller = self.caller(peer)
         owned = self._owned(caller)
         role = Role.OWNER if owned else Role.VIEWER
@@ -154,11 +154,11 @@ class Guard:
 
 
 def _spec_in(call: Call) -> JobSpec | None:
-    """Return the specification that a call brings, if it does."""
+    """Return the specification in a call, if there is one."""
     body = call.body.spec if isinstance(call.body, PushWish) else call.body
     return body if isinstance(body, JobSpec) else None
 
 
 def _job_of(call: Call) -> str:
-    """Return the job that the path of a call names, by itself or by a task; empty: none."""
+    """Return the job that the path of a call names, directly or by a task; empty: none."""
     return call.path.get("job") or call.path.get("task", "").rpartition("-")[0]

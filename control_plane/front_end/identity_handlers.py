@@ -48,7 +48,7 @@ class IdentityHandlers:
         return await self._registrar.renew(principal(call.peer), call.body)
 
     async def certify_task(self, call: Call) -> TaskCertificate:
-        """Return the next certificate of a task that the calling host was given, of no other."""
+        """Return the next certificate of a task that is assigned to the calling host."""
         tasks = self._control_plane.task_service
         subject = tasks.identity_for(principal(call.peer), call.path["task"])
         return self._registrar.certify_task(subject, call.body.csr_pem)
@@ -69,6 +69,6 @@ class IdentityHandlers:
         return self._duplicates.all()
 
     async def forget_duplicate(self, call: Call) -> Ack:
-        """Have a machine's hosts checked again."""
+        """Check a machine's hosts again."""
         await self._duplicates.forget(call.path["machine"])
         return Ack(detail="they are checked again")

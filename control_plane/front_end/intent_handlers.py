@@ -1,4 +1,4 @@
-"""The front end's handlers about what is wanted of a running job: its intents, and its push."""
+"""The front end's handlers about running jobs: their intents and pushes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IntentHandlers:
         return await self._jobs.pause_job(call.path["job"], paused=True)
 
     async def resume_job(self, call: Call) -> JobStatus:
-        """Let it go on."""
+        """Continue an update."""
         return await self._jobs.pause_job(call.path["job"], paused=False)
 
     async def restart_job(self, call: Call) -> JobStatus:
@@ -33,7 +33,7 @@ class IntentHandlers:
         return await self._jobs.rollback_job(call.path["job"], caller_of(call.peer))
 
     async def move_job(self, call: Call) -> JobStatus:
-        """Have a job run in another entitlement."""
+        """Move a job to another entitlement."""
         wish: JobMove = call.body
         writer = caller_of(call.peer)
         return await self._jobs.move_job(call.path["job"], wish.entitlement, writer)
@@ -43,7 +43,7 @@ class IntentHandlers:
         return await self._intents.briefs()
 
     async def get_intents(self, call: Call) -> JobIntents:
-        """Show what each writer wants."""
+        """Show the intents of each writer."""
         return await self._intents.show(call.path["job"])
 
     async def put_push(self, call: Call) -> JobIntents:
@@ -51,20 +51,20 @@ class IntentHandlers:
         return await self._intents.push(call.path["job"], call.body, caller_of(call.peer))
 
     async def put_size(self, call: Call) -> JobIntents:
-        """Say how many tasks there shall be."""
+        """Set the number of tasks."""
         writer = caller_of(call.peer)
         return await self._intents.size(call.path["job"], call.body, writer, call.also)
 
     async def put_canary(self, call: Call) -> JobIntents:
-        """Have some tasks run a variant."""
+        """Run a variant on some tasks."""
         return await self._intents.canary(call.path["job"], call.body, caller_of(call.peer))
 
     async def put_hold(self, call: Call) -> JobIntents:
-        """Begin nothing for a while."""
+        """Hold back changes for a while."""
         return await self._intents.hold(call.path["job"], call.body, caller_of(call.peer))
 
     async def put_infrastructure(self, call: Call) -> JobIntents:
-        """Take what operators roll out."""
+        """Set the runtime that operators roll out."""
         writer = caller_of(call.peer)
         return await self._intents.infrastructure(call.path["job"], call.body, writer)
 

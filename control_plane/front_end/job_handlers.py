@@ -22,11 +22,11 @@ class JobHandlers:
     """A handler for each row about a job."""
 
     def __init__(self, control_plane: ControlPlane) -> None:
-        """Take what the handlers call."""
+        """Take the services that the handlers call."""
         self._control_plane = control_plane
 
     async def region_status(self, _: Call) -> RegionStatus:
-        """Say what is well and what is not."""
+        """Show the state of the region."""
         return self._control_plane.region_status()
 
     async def list_jobs(self, _: Call) -> Jobs:
@@ -42,13 +42,13 @@ class JobHandlers:
         return await self._control_plane.apply_job(call.body, dry_run=dry_run, writer=writer)
 
     async def plan_job(self, call: Call) -> JobPlan:
-        """Say what applying a job would do."""
+        """Show what applying a job would do."""
         if call.body.name != call.path["job"]:
             raise InvalidInput(f"job {call.body.name} cannot be planned at {call.path['job']!r}")
         return await self._control_plane.job_planner.plan(call.body)
 
     async def explain_job(self, call: Call) -> JobExplanation:
-        """Say why tasks wait."""
+        """Explain why tasks wait."""
         return await self._control_plane.job_planner.explain(call.path["job"])
 
     async def get_job(self, call: Call) -> JobStatus:
@@ -71,7 +71,7 @@ class JobHandlers:
         return await self._control_plane.task_story(call.path["job"], index_of(call))
 
     async def move_task(self, call: Call) -> TaskStory:
-        """Have a task run elsewhere."""
+        """Move a task to another machine."""
         wish: MoveWish = call.body
         return await self._control_plane.move_task(
             call.path["job"], index_of(call), wish.to, wish.reason
@@ -83,7 +83,7 @@ class JobHandlers:
         return await self._control_plane.restart_task(call.path["job"], index_of(call), wish)
 
     async def job_logs(self, call: Call) -> AsyncIterator[bytes]:
-        """Stream what a task wrote."""
+        """Stream the output of a task."""
         tail, since = call.number("tail"), call.number("since")
         return self._control_plane.job_logs(
             call.path["job"],

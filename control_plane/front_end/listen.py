@@ -38,7 +38,7 @@ async def serving(
 ) -> AsyncIterator[list[ConnectionAdmission]]:
     """Serve an application on a TCP socket with TLS and on a unix socket, until left.
 
-    The unix socket has an admission of its own: callers on the network keep no operator out.
+    The unix socket has an admission of its own: callers on the network cannot block an operator.
     """
     limits = limits or ConnectionLimits().within(raise_descriptor_limit())
     runner = web.AppRunner(app, handle_signals=False, logger=_http_log, shutdown_timeout=SHUTDOWN_S)
@@ -56,7 +56,7 @@ async def serving(
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket, or raise `ConfigError` that says why not."""
+    """Return a listening TCP socket, or raise `ConfigError` with the reason."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -80,7 +80,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 def unix_socket(path: Path, group: str = "") -> socket.socket:
     """Return a listening unix socket that only its owner (and `group`) can open.
 
-    A socket that a dead process left is replaced; one that answers, or any other file, is not.
+    The socket of a dead process is replaced; one that answers, or any other file, is not.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

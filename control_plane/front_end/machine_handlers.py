@@ -31,7 +31,7 @@ class MachineHandlers:
     """A handler for each row of `api.machine_routes`."""
 
     def __init__(self, service: MachineService) -> None:
-        """Take what the handlers call."""
+        """Take the service that the handlers call."""
         self._inventory = service
 
     async def list_machines(self, call: Call) -> Machines:
@@ -54,7 +54,7 @@ class MachineHandlers:
         return Ack()
 
     async def import_machines(self, call: Call) -> ImportResult:
-        """Take in a list of machines."""
+        """Import a list of machines."""
         assert call.stream is not None
         format_ = call.query.get("format", "csv")
         if format_ not in FORMATS:
@@ -73,7 +73,7 @@ class MachineHandlers:
         return await self._inventory.drain(call.body)
 
     async def undrain_machines(self, call: Call) -> Records:
-        """End what was planned."""
+        """End planned unavailability of machines."""
         return await self._inventory.undrain(call.body)
 
     async def label_machines(self, call: Call) -> Records:
@@ -93,7 +93,7 @@ class MachineHandlers:
         return self._inventory.brokers()
 
     async def broker_machines(self, call: Call) -> BrokerMachines:
-        """Show a broker's machines, or what changed."""
+        """Show a broker's machines, or their changes."""
         datacenter, limit = call.path["datacenter"], _limit(call)
         after = call.number("after")
         if after is None:

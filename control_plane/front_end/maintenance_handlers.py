@@ -31,16 +31,16 @@ class MaintenanceHandlers:
         return self._planner.show(call.path["plan"])
 
     async def preview_plan(self, call: Call) -> Preview:
-        """Say what a plan would do."""
+        """Show what a plan would do."""
         return await self._planner.preview(call.path["plan"], call.body)
 
     async def accept_plan(self, call: Call) -> PlanView:
-        """Take a plan."""
+        """Accept a plan."""
         by = principal(call.peer) if call.peer.role == "user" else call.peer.name
         return await self._planner.accept(call.path["plan"], call.body, by)
 
     async def cancel_plan(self, call: Call) -> PlanView:
-        """Call a plan off."""
+        """Cancel a plan."""
         return await self._planner.cancel(call.path["plan"])
 
     async def report_plan(self, call: Call) -> PlanView:
@@ -48,7 +48,7 @@ class MaintenanceHandlers:
         return await self._planner.report(call.path["plan"], call.body.machines)
 
     async def resume_plan(self, call: Call) -> PlanView:
-        """Let a plan go on."""
+        """Continue a plan."""
         return await self._planner.go_on(call.path["plan"], call.body)
 
 
@@ -59,15 +59,15 @@ class RebalanceHandlers:
         self._rebalancer = rebalancer
 
     async def rebalance_status(self, _: Call) -> RebalanceStatus:
-        """Say what is done now."""
+        """Show what the ReBalancer does now."""
         return self._rebalancer.status()
 
     async def plan_rebalance(self, _: Call) -> RebalancePlan:
-        """Say what would be moved."""
+        """Show what would be moved."""
         return await self._rebalancer.plan()
 
     async def rebalance_history(self, _: Call) -> RebalanceHistory:
-        """List what was moved."""
+        """List past moves."""
         return self._rebalancer.history()
 
     async def explain_rebalance(self, call: Call) -> MoveExplanation:
@@ -77,10 +77,10 @@ class RebalanceHandlers:
         return self._rebalancer.explain(call.path["move"])
 
     async def pause_rebalance(self, call: Call) -> RebalanceStatus:
-        """Begin no more moves."""
+        """Pause moves."""
         by = principal(call.peer) if call.peer.role == "user" else call.peer.name
         return await self._rebalancer.pause(call.body, by)
 
     async def resume_rebalance(self, _: Call) -> RebalanceStatus:
-        """Go on."""
+        """Continue."""
         return await self._rebalancer.resume()

@@ -1,7 +1,7 @@
-"""What the front end counts, and what the services have counted when it is asked.
+"""Metrics: the front end's own counts, and the services' counts at each scrape.
 
-A scrape reads counts and goes through no machines and no jobs: it takes as long in a large
-region as in a small one.
+A scrape reads counts and iterates over no machines and no jobs, so its time does not depend on the
+size of the region.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Metrics:
         return response
 
     def text(self) -> bytes:
-        """Return everything in Prometheus' text form."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -112,7 +112,7 @@ async def one_chunk(text: bytes) -> AsyncIterator[bytes]:
 
 
 class _RoleMetrics(Collector):
-    """Which role this process leads since when, how far it follows, and how the store does."""
+    """The role that this process leads, since when, how far it follows; the store's state."""
 
     def __init__(self, process: Callable[[], ProcessStatus]) -> None:
         self._process = process
@@ -139,7 +139,7 @@ class _RoleMetrics(Collector):
 
 
 class _CensusMetrics(Collector):
-    """Machines by state and tasks by phase; those that there are none of are 0."""
+    """Machines by state and tasks by phase; absent ones are 0."""
 
     def __init__(self, census: Counters) -> None:
         self._counters = census
@@ -162,7 +162,7 @@ class _CensusMetrics(Collector):
 
 
 class _HealthMetrics(Collector):
-    """What silence has no consequence yet: an alarm while it is not 0."""
+    """Machines whose silence has no effect yet: an alarm while it is not 0."""
 
     def __init__(self, health: HealthService) -> None:
         self._health = health
@@ -199,7 +199,7 @@ class _LimitMetrics(Collector):
 
 
 class _RebalanceMetrics(Collector):
-    """What the last plan said, and what became of moves."""
+    """The results of the last plan, and of moves."""
 
     def __init__(self, rebalancer: ReBalancer) -> None:
         self._rebalancer = rebalancer
@@ -236,7 +236,7 @@ class _RebalanceMetrics(Collector):
 
 
 class _AllocatorMetrics(Collector):
-    """What the allocators did, and how large its region is (the paper's Figure 12)."""
+    """The work of the allocators, and the size of the region (the paper's Figure 12)."""
 
     def __init__(self, allocations: Sequence[Allocations]) -> None:
         self._all = allocations

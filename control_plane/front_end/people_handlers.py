@@ -1,4 +1,4 @@
-"""The front end's handlers about people, and about what they did."""
+"""The front end's handlers about people, and about the audit log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PeopleHandlers:
     """A handler for each of `PEOPLE_ROUTES`."""
 
     def __init__(self, guard: Guard, trail: Trail, issued: Issued) -> None:
-        """Take what the handlers call."""
+        """Take the services that the handlers call."""
         self._issued = issued
         self._known = guard
         self._log = trail
@@ -41,7 +41,7 @@ class PeopleHandlers:
         """Browsers that have the web console open."""
 
     async def get_myself(self, call: Call) -> Myself:
-        """Show who calls."""
+        """Show the caller."""
         return self._known.myself(call.peer)
 
     async def list_sessions(self, call: Call) -> ConsoleSessions:
@@ -56,7 +56,7 @@ class PeopleHandlers:
         return Ack(detail=f"session {call.path['session']} is ended")
 
     async def list_operators(self, _: Call) -> Grants:
-        """Show who is an operator, and who a host admin."""
+        """Show the operators and the host admins."""
         return self._known.people.operators()
 
     async def grant_operator(self, call: Call) -> Grant:
@@ -74,7 +74,7 @@ class PeopleHandlers:
         return await people.grant(call.path["admin"], by, Role.HOST_ADMIN)
 
     async def revoke_host_admin(self, call: Call) -> Ack:
-        """Let a user run tasks without a sandbox no longer."""
+        """Take the host admin's role from a user."""
         await self._known.people.revoke(call.path["admin"], Role.HOST_ADMIN)
         return Ack()
 
@@ -92,12 +92,12 @@ class PeopleHandlers:
         return Ack()
 
     async def list_users(self, _: Call) -> Users:
-        """Show who has a credential."""
+        """Show the users that have a credential."""
         issued = await self._issued()
         return users(issued, self._known.people.revocations())
 
     async def revoke_user(self, call: Call) -> Revocation:
-        """Let a user's credentials count no more."""
+        """Revoke a user's credentials."""
         name = call.path["user"]
         check_user_name(name)
         return await self._known.people.revoke_identity("user", name, principal(call.peer))

@@ -1,7 +1,7 @@
-"""Writes every change into the audit log, around the handler that makes it; refusals too.
+"""Records every change in the audit log, around the handler that makes it; refusals too.
 
-What is told of a request is picked field by field: the environment of a task, for one, may
-hold a secret and is not repeated.
+The recorded fields of a request are listed one by one: the environment of a task, for example, may
+hold a secret and is never recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OBJECTS = (
     "limit",
     "session",
 )
-"""Parameters of paths that name what a call is about, the first one found."""
+"""Path parameters that name the object of a call; the first one found counts."""
 _WORDS = {
     **{"request": "entitlement-request", "digest": "image", "who": "operator"},
     "plan": "maintenance-plan",
@@ -57,15 +57,15 @@ _TOLD = (
 
 
 class Revisions(Protocol):
-    """What the recorder asks of the control plane."""
+    """The part of the control plane that the recorder uses."""
 
     def revision_of(self, kind: str, name: str) -> int | None:
-        """Return the revision of a stored record; None where that kind has none."""
+        """Return the revision of a stored record; None if that kind has none."""
         ...
 
 
 class Recorder:
-    """Stands between the guard and the handlers of all rows that change something."""
+    """Runs between the guard and the handlers of all rows that change something."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Recorder:
         routes: Sequence[Route],
         is_here: Callable[[Call], bool] = lambda _: True,
     ) -> None:
-        """Take where to write, and whom to ask for revisions.
+        """Take the audit log to write to, and the source of revisions.
 
         `is_here` says whether this process makes the change of a call, not that of a shard.
         """
@@ -115,7 +115,7 @@ class Recorder:
         return result
 
     async def _at_once(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
-        """Make a change with its entry in the same transaction; one that fails has it after."""
+        """Make a change with its entry in one transaction; after a failure write only the entry."""
         done = replace(entry, outcome=Outcome.DONE)
         entry, operations = self._trail.prepared(done)
         try:
@@ -132,8 +132,8 @@ class Recorder:
     async def _for_anyone(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
         """Make the change of an unknown caller: a host that joins.
 
-        Its entry is written after it, so that callers without a credential cannot fill the log;
-        what is refused is bounded like all refusals.
+        Its entry is written after the change, so that callers without a credential cannot fill the
+        log; refused attempts are bounded like all refusals.
         """
         try:
             result = await handler(call)
@@ -145,7 +145,7 @@ class Recorder:
         return result
 
     def refusals(self, access: Access) -> Any:
-        """Return the middleware that writes down who was refused a change."""
+        """Return the middleware that records refused changes with their callers."""
 
         @web.middleware
         async def watch(request: web.Request, handler: NextHandler) -> web.StreamResponse:
@@ -170,7 +170,7 @@ class Recorder:
         path: Mapping[str, str],
         error: TwineError,
     ) -> None:
-        """Write down that a change was refused, unless its own entry says so."""
+        """Record that a change was refused, unless its own entry has that."""
         if not route.is_change or request_id() in self._begun:
             return
         try:
@@ -182,7 +182,7 @@ class Recorder:
 
 
 def caller_of(peer: Peer) -> str:
-    """Return who calls, as it is written down: `user:ann`, `local:0`."""
+    """Return the name of a caller, as the audit log has it: `user:ann`, `local:0`."""
     named = peer.role in ("user", "host", "component")
     return f"{peer.role}:{principal(peer)}" if named else peer.name
 
@@ -222,7 +222,7 @@ def _changed(result: Any) -> list[str]:
 
 
 def _detail(body: Any) -> str:
-    """Return the fields of a request that may be told, in short."""
+    """Return the recordable fields of a request, in short."""
     if not isinstance(body, msgspec.Struct):
         return ""
     told: dict[str, Any] = {}
@@ -237,7 +237,7 @@ def _detail(body: Any) -> str:
 
 @cache
 def _told_of(kind: type) -> tuple[str, ...]:
-    """Return the fields of a type that may be told."""
+    """Return the recordable fields of a type."""
     return tuple(name for name in _TOLD if hasattr(kind, name))
 
 

@@ -1,7 +1,7 @@
-"""A front end as a process of its own: it proves who calls, and passes each call on to the core.
+"""A front end as a process of its own: it authenticates callers, and passes calls to the core.
 
-It keeps nothing and decides nothing but who may not call at all, so any number of them run beside
-one another. The core believes it which user calls, and nothing else (`access`).
+It keeps no state and decides only which callers are refused at once, so any number of them may run.
+The core believes a front end's word about the calling user, and nothing else (`access`).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from wire.server import Call, make_app
 
 log = logging.getLogger(__name__)
 _OF_HOSTS = frozenset(("join",))
-"""Rows that hosts call without a certificate: the core has to see their addresses."""
+"""Rows that hosts call without a certificate: the core has to see the hosts' addresses."""
 RELAYED: tuple[Route, ...] = tuple(
     route
     for route in ROUTES
     if (route.needs or ANYONE in route.roles) and route.name not in _OF_HOSTS
 )
-"""What users, and anyone, may call at all."""
+"""The rows that users and unauthenticated callers may call."""
 _CALL_S, _WAIT_S, _PUSH_S = 30.0, 90.0, 3600.0
-"""For an answer: of a usual call, of one that waits for news, of one that brings much."""
+"""Timeouts of a usual call, of one that waits for changes, and of a large transfer."""
 _PROBE_S, _PROBE_PATIENCE_S = 0.5, 2.0
 _FOR: ContextVar[Peer] = ContextVar("caller")
-"""For whom the present task calls the core."""
+"""The caller for which the present task calls the core."""
 _HEALTH = next(route for route in ROUTES if route.name == "healthz")
 
 
@@ -51,7 +51,7 @@ class CoreClient(WireClient):
 
     max_answer_bytes = 2 << 30
     limits: Mapping[Lane, int] = dict.fromkeys(Lane, 4096)
-    """Connections for the callers of this front end, who wait for news each on their own."""
+    """Connections for the callers of this front end; each caller waits for news on its own."""
 
     def __init__(self, url: str, tls: ssl.SSLContext) -> None:
         """Open nothing yet."""
@@ -60,7 +60,7 @@ class CoreClient(WireClient):
 
 
 class FrontEndRelay:
-    """A handler for each of `RELAYED`, which asks the core that leads."""
+    """A handler for each of `RELAYED`, which calls the leading core."""
 
     def __init__(self, cores: Sequence[str], tls: ssl.SSLContext, domain: str) -> None:
         """Open no connection; of several cores one leads, and only that one listens."""
@@ -81,7 +81,7 @@ class FrontEndRelay:
         )
 
     def authorize(self, request: web.Request, route: Route) -> Peer:
-        """Return the user who calls, or raise: others call the core."""
+        """Return the calling user, or raise: other components call the core."""
         peer = self._access(request, route)
         if peer.role not in ("user", ANYONE):
             raise Forbidden(
@@ -91,7 +91,7 @@ class FrontEndRelay:
         return peer
 
     async def follow_core(self) -> None:
-        """Call the core that answers, for as long as the process runs."""
+        """Call the core that leads, for as long as the process runs."""
         _FOR.set(Peer(name=ANYONE, role=ANYONE))
         while True:
             if not await self._answers(self._core):

@@ -1,6 +1,6 @@
-"""Handlers by which operators let the control plane go on, and the limit on deletions.
+"""Handlers by which operators release what is held back, and the limit on deletions.
 
-Silent machines whose state is not decided, limits on what destroys, and a restored store.
+Silent machines without a verdict, limits on destructive operations, and a restored store.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from wire.server import Call
 
 log = logging.getLogger(__name__)
 DELETES_PER_S, DELETES_BURST = 0.5, 30
-"""Deletions by one user. A program that deletes everything by mistake is stopped before a person
-can notice (AV5). What a person or a clean-up types is far below."""
+"""Deletions by one user. A program that deletes everything by mistake is stopped before a user can
+notice (AV5). Manual deletions are far below."""
 _PEOPLE_MAX = 1000
 
 
@@ -43,11 +43,11 @@ class SafetyHandlers:
         self._of: OrderedDict[str, TokenBucket] = OrderedDict()
 
     async def held_back_machines(self, _: Call) -> HeldBackMachines:
-        """Return the silent machines whose state is not decided."""
+        """Return the silent machines without a verdict."""
         return HeldBackMachines(machines=self._health.held_back())
 
     async def confirm_down(self, call: Call) -> ConfirmedDown:
-        """Mark machines as down that an operator says are down."""
+        """Mark machines as down that an operator confirms."""
         wish = call.body
         return await self._health.confirm(wish.machines, wish.scope, wish.reason, call.peer.name)
 
@@ -90,10 +90,10 @@ class SafetyHandlers:
         return await self._restored.view()
 
     async def release_restored(self, call: Call) -> Restored:
-        """Let the control plane command from now on."""
+        """Let the control plane send commands from now on."""
         return await self._restored.release(principal(call.peer))
 
     async def let_task_go(self, call: Call) -> Ack:
-        """Let a task be stopped that the restored store does not know."""
+        """Permit the stop of a task that the restored store does not know."""
         self._restored.let_go(call.path["machine"], call.path["unknown"])
         return Ack(detail="it is stopped once the limit on stops lets it pass")

@@ -1,7 +1,7 @@
-"""What the process of a shard serves: requests that the core sends for users, and no others.
+"""The server of a shard's process: requests that the core sends for users, and no others.
 
-The core decided what the caller may do. The shard believes the caller's name that it sends, because
-only the core may call here.
+The core checks the caller's rights. The shard trusts the caller's name in the request, because only
+the core may call here.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from wire.server import Call, Handler, NextHandler, make_app
 from wire.tls import CONTROL_PLANE
 
 BEHIND_S = 2.0
-"""How long a request waits until this process has followed what the core had written."""
+"""How long a request waits until this process has read what the core had written."""
 
 
 class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
     """A handler for each of `SHARD_ROUTES`."""
 
     def __init__(self, control_plane: ControlPlane, store: Store, domain: str) -> None:
-        """Take what the handlers call, and the trust domain of the core."""
+        """Take the services that the handlers call, and the trust domain of the core."""
         JobHandlers.__init__(self, control_plane)
         IntentHandlers.__init__(self, control_plane)
         TaskHandlers.__init__(self, control_plane.task_service)
@@ -78,7 +78,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return await self._inventory.region_map(call.query.get("by", "state"), is_own)
 
     def authorize(self, request: web.Request, _: Route) -> Peer:
-        """Return the user for whom the core calls, or raise: only the core may."""
+        """Return the user for whom the core calls, or raise: no other component may call."""
         transport = request.transport
         ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
         if ssl_object is None:
@@ -90,7 +90,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return Peer(name=caller, role="forwarded", is_trusted=True)
 
     def handler(self, route: Route) -> Handler:
-        """Return the handler of a row, which refuses what another shard decides about.
+        """Return the handler of a row, which refuses calls that belong to another shard.
 
         Its answer counts only while this process still leads: another one may have changed it.
         """
@@ -115,7 +115,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
             raise Busy(f"this shard cannot answer any more: {failure}")
 
     def _check_owner(self, route: Route, call: Call) -> None:
-        """Raise if a request is about what another shard decides."""
+        """Raise if a request belongs to another shard."""
         shards, job = self._control_plane.shards, call.path.get("job", "")
         if job and shards.number_of_job(job) is not None:
             shards.of_job(job)
@@ -124,7 +124,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
     @web.middleware
     async def _in_step(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
-        """Answer once this process knows what the core knew, and say what the core has to know."""
+        """Answer once this process has read the core's revision, and send its own revision."""
         asked = request.headers.get(REVISION_HEADER, "")
         if asked.isdecimal():
             await self.follow(int(asked))
@@ -134,7 +134,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return response
 
     async def follow(self, revision: int) -> None:
-        """Return once this process knows what the core knew, or raise `Busy`."""
+        """Return once this process has followed to a revision, or raise `Busy`."""
         if not await self._control_plane.followed(revision, BEHIND_S):
             raise Busy("this shard is behind the store", hint="try again")
 
@@ -144,15 +144,15 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return Ack()
 
     async def shard_metrics(self, _: Call) -> AsyncIterator[bytes]:
-        """Stream what this process counts."""
+        """Stream the metrics of this process."""
         return one_chunk(self._metrics.text())
 
     async def process_status(self, _: Call) -> ProcessStatus:
-        """Say how this process is."""
+        """Report the state of this process."""
         return self._control_plane.process_counts(self._control_plane.shards.loads())
 
     async def find_places(self, call: Call) -> PlacesFound:
-        """Look where tasks of this shard's jobs would go."""
+        """Find places for tasks of this shard's jobs."""
         return await self._control_plane.maintenance.find_places(call.body)
 
     async def healthz(self, _: Call) -> Liveness:

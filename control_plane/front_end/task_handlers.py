@@ -13,7 +13,7 @@ class TaskHandlers:
     """A handler for each row of `api.task_routes`."""
 
     def __init__(self, service: TaskService) -> None:
-        """Take what the handlers call."""
+        """Take the service that the handlers call."""
         self._tasks = service
 
     async def describe_task(self, call: Call) -> TaskDescription:
@@ -21,7 +21,7 @@ class TaskHandlers:
         return await self._tasks.describe(call.path["job"], index_of(call))
 
     async def describe_host(self, call: Call) -> HostDescription:
-        """Show what an agent says of its host."""
+        """Show an agent's report of its host."""
         return await self._tasks.describe_host(call.path["machine"])
 
     async def exec_task(self, call: Call) -> Talk:
@@ -30,7 +30,7 @@ class TaskHandlers:
 
 
 def index_of(call: Call) -> int:
-    """Return the index of a task in a path, or refuse what is none."""
+    """Return the index of a task in a path, or refuse an invalid one."""
     text = call.path["index"]
     if not (text.isascii() and text.isdigit() and len(text) < 7):
         raise InvalidInput(f"{text!r} is no index of a task", hint="0, 1, 2, …")

@@ -1,8 +1,8 @@
-"""The audit log: who changed what, from where, and what came of it; also what was refused.
+"""The audit log: each change with its caller, address and outcome; also refused changes.
 
-An entry is on disk before the change begins and is completed before it is acknowledged, so
-every acknowledged change has one. Where the process ends in between it stays `begun`. A change that
-is one transaction of the store has its entry in it (docs/adr/0198).
+An entry is on disk before the change begins and is completed before it is acknowledged, so every
+acknowledged change has one. If the process ends in between it stays `begun`. A change that is one
+transaction of the store has its entry in it (docs/adr/0198).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ for the newest from there on."""
 _HEAD_EVERY = 500
 _GAP = 1000
 _DROPPED = 100
-"""Entries that one transaction drops."""
+"""Entries that one transaction deletes."""
 KEEP = 100_000
-"""Entries; at some 300 bytes each this is 30 MB."""
+"""Number of kept entries; at some 300 bytes each this is 30 MB."""
 PAGE, MAX_PAGE, MAX_SCAN = 200, 1000, 20_000
-"""Entries of an answer, and those that one request looks at."""
+"""Entries of an answer: usual, most; and entries that one request reads at most."""
 REFUSALS_PER_MINUTE, REFUSALS_IN_ALL = 10, 200
-"""Refused attempts that are written down, by caller and together: no caller may fill the log."""
+"""Recorded refusals, by caller and together, so that no caller can fill the log."""
 _MAX_CALLERS = 1000
 _MAX_TEXT = 500
 _MAX_ALSO = 100
@@ -45,7 +45,7 @@ _MAX_ALSO = 100
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which entries are asked for; all that is given must hold."""
+    """A selection of entries; all given conditions must hold."""
 
     before: int = 0
     """Only older ones; 0: from the newest on."""
@@ -55,7 +55,7 @@ class Query:
     object: str = ""
 
     def suits(self, entry: AuditEntry) -> bool:
-        """Return whether an entry is asked for; `ann` stands for `user:ann`."""
+        """Return whether an entry is selected; `ann` stands for `user:ann`."""
         if self.who and entry.caller not in (self.who, f"user:{self.who}"):
             return False
         return not self.object or self.object in (entry.object, *entry.also)
@@ -84,7 +84,7 @@ class Trail:
         """Outcomes that could not be written: their entries stay `begun`."""
 
     async def load(self) -> None:
-        """Find the newest entry, and drop those that are more than are kept."""
+        """Find the newest entry, and delete entries beyond the kept number."""
         head = await self._store.get(HEAD)
         self._last = int(head.value) if head is not None else 0
         async for entry in self._entries(max(0, self._last - _GAP)):
@@ -108,10 +108,10 @@ class Trail:
         return entry
 
     def prepared(self, entry: AuditEntry) -> tuple[AuditEntry, list[Operation]]:
-        """Return the next entry of the log, and what writes it.
+        """Return the next entry of the log, and the operations that write it.
 
-        In the transaction of its change it is there exactly if the change is. Then it says that it
-        is done, and the revision of that transaction is its `after`.
+        In the transaction of its change it exists exactly if the change does. Then it is `done`,
+        and the revision of that transaction is its `after`.
         """
         self._last += 1
         entry = _bounded(replace(entry, sequence=self._last, at=self._runtime.wall()))
@@ -127,7 +127,7 @@ class Trail:
         return operations
 
     async def end(self, entry: AuditEntry) -> None:
-        """Complete an entry; where that fails it stays `begun`, and the answer is given still."""
+        """Complete an entry; if that fails it stays `begun`, and the answer is still sent."""
         await self._complete(
             entry, [Put(_key(entry.sequence), msgspec.json.encode(_bounded(entry)))]
         )
@@ -145,7 +145,7 @@ class Trail:
             log.warning("the outcome of a change is not in the audit log", extra=fields)
 
     async def refused(self, entry: AuditEntry) -> None:
-        """Write down a refused or failed attempt, unless there were too many of them of late."""
+        """Record a refused or failed attempt, unless there were too many lately."""
         key = entry.caller if entry.caller != "anyone" else entry.address
         mine = self._minute(key)
         now = self._runtime.now()
@@ -164,7 +164,7 @@ class Trail:
             log.warning("a refused attempt is not in the audit log", extra=fields)
 
     async def second_host(self, found: Duplicate) -> None:
-        """Write down that a host has the identity of another one; the finding stands anyway."""
+        """Record that a host has the identity of another one; the finding stands if that fails."""
         entry = AuditEntry(
             sequence=0,
             at=0.0,
@@ -183,7 +183,7 @@ class Trail:
             log.warning("a clone is not in the audit log", extra=fields)
 
     async def page(self, query: Query) -> AuditPage:
-        """Return the newest entries that suit, and where to go on."""
+        """Return the newest selected entries, and where to continue."""
         top = min(query.before - 1, self._last) if query.before > 0 else self._last
         found: list[AuditEntry] = []
         floor = max(0, top - MAX_SCAN)
@@ -232,7 +232,7 @@ def _key(sequence: int) -> str:
 
 
 def _read(raw: Entry) -> AuditEntry:
-    """Return an entry; one that was stored by its change got the same revision."""
+    """Return an entry; one that was stored with its change has the same revision."""
     entry = msgspec.json.decode(raw.value, type=AuditEntry)
     is_with_change = entry.outcome is Outcome.DONE and entry.before is not None
     if is_with_change and entry.after is None:

@@ -1,4 +1,4 @@
-"""The health check service: is a machine alive? It follows every agent, judges
-silence and records unavailability events at the broker. Many silent machines at once look like
-a cut of our own.
+"""The health check service: is a machine alive? It follows every agent, judges silence and records
+unavailability events at the broker. Many silent machines at once suggest that this process is cut
+off.
 """

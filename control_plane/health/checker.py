@@ -1,10 +1,9 @@
 """Declares machines down that were silent for too long, and up when they answer again.
 
-Each machine has one deadline, in a slot of half a second. When it comes up, the machine's last
-sign of life is looked at, and mostly the deadline is moved on: one that answers costs next to
-nothing.
-What is recorded is compared with what is seen, whatever happened in between: a machine that
-answers and is recorded down is marked up until the store has taken it.
+Each machine has one deadline, in a slot of half a second. When it comes up, the checker reads the
+machine's last sign of life, and usually moves the deadline: a machine that answers costs next to
+nothing. The record is always compared with the observation: a machine that answers and is recorded
+down is marked up until the store has accepted it.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ from wire.errors import Conflict
 
 log = logging.getLogger(__name__)
 _AGAIN_S = 1.0
-"""A machine that is held back is looked at this often."""
+"""Interval between looks at a machine that is held back."""
 LEAVING = "its host said that it was going down"
 _TURN = 64
-"""Machines that are looked at before the loop is asked whether others wait."""
+"""Machines that are checked between two checks whether other tasks of the loop wait."""
 
 
 class HealthChecker:
     """Keeps the broker's unavailability events true."""
 
     def __init__(self, region: Region, pool: AgentPool, marks: HealthMarks) -> None:
-        """Ask no agent yet; `marks` writes down what is concluded."""
+        """Ask no agent yet; `marks` records conclusions."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._follows = region.follows
@@ -61,16 +60,16 @@ class HealthChecker:
         answers_lag_s = region.settings.poll_wait_s + TICK_S
         down_after_s = region.settings.down_after_s
         self._worry_s = max(down_after_s / 2, down_after_s - answers_lag_s)
-        """Machines cut off together cross the limit one after another: so that the first does
-        not pass for a single loss, those that are silent for this long count, too."""
+        """Machines that are cut off together cross the limit one after another. So machines that
+        are silent for this long count, too: the first does not pass for a single loss."""
         self._parts = Parts()
         self._watches: dict[str, Watch] = {}
         self._slots: dict[int, list[Watch]] = {}
-        """Machines by the slot of time (`TICK_S` long) in which they are looked at next."""
+        """Machines by the slot of time (`TICK_S` long) of their next look."""
         self._next_slot = 0
         self._held: dict[str, Watch] = {}
         self._braked: dict[str, int] = {}
-        """Machines held back by part."""
+        """Number of held-back machines by part."""
         self._limit = region.limits.of(
             LimitName.MARK_DOWN, region.settings.mark_down_per_s, region.settings.mark_down_burst
         )
@@ -103,7 +102,7 @@ class HealthChecker:
         finally:
             ends()
 
-    # -- what people ask
+    # -- queries
 
     @property
     def brake(self) -> str:
@@ -116,7 +115,7 @@ class HealthChecker:
 
     @property
     def held_count(self) -> int:
-        """Return of how many machines nothing is concluded yet."""
+        """Return the number of machines without a verdict yet."""
         return len(self._held)
 
     @property
@@ -125,7 +124,7 @@ class HealthChecker:
         return len(self._watches)
 
     def note(self, machine: str) -> str:
-        """Return what stands between a machine's silence, or its answers, and its state."""
+        """Return why a machine's silence, or its answers, have not changed its state."""
         watch, record = self._watches.get(machine), self._broker.table.find(machine)
         if watch is None or watch.held is None:
             return LEAVING if is_leaving(record) else ""
@@ -150,7 +149,7 @@ class HealthChecker:
         return found
 
     def confirm_down(self, machines: Iterable[str], why: str) -> list[str]:
-        """Declare silent machines down whatever holds that back; return which.
+        """Declare silent machines down even if they are held back; return which.
 
         Machines that answer, or are down, are left out; `Conflict` if that leaves none.
         """
@@ -173,10 +172,10 @@ class HealthChecker:
         log.warning("machines confirmed down", extra={"machines": len(silent), "reason": why})
         return [watch.machine for watch in silent]
 
-    # -- what happens
+    # -- events
 
     def _anew(self, why: str) -> None:
-        """Start all silences again: what was silent may have been ourselves."""
+        """Start all silences again: this process may have been the silent one."""
         self._anew_at = self._runtime.now()
         log.warning("silence of all machines is counted from now on", extra={"reason": why})
 
@@ -203,7 +202,7 @@ class HealthChecker:
             self._state_changed(watch, after.state, now)
 
     def look_at(self, name: str) -> None:
-        """Called when a machine may be followed by another process now, or by this one."""
+        """Called when the process that follows a machine may have changed."""
         record = self._broker.table.find(name)
         self._record_changed(name, record, record)
         self._follower.look_at(name)
@@ -232,7 +231,7 @@ class HealthChecker:
             self._look_at_down(watch, watch.back_at)
 
     def _watch(self, record: MachineRecord) -> Watch:
-        """Begin to judge a machine."""
+        """Start to judge a machine."""
         now = self._runtime.now()
         rack, observation = (
             self._parts.rack(record.location),
@@ -251,7 +250,7 @@ class HealthChecker:
     def _forget(self, watch: Watch) -> None:
         self._hold(watch, None)
         watch.stands(None)
-        watch.due_in = 0  # its entry in a slot means nothing any more
+        watch.due_in = 0  # its entry in a slot is void
         del self._watches[watch.machine]
 
     # -- deadlines
@@ -266,8 +265,8 @@ class HealthChecker:
             there.append(watch)
 
     async def _look(self) -> None:
-        """Look at all machines whose deadline has come."""
-        self._runtime.look_at_clocks()  # a pause of ours is known before anything is concluded
+        """Check all machines whose deadline has come."""
+        self._runtime.look_at_clocks()  # finds own pauses before any verdict
         due, looked = list[Watch](), 0
         while self._next_slot <= self._runtime.now() / TICK_S:
             slot, self._next_slot = self._next_slot, self._next_slot + 1
@@ -277,7 +276,7 @@ class HealthChecker:
                 if looked % _TURN == 0:
                     await self._runtime.checkpoint()
                 if watch.due_in != slot:
-                    continue  # it was put elsewhere since
+                    continue  # it was moved to another slot since
                 if watch.down_at is not None:
                     self._look_at_down(watch, now)
                 elif self._look_at_up(watch, now):
@@ -288,7 +287,7 @@ class HealthChecker:
                 await self._runtime.checkpoint()
 
     def _look_at_up(self, watch: Watch, now: float) -> bool:
-        """Return whether a machine was silent for so long that a verdict is due."""
+        """Return whether a machine was silent for long enough to need a verdict."""
         if watch.is_unasked:
             self._schedule(watch, now + self._worry_s)
             return False
@@ -308,7 +307,7 @@ class HealthChecker:
             signs = watch.signs(self._broker.table.find(watch.machine), silent_s)
             excused = excuse(signs, now, self._graces)
             if excused is None and signs.is_leaving:
-                watch.confirmed = LEAVING  # its own word: this is no part that is cut off
+                watch.confirmed = LEAVING  # its own word, so its part is not cut off
         is_due = silent_s >= self._settings.down_after_s or bool(watch.confirmed)
         if excused is not None:
             watch.stands(Standing.WELL)
@@ -321,7 +320,7 @@ class HealthChecker:
         return is_due
 
     def _judge(self, watch: Watch) -> None:
-        """Have a machine marked down, or hold it back for a moment."""
+        """Mark a machine down, or hold it back for a moment."""
         now = self._runtime.now()
         silent_s = watch.silent_s(now, self._anew_at)
         held = None if watch.confirmed else self._held_back(watch, silent_s, now)
@@ -339,7 +338,7 @@ class HealthChecker:
     def _held_back(self, watch: Watch, silent_s: float, now: float) -> Held | None:
         """Return why a verdict waits.
 
-        A brake goes off when most of a part have come back; the last ones have a moment more.
+        A brake ends when most machines of a part have come back; the last ones get a moment more.
         """
         held = verdict(watch.rack, silent_s, self._brakes)
         if held is not None:
@@ -350,7 +349,7 @@ class HealthChecker:
         return held
 
     def _look_at_down(self, watch: Watch, now: float) -> None:
-        """Have a machine marked up that answers, once it is trusted."""
+        """Mark a machine up that answers, once it is trusted."""
         assert watch.down_at is not None
         if now - watch.down_at >= self._settings.brake_window_s:
             watch.stands(Standing.GONE)
@@ -391,7 +390,7 @@ class HealthChecker:
                 self._watches[name].is_marked = False
 
     def _hold(self, watch: Watch, held: Held | None) -> None:
-        """Note why nothing is concluded about a machine, or that something is."""
+        """Record why a machine has no verdict, or that it has one."""
         before, watch.held = watch.held, held
         if before is None and held is None:
             return

@@ -1,8 +1,8 @@
-"""Listens to every agent: what it has is listed, then its events are followed.
+"""Follows every agent: lists its state, then reads its events.
 
-On each (re)connection everything is listed before anything is concluded, so a machine that
-was away is compared with the records as it is now. An agent that does not answer is asked
-again every second.
+On each (re)connection everything is listed before anything is concluded, so the present state of a
+machine that was away is compared with the records. An agent that does not answer is called again
+every second.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from wire.errors import Conflict, NotFound, OlderStore, Refused, TwineError, Unr
 
 log = logging.getLogger(__name__)
 _TRIES = 2
-"""Of one call before the conversation begins again."""
+"""Attempts of one call before the connection is started again."""
 T = TypeVar("T")
 
 
 class _StoreTrouble(Exception):
-    """What the agent said could not be written down: no silence of the agent's."""
+    """The agent's report could not be stored: the agent is not silent."""
 
 
 class Follower:
@@ -45,7 +45,7 @@ class Follower:
         self._followed: set[str] = set()
         self.restored = RestoredHosts(self._followed)
         self._waits: dict[str, asyncio.Timeout] = {}
-        """Of those that wait for news, by machine: rescheduled to now, they look again."""
+        """Timeouts of waiting polls, by machine: rescheduled to now, they check again."""
         region.broker.listen(self._record_changed, loaded=ignore)
         region.observations.listen(self._sight_changed)
 
@@ -61,7 +61,7 @@ class Follower:
                 self.restored.look()
                 await asyncio.get_running_loop().create_future()
             finally:
-                self._group = None  # news may still come while everything ends
+                self._group = None  # changes may still arrive while everything ends
 
     def _record_changed(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
@@ -71,13 +71,13 @@ class Follower:
             self._look_again(name)
 
     def look_at(self, name: str) -> None:
-        """Begin to follow a machine or end it, if that changed: whose it is, or in which shard."""
+        """Start or stop following a machine, if its place or its shard changed."""
         self._follow_soon(name)
         if name in self._followed and self._ours(name) is None:
             self._look_again(name)
 
     def _ours(self, name: str) -> MachineRecord | None:
-        """Return the record of a machine that this process has to follow."""
+        """Return the record of a machine, if this process has to follow it."""
         record = self._broker.table.find(name)
         return record if record is not None and self._hears(record) else None
 
@@ -99,13 +99,13 @@ class Follower:
             self._runtime.spawn_in(self._group, "following", self._follow(name))
 
     async def _follow(self, name: str) -> None:
-        """Talk to one agent for as long as its machine exists, and is followed here."""
+        """Call one agent for as long as its machine exists, and is followed here."""
         try:
             while (record := self._ours(name)) is not None:
-                await self._runtime.checkpoint()  # all are asked at once after a start
+                await self._runtime.checkpoint()  # after a start all are called at once
                 self._observations.asked(name)
                 failed = await self._attempt(name, record)
-                if failed:  # not in step with what comes and goes, nor with the others
+                if failed:  # spread over time, for all that fail together
                     chance = self._runtime.random.uniform(0.5, 1.5)
                     await self._runtime.sleep(chance * self._settings.poll_retry_s)
         finally:
@@ -117,7 +117,7 @@ class Follower:
             self._follow_soon(name)  # it may have come back meanwhile
 
     async def _attempt(self, name: str, record: MachineRecord) -> bool:
-        """Talk to an agent once; return whether that ended because something failed."""
+        """Follow an agent once; return whether that ended because of a failure."""
         fields = {"machine": name}
         try:
             await self._converse(name, await self._pool.get(record))
@@ -126,7 +126,7 @@ class Follower:
         except (Unreachable, TimeoutError) as e:
             self._observations.silent(name, alive=isinstance(e, Refused))
             log.debug("agent does not answer", extra={**fields, "reason": str(e)})
-        except TwineError as e:  # it answered, and not what it should
+        except TwineError as e:  # it answered, with an unusable answer
             if isinstance(e, OlderStore):
                 self.restored.refused(name, str(e))
             if self._broker.table.find(name) is not None:
@@ -162,16 +162,16 @@ class Follower:
             await stream.close()
 
     async def _turn(self, name: str) -> None:
-        """Wait to take in what a machine said: a thousand may speak in one turn.
+        """Wait for a turn to process a machine's answer: a thousand may arrive in one turn.
 
-        It is asked nothing meanwhile, so its silence does not count (BUG-CP3).
+        It is not called meanwhile, so its silence does not count (BUG-CP3).
         """
         self._observations.unasked(name)
         await self._runtime.checkpoint()
         self._observations.asked(name)
 
     async def _news(self, name: str, stream: EventStream) -> Events | None:
-        """Return the next events of the agent; None: everything is to be listed again."""
+        """Return the next events of the agent; None: everything must be listed again."""
         if self._observations.observation(name).doubtful:
             return None
         wait = self._waits[name] = asyncio.timeout(None)
@@ -189,9 +189,9 @@ class Follower:
             del self._waits[name]
 
     async def _list(self, name: str, agent: AgentApi) -> tuple[int, str]:
-        """Ask for everything; return where the events go on, and the boot it is true for.
+        """List everything; return the position of later events, and the boot it is valid for.
 
-        The position is taken first: events that happen meanwhile are seen twice, not never.
+        The position is read first: later events are seen twice, and none is lost.
         """
         async with asyncio.timeout(self._settings.poll_patience_s + CONNECT_S):
             facts = await agent.get_machine()
@@ -213,7 +213,7 @@ class Follower:
         return latest, facts.boot_id
 
     async def _ask(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what an agent answers, with a second try; each answer is a sign of life."""
+        """Return an agent's answer, with a second try; each answer is a sign of life."""
         for left in reversed(range(_TRIES)):
             try:
                 async with asyncio.timeout(self._settings.call_timeout_s):
@@ -238,13 +238,13 @@ class Follower:
         return None
 
     async def _take_in(self, name: str, agent: AgentApi, events: Events) -> None:
-        """Bring the observation up to date: from the events, or by asking where they only hint."""
+        """Update the observation: from the events, or by calls where they are only hints."""
         kinds = {event.kind for event in events.events}
         if "image" in kinds:
             images = await self._ask(name, agent.list_images)
             self._observations.observation(name).images = frozenset(i.digest for i in images.images)
         if kinds & {"profile", "leaving"}:
-            # first what it has now: a profile that is in force may have taken memory
+            # machine facts first: a profile in force may have taken memory
             trouble = await self._store_facts(name, await self._ask(name, agent.get_machine))
             if trouble is not None:
                 raise _StoreTrouble(str(trouble))

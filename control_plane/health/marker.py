@@ -1,4 +1,4 @@
-"""Writes down who is down and who is up again, until the store takes it."""
+"""Records machines as down and up again, and tries until the store accepts it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Still = Callable[[str], bool]
 
 
 class HealthMarks(Protocol):
-    """Who writes down what is concluded: the broker."""
+    """Records the health checker's conclusions: the broker."""
 
     async def down(self, reasons: Mapping[str, str], still: Still) -> None:
         """Record failures of machines for which `still` holds when it is written."""
@@ -24,22 +24,22 @@ class HealthMarks(Protocol):
 
 
 class Marker:
-    """One writer beside the verdicts: a store that is slow holds up no verdict."""
+    """A separate writer, so that a slow store delays no verdict."""
 
     def __init__(self, marks: HealthMarks, trouble: Callable[[str], None]) -> None:
-        """`trouble(why)` is called when the store does not take a mark."""
+        """`trouble(why)` is called when the store refuses a mark."""
         self._marks, self._trouble = marks, trouble
         self._down: dict[str, str] = {}
         self._up: list[str] = []
         self._wanted = asyncio.Event()
 
     def down(self, machine: str, reason: str) -> None:
-        """Have a machine marked down soon."""
+        """Mark a machine down soon."""
         self._down[machine] = reason
         self._wanted.set()
 
     def up(self, machine: str) -> None:
-        """Have a machine marked up soon."""
+        """Mark a machine up soon."""
         self._up.append(machine)
         self._wanted.set()
 
@@ -48,8 +48,8 @@ class Marker:
     ) -> None:
         """Write marks until cancelled.
 
-        `is_dead` and `is_back` are asked again when a mark is written; `written(machines)` is
-        told of each attempt, whether it succeeded or not.
+        `is_dead` and `is_back` are called again when a mark is written; `written(machines)` is
+        called after each attempt, whether it succeeded or not.
         """
         while True:
             await self._wanted.wait()

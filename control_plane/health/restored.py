@@ -1,4 +1,4 @@
-"""Hosts that were told more than our store knows: an old copy was restored (docs/adr/0111)."""
+"""Finds hosts with newer commands than our store: an old copy was restored (docs/adr/0111)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HINT = (
 
 
 SETTLES_S = 60.0
-"""After a start: who has not said anything by then is not waited for."""
+"""After a start: hosts that have not answered by then are not waited for."""
 
 
 class RestoredHosts:
-    """Counts the hosts that refuse this control plane for the age of its store."""
+    """Counts the hosts that refuse this control plane because its store is old."""
 
     def __init__(self, followed: Sized) -> None:
-        """Take the machines that are asked at all."""
+        """Take the machines that are followed."""
         self._followed = followed
         self._refusing: dict[str, str] = {}
         self._answered: set[str] = set()
@@ -35,7 +35,7 @@ class RestoredHosts:
         """Before that a few of many would be a majority."""
 
     def words(self) -> str:
-        """Return what is known, for people; empty: no host says that our store is old."""
+        """Return the finding in words; empty: no host reports an old store."""
         if not self._refusing:
             return ""
         name = min(self._refusing)
@@ -56,18 +56,18 @@ class RestoredHosts:
         self._answered.add(machine)
 
     def gone(self, machine: str) -> None:
-        """Forget a machine that is followed no more."""
+        """Forget a machine that is no longer followed."""
         self._refusing.pop(machine, None)
         self._answered.discard(machine)
 
     def look(self) -> None:
-        """Find out whether enough hosts say so."""
+        """Check whether enough hosts report it."""
         counts = len(self._refusing), len(self._answered), len(self._followed)
         if self.all_are_asked and is_restored(*counts, settled=self._settled):
             self._found.set()
 
     async def wait(self) -> None:
-        """Return never, or raise `ConfigError` once most hosts know of a newer store."""
+        """Never return; raise `ConfigError` once most hosts report a newer store."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLES_S):
                 await self._found.wait()

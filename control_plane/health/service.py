@@ -1,4 +1,4 @@
-"""What operators ask of the health check service: the front end's side of it."""
+"""The front end's side of the health check service: requests of operators."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from wire.errors import InvalidInput
 
 
 class Scopes(Protocol):
-    """Who knows which machines are where: the broker."""
+    """Which machines are where: the broker."""
 
     async def machines(self, names: Collection[str], scope: MachineScope | None) -> list[str]:
         """Return the machines that are named or in the scope; `NotFound` if there are none."""
 
 
 class HealthService:
-    """Shows what is held back, and takes the word of operators."""
+    """Shows what is held back, and accepts confirmations of operators."""
 
     def __init__(self, checker: HealthChecker, scopes: Scopes) -> None:
         """Ask nothing yet."""
@@ -40,7 +40,7 @@ class HealthService:
     async def confirm(
         self, machines: Collection[str], scope: MachineScope | None, reason: str, caller: str
     ) -> ConfirmedDown:
-        """Declare silent machines down whatever holds that back; `Conflict` if none is silent."""
+        """Declare silent machines down even if held back; `Conflict` if none is silent."""
         if not machines and scope is None:
             raise InvalidInput("name machines, or give a scope")
         names = await self._scopes.machines(machines, scope)

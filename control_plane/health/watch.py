@@ -1,4 +1,4 @@
-"""What the health checker keeps of one machine."""
+"""The health checker's state of one machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SWITCHING = (ProfileState.APPLYING, ProfileState.PENDING_REBOOT)
 
 
 def is_leaving(record: MachineRecord | None) -> bool:
-    """Return whether a host said that it was about to go down, and not that it is back."""
+    """Return whether a host reported that it will shut down, and not that it is back."""
     return record is not None and record.facts is not None and record.facts.leaving
 
 
@@ -29,18 +29,18 @@ class Watch:
     rack: Part
     observation: Observation
     since: float
-    """When we began to ask its agent."""
+    """When this process began to call its agent."""
     due_in: int = 0
-    """The slot of time in which it is looked at next."""
+    """The slot of time of its next look."""
     standing: Standing | None = None
     down_at: float | None = None
-    """When it was declared down, or when we learned that it is; None: it is not."""
+    """When it was declared down, or when this process learned it; None: it is not down."""
     back_at: float | None = None
     """Since when it answers although it is down."""
     failures: Failures = NO_FAILURES
     held: Held | None = None
     confirmed: str = ""
-    """Who said that it is down, and why: nothing holds that back. Ends when it answers."""
+    """The source that reported it down, and why: no part's delay applies. Ends when it answers."""
     is_marked: bool = False
     """Its mark is being written."""
     postponed_until: float = 0.0
@@ -51,23 +51,23 @@ class Watch:
     """Id of the planned reboot that `away_until` is about."""
 
     def stands(self, standing: Standing | None) -> None:
-        """Count the machine in its parts as it stands now."""
+        """Count the machine with its new standing in its parts."""
         if standing is not self.standing:
             self.rack.moved(self.standing, standing)
             self.standing = standing
 
     @property
     def is_plain(self) -> bool:
-        """Return whether nothing but an answer is to be expected of it."""
+        """Return whether only an answer is expected of it."""
         return self.standing is Standing.WELL and self.held is None and not self.confirmed
 
     @property
     def is_unasked(self) -> bool:
-        """Return whether we did not come to ask its agent: in a large region that takes time."""
+        """Return whether this process has not called its agent yet: a large region takes time."""
         return self.observation.asked_since is None
 
     def last_at(self, anew_at: float) -> float:
-        """Return since when nothing was heard; before `anew_at` silence does not count."""
+        """Return since when there was no sign of life; before `anew_at` silence does not count."""
         heard_at, asked_at = self.observation.heard_at, self.observation.asked_since
         since = self.since if self.since > anew_at else anew_at
         if asked_at is not None and asked_at > since:
@@ -75,13 +75,13 @@ class Watch:
         return since if heard_at is None or heard_at < since else heard_at
 
     def silent_s(self, now: float, anew_at: float) -> float:
-        """Return how long nothing was heard; before `anew_at` silence does not count."""
+        """Return how long there was no sign of life; before `anew_at` silence does not count."""
         return 0.0 if self.is_unasked else now - self.last_at(anew_at)
 
     def planned(self, record: MachineRecord, now: float, wall: float) -> None:
-        """Take in how long the machine was told to be away.
+        """Record how long the machine is planned to be away.
 
-        What is left is counted once, on the clock that is never set.
+        The remaining time is measured once, on the monotonic clock.
         """
         event = open_event(record, EventKind.PLANNED)
         if event is None:
@@ -95,7 +95,7 @@ class Watch:
                 self.away_until = now + max(0.0, min(event.deadline - wall, whole_s))
 
     def signs(self, record: MachineRecord | None, silent_s: float) -> Signs:
-        """Return what may excuse its silence."""
+        """Return the possible excuses for its silence."""
         return Signs(
             silent_s=silent_s,
             joined_until=self.joined_until,

@@ -1,3 +1,3 @@
-"""Identity: who is who. An authority of its own signs certificates for hosts, users and
-components. A host joins with a one-time token that is bound to its name.
+"""Identity of hosts, users, components and tasks. An authority of its own signs certificates for
+hosts, users and components. A host joins with a one-time token that is bound to its name.
 """

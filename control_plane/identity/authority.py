@@ -1,9 +1,9 @@
-"""The cluster's certificate authority, and the control plane's own identity made from it.
+"""The cluster's certificate authority, and the control plane's own identity issued by it.
 
-Root keys in one file (0600), and leaves; how one root follows another is in `rotation`. A leaf
-that must not count any more is revoked (`people.py`), which each request and each call looks at.
-The identity of a leaf is the URI of its subject alternative name (`wire.peers`); what a
-requester writes into its own request counts for nothing, only its public key is taken.
+Root keys are in one file (0600); `rotation` replaces roots. An invalid leaf is revoked
+(`people.py`), which each request and each call checks. The identity of a leaf is the URI of its
+subject alternative name (`wire.peers`); only the public key of a certificate request is used, all
+else in it is ignored.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 
 @dataclass(frozen=True, slots=True)
 class CertificateSubject:
-    """Whom a certificate is for."""
+    """The subject of a certificate."""
 
     role: str
     """`host`, `component` or `user`."""
@@ -78,12 +78,12 @@ class CertificateSubject:
 
     @property
     def common_name(self) -> str:
-        """A name for people; it decides nothing."""
+        """A display name; it decides nothing."""
         return f"{self.role} {self.name}"[:64]
 
     @property
     def serves(self) -> bool:
-        """Return whether it may be called, too."""
+        """Return whether it may be a server, too."""
         return bool(self.hosts)
 
 
@@ -91,15 +91,15 @@ class CertificateSubject:
 class TaskSubject:
     """The task that a certificate is for.
 
-    Its identity has another form than that of people, hosts and components, so that no
-    server takes a task for one of them (`wire.peers`).
+    Its identity has another form than that of users, hosts and components, so that no server
+    mistakes a task for one of them (`wire.peers`).
     """
 
     entitlement: str
     job: str
     task: str
     hosts: tuple[str, ...] = ()
-    """None: who calls a task looks at its identity, and at no address."""
+    """Empty: a task's callers check its identity, and no address."""
     serves: bool = True
 
     @property
@@ -109,7 +109,7 @@ class TaskSubject:
 
     @property
     def common_name(self) -> str:
-        """A name for people; it decides nothing."""
+        """A display name; it decides nothing."""
         return f"task {self.task}"[:64]
 
 
@@ -133,7 +133,7 @@ class CertificateAuthority:
         task_leaf_life_s: float = TASK_LIFE_S,
         clock: Clock = time.time,
     ) -> None:
-        """Take roots that exist; `open_authority` finds or makes them."""
+        """Use existing roots; `open_authority` finds or makes them."""
         self.roots = roots
         self.leaf_life_s, self.task_leaf_life_s = leaf_life_s, task_leaf_life_s
         self._clock = clock
@@ -146,7 +146,7 @@ class CertificateAuthority:
 
     @property
     def ca_hash(self) -> str:
-        """Return what hosts pin: `sha256:<hex>` over the issuing certificate (DER)."""
+        """Return the pin of hosts: `sha256:<hex>` over the issuing certificate (DER)."""
         return self.roots.active.ca_hash
 
     def issue(
@@ -155,7 +155,7 @@ class CertificateAuthority:
         subject: CertificateSubject | TaskSubject,
         life_s: float | None = None,
     ) -> Leaf:
-        """Return a certificate that says: the holder of this key is this subject."""
+        """Return a certificate that binds this key to this subject."""
         now = self._clock()
         root = self.roots.active
         not_after = min(now + (life_s or self.leaf_life_s), root.ends_at)
@@ -186,7 +186,7 @@ class CertificateAuthority:
     def credential(
         self, subject: CertificateSubject, url: str, life_s: float | None = None
     ) -> Credential:
-        """Return a new key and its certificate, for ourselves or for a user."""
+        """Return a new key and its certificate, for the control plane or for a user."""
         key = ec.generate_private_key(ec.SECP256R1())
         leaf = self.issue(key.public_key(), subject, life_s)
         return Credential(
@@ -223,7 +223,7 @@ def open_authority(
     task_leaf_life_s: float = TASK_LIFE_S,
     clock: Clock = time.time,
 ) -> CertificateAuthority:
-    """Return the authority of this file, made first where there is none.
+    """Return the authority of this file; makes it if there is none.
 
     Losing the file means that every host joins again; a damaged one is never replaced.
     """
@@ -276,8 +276,8 @@ def check_host(host: str) -> None:
 def public_key_of(csr_pem: str) -> ec.EllipticCurvePublicKey:
     """Return the key of a certificate request whose sender proved to hold it.
 
-    P-256 and P-384 are taken (the curves that every TLS library has); all else that the
-    request says, names and extensions included, is ignored.
+    P-256 and P-384 are accepted (the curves that every TLS library has); all else in the request,
+    names and extensions included, is ignored.
     """
     if len(csr_pem) > MAX_REQUEST_CHARS:
         raise InvalidInput(f"the certificate request is over {MAX_REQUEST_CHARS} characters")
@@ -311,9 +311,9 @@ class OwnIdentity:
         self._life_s = min(OWN_LIFE_S, authority.leaf_life_s)
         self._held = authority.credential(self._subject, "", self._life_s)
         self.is_void: Callable[[str, float], bool] = lambda _name, _valid_from: False
-        """Says of a name and the beginning of its certificate whether it was revoked."""
+        """Returns whether a certificate was revoked, by its name and start of validity."""
         self.ends: dict[str, float] = {}
-        """Machine → when the certificate ends that its agent showed last."""
+        """Machine → end of the certificate that its agent last showed."""
 
     def server_context(self) -> ssl.SSLContext:
         """Return the front end's context; a client may come without a certificate, to join."""
@@ -322,7 +322,7 @@ class OwnIdentity:
         )
 
     def agents_context(self) -> ssl.SSLContext:
-        """Return one context to call all agents: each call says in `tls.EXPECTED` whom."""
+        """Return one context to call all agents: each call names the agent in `tls.EXPECTED`."""
         return self._contexts.add(
             lambda held: tls.client_context(held, "", self._judge), self._held
         )
@@ -333,7 +333,7 @@ class OwnIdentity:
         return sorted(machine for machine, ends in self.ends.items() if ends < soon)
 
     def _judge(self, certificate: Mapping[str, Any]) -> None:
-        """Believe no agent whose identity was revoked, and warn of one that ends soon."""
+        """Refuse an agent whose identity was revoked, and log a certificate that ends soon."""
         peer = peer_of(certificate)
         machine, ends = principal(peer), ends_at(certificate)
         if self.is_void(peer.name, peer.valid_from):
@@ -349,7 +349,7 @@ class OwnIdentity:
         return self._held.not_after
 
     def renew(self) -> None:
-        """Replace key and certificate in every context; standing connections go on."""
+        """Replace key and certificate in every context; open connections stay."""
         self._held = self._authority.credential(self._subject, "", self._life_s)
         self._contexts.take(self._held)
         log.info("own certificate renewed", extra={"not_after": self._held.not_after})
@@ -369,9 +369,9 @@ class OwnIdentity:
     async def end_connections_forever(
         self, disconnect: Disconnect, look_s: float = _LOOK_S
     ) -> None:
-        """See that no agent is talked to for longer than its certificate counts.
+        """End connections to agents whose certificates have expired.
 
-        An agent that is ours closes such a connection itself; one that uses a host's key does not.
+        Our own agents close such connections; a program that uses a host's key does not.
         """
         while True:
             await asyncio.sleep(look_s)

@@ -1,7 +1,7 @@
-"""Finds hosts that have the identity of another one, and keeps what was found.
+"""Finds hosts that have the identity of another one, and stores the findings.
 
-Each agent asks when it starts and every ten minutes. Then who answers at the machine's address is
-asked which process it is; if that is another one, the caller has to say that it is still there.
+Each agent asks when it starts and every ten minutes. Then the process at the machine's address is
+asked for its mark. If it is another process, the caller has to confirm that it still runs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 DUPLICATES = "duplicates/"
 LOOK_S = 4.0
-"""How long who is at a machine's address may take to answer; an agent's first start waits 10."""
+"""How long the process at a machine's address may take; an agent's first start waits 10."""
 LOOKS = 32
-"""At once: hosts that all start together wait for each other, not for a flood of connections."""
+"""Concurrent checks: hosts that all start together wait for each other instead of flooding."""
 _BOOTS = 8
 """Remembered of a machine."""
 
@@ -55,27 +55,27 @@ class DuplicateHosts:
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
         self.known: dict[str, Duplicate] = {}
-        """By machine: the clone that was found last."""
+        """By machine: the last found clone."""
         self._doubted: dict[str, str] = {}
         self._boots: dict[str, list[str]] = {}
         self._looking: set[str] = set()
         self._places = asyncio.Semaphore(LOOKS)
         self.ask: Callable[[str], Awaitable[Presence]] = _no_answer
-        """Asks who is at a machine's address, on a new connection."""
+        """Asks the process at a machine's address for its mark, on a new connection."""
         self.tell: Callable[[Duplicate], Awaitable[None]] = _untold
-        """Writes into the audit log that one was found."""
+        """Records a finding in the audit log."""
         self.disconnect: Callable[[str], Awaitable[None]] = _stays
         """Closes the connections to a machine's address."""
 
     async def load(self) -> None:
-        """Read what was found; what cannot be read is found again."""
+        """Read the stored findings; an unreadable one is found again."""
         for entry in (await self._store.list_prefix(DUPLICATES)).entries:
             machine = entry.key.removeprefix(DUPLICATES)
             if (known := _decoded(entry)) is not None:
                 self.known[machine] = known
 
     def all(self) -> Duplicates:
-        """Return all that were found and not forgotten."""
+        """Return all findings that are not forgotten."""
         return Duplicates(duplicates=[self.known[name] for name in sorted(self.known)])
 
     def is_second(self, machine: str, boot_id: str) -> bool:
@@ -83,7 +83,7 @@ class DuplicateHosts:
         return is_second(self.known.get(machine), boot_id)
 
     def words(self, machine: str) -> str:
-        """Return what is wrong with a machine's identity; empty: nothing."""
+        """Return the problem with a machine's identity; empty: none."""
         return words(self.known[machine]) if machine in self.known else ""
 
     async def check(self, machine: str, caller: Presence, address: str) -> PresenceAnswer:
@@ -108,7 +108,7 @@ class DuplicateHosts:
     async def forget(self, machine: str) -> None:
         """Check a machine's hosts again: one of them is gone, or has joined again.
 
-        Raises `NotFound` where there is no clone.
+        Raises `NotFound` if there is no clone.
         """
         if machine not in self.known:
             raise NotFound(
@@ -119,7 +119,7 @@ class DuplicateHosts:
         log.warning("clone forgotten", extra={"machine": machine})
 
     async def joined(self, machine: str) -> None:
-        """Take note that a host became this machine by a token: it is the one."""
+        """Record that a host became this machine by a token: it is the original."""
         if machine in self.known:
             await self.forget(machine)
 

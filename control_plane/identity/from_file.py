@@ -1,7 +1,7 @@
 """The identity of a process that does not hold the authority's key: a credential in a file.
 
-It is written by `twine-control-plane shard-credential` where the authority is, and again before it
-ends; a process that runs takes the new one.
+`twine-control-plane shard-credential` writes it on the authority's host, and again before it
+expires; a running process reloads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wire.peers import peer_of, principal
 
 log = logging.getLogger(__name__)
 _LOOK_S = 30.0
-"""Between two looks at the file."""
+"""Interval between two checks of the file."""
 
 
 class FileIdentity:
@@ -48,7 +48,7 @@ class FileIdentity:
         )
 
     def agents_context(self) -> ssl.SSLContext:
-        """Return one context to call all agents: each call says in `tls.EXPECTED` whom."""
+        """Return one context to call all agents: each call names the agent in `tls.EXPECTED`."""
         return self._contexts.add(
             lambda held: tls.client_context(held, "", self._judge), self._held
         )
@@ -60,7 +60,7 @@ class FileIdentity:
         )
 
     async def follow_forever(self) -> None:
-        """Take each new credential of the file, for as long as the process runs."""
+        """Load each new credential of the file, for as long as the process runs."""
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
@@ -83,14 +83,14 @@ class FileIdentity:
         return held
 
     def _judge(self, certificate: Mapping[str, Any]) -> None:
-        """Believe no agent whose identity was revoked."""
+        """Refuse an agent whose identity was revoked."""
         peer = peer_of(certificate)
         if self.revoked is not None and self.revoked.people.is_void(peer.name, peer.valid_from):
             raise Forbidden(f"the identity of {principal(peer)} was revoked; it has to join again")
 
 
 class RevokedHosts:
-    """Which identities were revoked, as the core writes it (`runtime.following`)."""
+    """The revoked identities, as the core writes them (`runtime.following`)."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         """Read nothing yet."""
@@ -98,7 +98,7 @@ class RevokedHosts:
         self.is_followed = False
 
     def concerns(self, key: str) -> bool:
-        """Return whether a key is about that."""
+        """Return whether a key is about revocations."""
         return key.startswith(REVOKED)
 
     async def follow(self, _: KeyChange) -> None:

@@ -1,7 +1,7 @@
-"""Which credentials were written to files: `twine-control-plane user add | controller` notes each.
+"""Records of credentials that `twine-control-plane user add | controller` wrote to files.
 
-It runs beside the control plane, which owns the store; so these are files, one for each credential,
-and go once it has ended.
+The command runs while the control plane owns the store, so the records are files, one for each
+credential, and are deleted once it has expired.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _MAX = 100_000
 
 
 def note(folder: Path, issued: IssuedCredential) -> None:
-    """Remember a credential."""
+    """Record a credential."""
     name = f"{issued.role}-{issued.name}@{issued.issued_at:.6f}.json"
     durable.write(folder / name, msgspec.json.encode(issued))
 
 
 def read(folder: Path, now: float) -> list[IssuedCredential]:
-    """Return the credentials that have not ended, and drop the notes of those that have."""
+    """Return the unexpired credentials, and delete the records of expired ones."""
     found: list[IssuedCredential] = []
     for path in sorted(folder.glob("*.json"))[:_MAX]:
         try:
             issued = msgspec.json.decode(path.read_bytes(), type=IssuedCredential)
         except (OSError, msgspec.DecodeError):
-            continue  # a note tells people something; nothing depends on it
+            continue  # a record only informs users; nothing depends on it
         if issued.not_after > now:
             found.append(issued)
         else:

@@ -1,7 +1,7 @@
-"""The authority's file is gone or of no use: no other one is made unasked (docs/adr/0108).
+"""The authority's file is missing or unusable: a new one is made only on request (docs/adr/0108).
 
-Hosts trust the root that is lost. A new one made in silence would lock them all out, and would do
-so as well where the file is only not mounted yet.
+Hosts trust the lost root. A new one would lock all of them out, even if the file is only not
+mounted yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ASIDE = "authority.pem.lost"
 
 
 async def refuse_if_lost(store: Store, path: Path) -> None:
-    """Raise `ConfigError` where the authority's file is gone and hosts have joined it."""
+    """Raise `ConfigError` if the authority's file is missing and hosts have joined it."""
     if path.exists():
         return
     if hosts := await _joined(store):
@@ -33,9 +33,9 @@ async def refuse_if_lost(store: Store, path: Path) -> None:
 
 
 async def drop_authority(store: Store, path: Path) -> list[str]:
-    """Let the next start make a new authority; return the hosts that have to join again.
+    """Make the next start create a new authority; return the hosts that have to join again.
 
-    What is left of the old file is kept beside it.
+    The rest of the old file is kept next to it.
     """
     hosts = await _joined(store)
     if path.exists():

@@ -1,7 +1,7 @@
-"""Groups of users, who is an operator and who a host admin: small, stored, and all in memory.
+"""Groups of users, operators and host admins: small, stored, and all in memory.
 
-A credential carries a name and nothing else, so that a role can be taken away at any moment
-without another credential.
+A credential carries only a name, so a role can be taken away at any moment without a new
+credential.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 
 MAX_GROUPS = MAX_GRANTS = 1000
 MAX_CALLERS = 4096
-"""Users whose groups and grants are remembered as they were looked up."""
+"""Users whose groups and grants are cached."""
 _GRANTED = {Role.OPERATOR: OPERATORS, Role.HOST_ADMIN: HOST_ADMINS}
 """Role that can be granted → where its grants are."""
 _KINDS = {"group": GROUPS, "operator": OPERATORS, "host-admin": HOST_ADMINS}
 KINDS = frozenset(_KINDS)
-"""What the audit log calls the objects of this."""
+"""The audit log's names of these kinds of objects."""
 
 
 class People:
@@ -56,7 +56,7 @@ class People:
         operators: Sequence[str] = (),
         approvers: Sequence[str] = (),
     ) -> None:
-        """Take what the configuration says; read nothing yet."""
+        """Take the configured roles; read nothing yet."""
         self._store = store
         self._runtime = runtime
         self._operators = tuple(operators)
@@ -101,14 +101,14 @@ class People:
             )
 
     def revocations(self) -> list[Revocation]:
-        """Return whose certificates were revoked, and when."""
+        """Return the revocations: user or host, and time."""
         return [self._revoked[key] for key in sorted(self._revoked)]
 
     async def revoke_identity(self, role: str, name: str, by: str) -> Revocation:
-        """Revoke all certificates that a user has now; open connections end, too.
+        """Revoke all present certificates of a user; open connections end, too.
 
-        A certificate says when it was issued to the second: what is issued within this second
-        does not count either.
+        A certificate has its time of issue to the second: certificates issued within this second
+        are void, too.
         """
         key = f"{role}/{name}"
         async with self._lock:
@@ -119,7 +119,7 @@ class People:
         return revocation
 
     def user(self, name: str) -> Caller:
-        """Return what is known about a user."""
+        """Return a user with its roles and groups."""
         known = self._callers.get(name)
         if known is None:
             if len(self._callers) >= MAX_CALLERS:
@@ -141,7 +141,7 @@ class People:
         return Groups(groups=[self._groups[name] for name in sorted(self._groups)])
 
     def operators(self) -> Grants:
-        """Return who is an operator or a host admin, and since when."""
+        """Return the operators and host admins, and since when they have the role."""
         granted = [of[who] for of in self._grants.values() for who in sorted(of)]
         return Grants(granted=granted, configured=list(self._operators))
 
@@ -151,12 +151,12 @@ class People:
         return self._revisions.get(_KINDS[kind] + name, 0)
 
     def unknown(self, principals: Collection[str]) -> list[str]:
-        """Return the groups among them that there are not; any user may come."""
+        """Return the unknown groups among them; any user name is allowed."""
         groups = [p.removeprefix("group:") for p in principals if p.startswith("group:")]
         return [name for name in groups if name not in self._groups]
 
     async def put_group(self, name: str, spec: GroupSpec) -> Group:
-        """Create a group, or say who belongs to it."""
+        """Create a group, or replace its members."""
         _check(name, Group, {"name": name})
         group = Group(name=name, members=sorted(set(spec.members)))
         async with self._lock:
@@ -169,7 +169,7 @@ class People:
         return group
 
     async def delete_group(self, name: str) -> None:
-        """Remove a group; entitlements may still name it, which then says nothing."""
+        """Remove a group; entitlements may still name it, which then has no effect."""
         async with self._lock:
             if name not in self._groups:
                 raise NotFound(f"there is no group {name!r}", hint="twinectl group list")
@@ -197,7 +197,7 @@ class People:
         return grant
 
     async def revoke(self, who: str, role: Role = Role.OPERATOR) -> None:
-        """Take a role from a user; it counts from the next request on."""
+        """Take a role from a user, from the next request on."""
         grants = self._grants[role]
         async with self._lock:
             if role is Role.OPERATOR and who in self._operators and who not in grants:
@@ -213,7 +213,7 @@ class People:
         log.warning("a role was taken away", extra={"role": role, "who": who})
 
     async def _write(self, key: str, value: bytes | None) -> None:
-        """Write one key on what was read of it; under the lock."""
+        """Write one key at the revision that was read; under the lock."""
         operation: Operation = Delete(key) if value is None else Put(key, value)
         revision = await self._store.txn({key: self._revisions.get(key, 0)}, [operation])
         if value is None:

@@ -1,4 +1,4 @@
-"""Who may become a machine of the region: one-time tokens, joining, renewal.
+"""How hosts become machines of the region: one-time tokens, joining, renewal.
 
 A token is made for one host name and one use. It is burned, by compare-and-set in the store,
 before the certificate is issued: two requests with one token can never both succeed, and a
@@ -46,7 +46,7 @@ WINDOW_S = 60.0
 _REMEMBERED_PEERS = 10_000
 _TIDY_S = 600.0
 _KEEP_S = 86_400.0
-"""Used and expired tokens stay this long, so that a replay can be told what it is."""
+"""Used and expired tokens stay this long, so that the error of a replay can name the cause."""
 
 _TOKEN = re.compile(r"twn1\.(?P<id>[a-z2-7]{8})\.(?P<secret>[a-z2-7]{32})")
 _NAME = re.compile(ID_PATTERN)
@@ -57,10 +57,10 @@ _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+)):(?P<p
 
 
 class JoinInventory(Protocol):
-    """What joining asks of the resource broker."""
+    """The calls of joining to the resource broker."""
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
-        """Record a host whose identity was proved; again for one that is known."""
+        """Record a host whose identity was proved; a known one may join again."""
         ...
 
     async def get_machine(self, name: str) -> MachineView:
@@ -79,7 +79,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registrar:
-    """Makes join tokens, and turns a good one into a machine with a certificate."""
+    """Makes join tokens, and turns a valid one into a machine with a certificate."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Registrar:
         runtime: Runtime,
         own: Collection[str] = (),
     ) -> None:
-        """Take where hosts reach the control plane as `url`; it is printed with each token.
+        """`url` is the address of the control plane for hosts; it is printed with each token.
 
         `own`: all names and addresses of the control plane, which no host may have.
         """
@@ -132,10 +132,10 @@ class Registrar:
         )
 
     async def join(self, request: JoinRequest, address: str) -> Certificate:
-        """Return the certificate of a host that shows a good token, and record the machine.
+        """Return the certificate of a host that shows a valid token, and record the machine.
 
-        `address` is where the request came from; after five refused tokens in a minute it
-        has to wait.
+        `address` is the source of the request; after five refused tokens in a minute it has to
+        wait.
         """
         self._failures.check(address)
         try:
@@ -157,7 +157,7 @@ class Registrar:
         return self._certificate(request.machine, leaf.pem, leaf.not_after)
 
     async def renew(self, machine: str, request: RenewRequest) -> Certificate:
-        """Return the next certificate of a machine that proved to be it."""
+        """Return the next certificate of a machine that proved its identity."""
         public_key = public_key_of(request.csr_pem)
         if self.duplicates.is_second(machine, request.boot_id):
             raise Forbidden(
@@ -177,7 +177,7 @@ class Registrar:
         return self._certificate(machine, leaf.pem, leaf.not_after)
 
     def certify_task(self, subject: TaskSubject, csr_pem: str) -> TaskCertificate:
-        """Return the next certificate of a task, for the key of the request alone."""
+        """Return the next certificate of a task, for the request's key only."""
         leaf = self._authority.issue(
             public_key_of(csr_pem), subject, self._authority.task_leaf_life_s
         )
@@ -196,9 +196,9 @@ class Registrar:
         )
 
     async def _look_up(self, request: JoinRequest) -> tuple[Entry, TokenRecord]:
-        """Return the token, or raise `Forbidden`; nothing is said to who lacks the secret.
+        """Return the token, or raise `Forbidden`; a caller without the secret learns nothing.
 
-        What else is in the request is looked at only for those who have it.
+        The other checks are made only for callers that have it.
         """
         match = _TOKEN.fullmatch(request.token)
         token_id, secret = (match["id"], match["secret"]) if match else ("", "")
@@ -217,7 +217,7 @@ class Registrar:
         return entry, record
 
     async def _burn(self, entry: Entry, record: TokenRecord) -> None:
-        """Use the token up, or raise `Forbidden` where another request did."""
+        """Use the token up, or raise `Forbidden` if another request did."""
         used = msgspec.structs.replace(record, used_at=self._runtime.wall())
         try:
             await self._store.txn(
@@ -243,10 +243,10 @@ class Registrar:
 
 
 class JoinFailures:
-    """Slows down who guesses: so many failures per address and minute, then a pause."""
+    """Slows down guessing: so many failures per address and minute, then a pause."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Remember nothing yet; a restart forgives."""
+        """No failure is known yet; a restart forgets them."""
         self._runtime = runtime
         self._at: OrderedDict[str, deque[float]] = OrderedDict()
 
@@ -290,10 +290,10 @@ def host_of(address: str) -> str:
 
 
 def check_named(host: str, source: str, own: Collection[str]) -> None:
-    """Raise `Forbidden` where a certificate must not name a host (BUG-HT27).
+    """Raise `Forbidden` if a certificate must not name a host (BUG-HT27).
 
-    No host is at loopback, link-local or multicast addresses for others, and the names of the
-    control plane are its own. A caller from there may have them: an agent beside it.
+    Loopback, link-local and multicast addresses reach no remote host, and the control plane's names
+    are its own. A caller from such an address may have it: an agent on the same host.
     """
     try:
         at, came_from = ipaddress.ip_address(host), ipaddress.ip_address(source or "::1")
@@ -327,7 +327,7 @@ def _check_token_request(request: TokenRequest) -> None:
 
 
 def _token(entry: Entry) -> TokenRecord | None:
-    """Return a stored token; None for one that is damaged, which no host can join with."""
+    """Return a stored token; None for a damaged one, which no host can join with."""
     try:
         return msgspec.json.decode(entry.value, type=TokenRecord)
     except msgspec.DecodeError:

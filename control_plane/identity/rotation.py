@@ -1,7 +1,7 @@
-"""One root of the authority follows another while everything goes on (docs/adr/0088).
+"""Replaces a root of the authority while everything runs (docs/adr/0088).
 
-Operators take the steps; in between each host that is behind is asked to renew, and says with its
-renewal whom it trusts.
+Operators take the steps; in between each host that is behind is asked to renew, and its renewal
+names the roots it trusts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRUST = "host-trust/"
 LOOK_S = 2.0
 ASK_AGAIN_S = 60.0
 ASK_EACH_S = 0.02
-"""50 hosts a second: 10,000 within four minutes, each for some milliseconds of computing."""
+"""50 hosts a second: 10,000 within four minutes, each with some milliseconds of computing."""
 _SHOWN = 20
 
 
@@ -44,7 +44,7 @@ async def _nobody(_machine: str) -> None:
 
 
 class Rotation:
-    """The only one who changes the roots. `load` comes before everything else."""
+    """The only writer of the roots. `load` comes before everything else."""
 
     def __init__(self, store: Store, authority: CertificateAuthority, runtime: Runtime) -> None:
         self._store, self._authority, self._runtime = store, authority, runtime
@@ -58,16 +58,16 @@ class Rotation:
         self.file: Path | None = None
         """Where the roots are kept; None: in memory."""
         self.hosts: Callable[[], Sequence[str]] = list
-        """Tells the machines that have joined."""
+        """Returns the machines that have joined."""
         self.issued: Callable[[], Awaitable[list[IssuedCredential]]] = _nothing_issued
-        """Tells the credentials that were written to files and have not ended."""
+        """Returns the credentials that were written to files and have not expired."""
         self.taken: Callable[[], None] = lambda: None
-        """Told after each step: what is shown and trusted here is to follow."""
+        """Called after each step, to update the roots that are shown and trusted here."""
         self.ask: Callable[[str], Awaitable[None]] = _nobody
         """Asks the agent of a machine to renew."""
 
     async def load(self) -> None:
-        """Read what hosts said; what cannot be read they say again."""
+        """Read the reports of hosts; hosts send unreadable ones again."""
         for entry in (await self._store.list_prefix(TRUST)).entries:
             machine = entry.key.removeprefix(TRUST)
             self._revisions[machine] = entry.revision
@@ -75,7 +75,7 @@ class Rotation:
                 self._trust[machine] = known
 
     async def heard(self, machine: str, trusts: Sequence[str]) -> None:
-        """Note whom a host trusts, to which the active root has just issued a certificate."""
+        """Record the roots that a host trusts, after the active root issued it a certificate."""
         trust = HostTrust(trusts=list(trusts), issuer=self._authority.ca_hash)
         if self._trust.get(machine) == trust:
             return
@@ -89,7 +89,7 @@ class Rotation:
         self._trust[machine] = trust
 
     async def view(self) -> AuthorityView:
-        """Return the roots, who goes along, and who would be locked out by the next step."""
+        """Return the roots, the hosts' progress, and what the next step would lock out."""
         roots, hosts = self._authority.roots, self._said()
         step = Step.ACTIVATE if roots.coming else Step.RETIRE if roots.former else Step.PREPARE
         states = {RootState.ACTIVE: roots.active, RootState.COMING: roots.coming}
@@ -114,7 +114,7 @@ class Rotation:
         )
 
     async def take(self, step: Step, *, force: bool) -> AuthorityView:
-        """Take a step, or raise `Conflict` with all who would be locked out by it."""
+        """Take a step, or raise `Conflict` with all that it would lock out."""
         async with self._lock:
             authority = self._authority
             fresh = made(authority.cluster, time.time())

@@ -1,7 +1,7 @@
-"""Which browsers have the web console open, so that a session can be seen and ended.
+"""Browsers that have the web console open, so that sessions can be listed and ended.
 
-In memory of this process. A session is no credential: the certificate or the socket behind it is,
-and a session counts only for the caller who opened it. A restart forgets them until they ask again.
+They are in memory. The credential is the certificate or the socket, and a session is valid only for
+the caller that opened it. A restart forgets sessions until their next request.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from control_plane.api.people import ConsoleSession, ConsoleSessions
 from wire.errors import Forbidden, NotFound
 
 MAX_SESSIONS, MAX_ENDED = 1_000, 10_000
-"""Kept in memory; of more, those that were seen or ended first are forgotten."""
+"""Kept in memory; beyond that, the sessions that were seen or ended first are forgotten."""
 IDLE_S = 3600.0
-"""A session that was not seen for so long is listed no more."""
+"""A session without a request for so long is no longer listed."""
 _FORM = re.compile("[0-9a-f]{12}")
 _TEXT_MAX = 200
 
@@ -28,20 +28,20 @@ class SessionEnded(Forbidden):
 
 
 class BrowserSessions:
-    """The only writer of what is known of sessions."""
+    """The only writer of session state."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """`clock` returns seconds since 1970."""
         self._clock = clock
         self._open: dict[str, ConsoleSession] = {}
-        """By number, the one that was seen longest ago first."""
+        """By number, the longest unseen first."""
         self._ended: dict[str, str] = {}
-        """Number → who ended it."""
+        """Number → the user who ended it."""
 
     def see(
         self, session: str, who: str, page: str = "", address: str = "", browser: str = ""
     ) -> None:
-        """Note that a caller's browser asked for something; `SessionEnded` if it was ended."""
+        """Record a request of a caller's browser; `SessionEnded` if the session was ended."""
         self.check(session, who)
         now, known = self._clock(), self._open.pop(session, None)
         if known is None:
@@ -72,7 +72,7 @@ class BrowserSessions:
             raise Forbidden(f"session {session} was opened by {known.who}, not by {who}")
 
     def listed(self, who: str, *, everyone: bool) -> ConsoleSessions:
-        """Return the sessions of a caller, or all; the one that was seen last first."""
+        """Return the sessions of a caller, or all; the last seen first."""
         since = self._clock() - IDLE_S
         found = [
             one
@@ -82,7 +82,7 @@ class BrowserSessions:
         return ConsoleSessions(sessions=found)
 
     def end(self, session: str, by: str, *, anyones: bool) -> None:
-        """End a session; `NotFound` where there is none that the caller may end."""
+        """End a session; `NotFound` if there is none that the caller may end."""
         known = self._open.get(session)
         if known is None or (known.who != by and not anyones):
             raise NotFound(

@@ -1,3 +1,3 @@
-"""Images: what tasks run. They are pushed here once, checked by digest, and streamed to
-machines. Nothing is visible before it is whole.
+"""Images that tasks run from. They are pushed here once, checked by digest, and streamed to
+machines. An image is visible only when it is complete.
 """

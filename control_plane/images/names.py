@@ -1,7 +1,7 @@
 """Names of images: each means one digest, and may mean another one later.
 
-A job is applied with a digest, so a name that moves changes nothing that runs. They are kept in one
-file beside the images; it is replaced as a whole.
+A job is applied with a digest, so moving a name changes no running task. Names are kept in one file
+next to the images; it is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES_MAX = 10_000
 
 
 class _Named(msgspec.Struct, frozen=True, kw_only=True):
-    """What one name means, and who gave it first."""
+    """The image that one name means, and the user who gave it first."""
 
     digest: str
     owner: str = ""
@@ -30,7 +30,7 @@ class ImageNames:
     """Owner of the names of an image store. Calls block on the disk."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is there; a file that cannot be read is said, and stays as it is."""
+        """Read the file; an unreadable one is logged, and stays as it is."""
         self._path = folder / "names"
         self._names: dict[str, _Named] = {}
         try:
@@ -46,7 +46,7 @@ class ImageNames:
         return sorted(name for name, known in list(self._names.items()) if known.digest == digest)
 
     def give(self, name: str, digest: str, by: str) -> None:
-        """Let a name mean an image; an operator (`by` empty) may take one of another user."""
+        """Set the image of a name; an operator (`by` empty) may move a name of another user."""
         known = self._names.get(name)
         if known is not None and by and known.owner != by:
             raise Forbidden(

@@ -1,9 +1,8 @@
 """Images by digest: streamed in, verified, published in one step, streamed out.
 
-Below the folder, `<hex>.image` is the stream as it came and `<hex>.json` what is known of
-it; the stream appears last, by rename, so an image that is there is whole. It goes first when
-an image is removed. What a crash left, in `incoming/` or of an image without its stream, is
-removed at the next start.
+Below the folder, `<hex>.image` is the stream and `<hex>.json` its metadata. The stream appears
+last, by rename, so an existing image is complete. It is deleted first when an image is removed.
+Leftovers of a crash, in `incoming/` or metadata without a stream, are removed at the next start.
 """
 
 from __future__ import annotations
@@ -50,23 +49,23 @@ class ImageStore:
         max_bytes: int = MAX_IMAGE_BYTES,
         owner_max_bytes: int | None = None,
     ) -> None:
-        """Take the folder; remove what an earlier process left unfinished.
+        """Open the folder; remove what an earlier process left unfinished.
 
         `owner_max_bytes` bounds all images of one owner together; None: nothing does.
         """
         self._names = ImageNames(folder)
         self._owner_max_bytes = owner_max_bytes
         self._arriving: dict[Path, tuple[str, int]] = {}
-        """File of a stream on its way in → whose it is, and how many bytes are there."""
+        """File of an incoming stream → its owner, and how many bytes have arrived."""
         self._used: Counter[str] | None = None
-        """Owner → bytes of images that are here; counted at the first request."""
+        """Owner → bytes of its images; counted at the first request."""
         self._folder = folder
         self._incoming = folder / "incoming"
         self._clock = clock
         self._max_bytes = max_bytes
         self._counting = asyncio.Lock()
         self._signing = asyncio.Lock()
-        """Of two who sign an image at once neither takes the other's word away."""
+        """Signs one at a time: two concurrent signatures of an image must both be kept."""
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(parents=True)
         for known in folder.glob("*.json"):
@@ -76,9 +75,9 @@ class ImageStore:
     async def put(
         self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes], owner: str = ""
     ) -> ImageInfo:
-        """Publish the stream if it has this digest; an image that is there is only confirmed.
+        """Publish the stream if it has this digest; an existing image is only confirmed.
 
-        It counts against the share of `owner`, which is no particular user where it is empty.
+        It counts against the share of `owner`; empty: against no user's.
         """
         known = await self.find(digest)
         if known is not None:
@@ -113,7 +112,7 @@ class ImageStore:
         return info
 
     async def find(self, digest: str) -> ImageInfo | None:
-        """Return what is known of an image, None if it is not here."""
+        """Return the metadata of an image, None if it is not here."""
         if not _DIGEST.fullmatch(digest):
             raise InvalidInput(f"{digest!r} is no digest", hint="sha256: and 64 hex digits")
         return await asyncio.to_thread(self._read, digest)
@@ -152,10 +151,10 @@ class ImageStore:
         log.info("image removed", extra={"image": digest})
 
     async def sign(self, digest: str, signature: ImageSignature) -> ImageInfo:
-        """Keep a signature beside an image, in place of an earlier one with the same key.
+        """Store a signature with an image; it replaces an earlier one of the same key.
 
-        Raises `NotFound`, `Unprocessable` for what that key did not sign, and `Conflict` where
-        the image has as many as it may.
+        Raises `NotFound`, `Unprocessable` for a wrong signature, and `Conflict` if the image has
+        the most that it may have.
         """
         if not is_signed(signature.key, signature.signature, signature.name, digest):
             raise Unprocessable(
@@ -192,10 +191,10 @@ class ImageStore:
                 yield chunk
 
     async def name(self, digest: str, name: str, by: str = "") -> ImageInfo:
-        """Let a name mean an image from now on; jobs that were applied keep theirs (BUG-UX3).
+        """Let a name mean an image from now on; applied jobs keep their image (BUG-UX3).
 
-        `by`: who may take it along who gave it first; empty: an operator, who may take any.
-        Raises `NotFound`, and `Forbidden` for a name of another user.
+        `by`: the user who gave the name first, and may move it; empty: an operator, who may move
+        any. Raises `NotFound`, and `Forbidden` for a name of another user.
         """
         async with self._signing:
             if await self.find(digest) is None:
@@ -214,7 +213,7 @@ class ImageStore:
     ) -> AsyncIterator[bytes]:
         """Pass a stream on for as long as its owner's images fit into one share (BUG-HT27).
 
-        It counts as on its way until it is an image, so that of two at once one is refused.
+        It counts while it arrives, so one of two concurrent pushes is refused.
         """
         most = self._owner_max_bytes
         if most is None or not owner:
@@ -307,7 +306,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 async def _drain(stream: AsyncIterator[bytes], max_bytes: int) -> None:
-    """Let the sender finish, so that it hears the answer instead of a closed connection."""
+    """Read the rest of the stream: else the sender gets a closed connection, not the answer."""
     left = max_bytes
     async for chunk in stream:
         left -= len(chunk)
@@ -316,4 +315,4 @@ async def _drain(stream: AsyncIterator[bytes], max_bytes: int) -> None:
 
 
 FindImage = Callable[[str], Awaitable[api.ImageInfo | None]]
-"""Return what the image store knows of a digest, None if it has no such image."""
+"""Returns the image store's metadata of a digest, None if it has no such image."""

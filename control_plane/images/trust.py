@@ -1,6 +1,6 @@
-"""Whether hosts may be given an image for an entitlement: what it asks for, what the image has.
+"""Whether hosts would accept an image for an entitlement: required and present signatures.
 
-Hosts look themselves at what is sent here; this answers owners earlier, and in one place.
+Hosts check the image themselves; this check tells owners earlier, and in one place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from wire.errors import Unprocessable
 
 
 async def trust_in(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTrust:
-    """Return what to tell a host about an image; raise `Unprocessable` where it would refuse it."""
+    """Return a host's trust data of an image; raise `Unprocessable` if it would refuse it."""
     trust = await _known(find, digest, keys)
     if why := distrust(digest, trust):
         raise Unprocessable(why, hint=SIGN_HINT)
@@ -21,7 +21,7 @@ async def trust_in(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTr
 
 
 async def distrust_in(find: FindImage, digest: str, keys: Sequence[str]) -> str:
-    """Return why no task may be started from an image, empty where one may."""
+    """Return why no task may start from an image, empty if one may."""
     return distrust(digest, await _known(find, digest, keys))
 
 

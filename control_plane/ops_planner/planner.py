@@ -1,7 +1,7 @@
-"""Carries plans out: announces one wave after another, and sees that each comes back.
+"""Carries plans out: announces one wave after another, and waits for each to return.
 
-Plans and waves are stored before anything is announced; what a restart finds is looked at as
-it stands then.
+Plans and waves are stored before anything is announced. After a restart the planner goes on from
+the stored plans and the present state of the machines.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from wire.errors import Conflict, InvalidInput, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _LOOK_S = 2.0
-"""Between two looks at the plans that are under way."""
+"""Between two checks of the plans that are under way."""
 _KEPT = 200
-"""Plans that are over and kept, for the record."""
+"""Ended plans that are kept, for the record."""
 
 
 class OpsPlanner:
@@ -113,7 +113,7 @@ class OpsPlanner:
                 if plan is not None and plan.ended is None:
                     try:
                         await self._look(name)
-                    except TwineError as e:  # the next look tries again
+                    except TwineError as e:  # the next check tries again
                         log.warning("plan does not go on", extra={"plan": name, "reason": str(e)})
             await self._runtime.sleep(_LOOK_S)
 
@@ -125,7 +125,7 @@ class OpsPlanner:
         return await self._previewer.preview(name, wish, waves)
 
     async def accept(self, name: str, wish: MaintenanceWish, by: str) -> PlanView:
-        """Take a plan for good; `Conflict` if its preview warns and it is not `despite` that."""
+        """Store a plan and begin it; `Conflict` if its preview warns and `despite` is not set."""
         try:
             msgspec.convert(name, Name)
         except msgspec.ValidationError as e:
@@ -155,7 +155,7 @@ class OpsPlanner:
                 WaveRecord(plan=name, number=number, machines=machines)
                 for number, machines in enumerate(waves, 1)
             ]
-            for record in records:  # first: a plan without its waves would be taken for done
+            for record in records:  # first: a plan without its waves would count as done
                 await self._put_wave(record)
             await self._plans.commit(name, plan)
             log.info("maintenance planned", extra={"plan": name, "machines": plan.machines})
@@ -178,7 +178,7 @@ class OpsPlanner:
         ]
 
     async def cancel(self, name: str) -> PlanView:
-        """Call a plan off: what was announced ends, and no further wave begins."""
+        """Cancel a plan: its announcements end, and no further wave begins."""
         await self._end(name, PlanState.CANCELLED)
         return self.show(name)
 
@@ -199,7 +199,7 @@ class OpsPlanner:
         return self.show(name)
 
     async def go_on(self, name: str, wish: GoOn) -> PlanView:
-        """Look at a paused plan again, without the machines that are not back if that is wished."""
+        """Check a paused plan again; `without` leaves out the machines that are not back."""
         plan = self._plans.get(name)
         if plan.ended is not None:
             raise Conflict(f"plan {name} is {plan.state}")
@@ -217,7 +217,7 @@ class OpsPlanner:
     # -- one plan
 
     async def _look(self, name: str) -> None:
-        """Do what is next about one plan."""
+        """Carry out the next step of one plan."""
         async with self._plans.lock(name):
             plan = self._plans.find(name)
             if plan is None or plan.ended is not None:
@@ -254,7 +254,7 @@ class OpsPlanner:
                     log.warning("plan pauses", extra={"plan": name, "reason": waits})
 
     async def _announce(self, plan: PlanRecord, wave: WaveRecord, now: float) -> None:
-        """Begin a wave: it is stored first, so that a crash announces it again and no other."""
+        """Begin a wave: it is stored first, so that after a crash the same wave is announced."""
         first = wave.number == 1 or not is_one_by_one(plan.wish)
         start = plan.at + plan.wish.start_in_s if first else now
         boots = {
@@ -269,7 +269,7 @@ class OpsPlanner:
         await self._announced_again(plan, wave)
 
     async def _announced_again(self, plan: PlanRecord, wave: WaveRecord) -> None:
-        """Tell the machines of a wave that were not told: a crash came in between."""
+        """Announce a wave to those of its machines that a crash left out."""
         table, wish = self._broker.table, plan.wish
         untold = [
             name
@@ -306,7 +306,7 @@ class OpsPlanner:
                     await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
         log.info("plan ended", extra={"plan": name, "state": state.value})
 
-    # -- what is there
+    # -- machines and waves
 
     async def _divided(self, name: str, wish: MaintenanceWish) -> list[list[str]]:
         _check(wish)
@@ -330,7 +330,7 @@ class OpsPlanner:
         return [wave for wave in found if wave is not None]
 
     def _hosts(self, plan: PlanRecord, only: WaveRecord | None = None) -> dict[str, SeenHost]:
-        """Return the machines of waves that began and are not over, or drew power."""
+        """Return the machines of announced waves, and with `power-cap` those of finished ones."""
         seen = dict[str, SeenHost]()
         if plan.ended is not None:
             return seen
@@ -348,7 +348,7 @@ class OpsPlanner:
             of_plan(record, plan.name),
             self._observations.observation(record.machine),
         )
-        elsewhere = not self._follows(record.entitlement)  # then its record says how it is
+        elsewhere = not self._follows(record.entitlement)  # then only its record shows its state
         is_up = record.state is MachineState.UP and (observation.answering or elsewhere)
         may_stay = plan.wish.tasks_survive and event is not None and event.deadline is not None
         may_stay = may_stay and self._runtime.date() >= (event.deadline or 0.0 if event else 0.0)
@@ -367,11 +367,11 @@ class OpsPlanner:
         return record.profile_state is ProfileState.VERIFIED
 
     def _left(self, plan: PlanRecord, record: MachineRecord, *, is_heard: bool) -> int:
-        """Return how many tasks must still go from a machine.
+        """Return how many tasks must still leave a machine.
 
-        One that its controller had stopped, to be started there again afterwards, has gone:
-        its place is kept, and nothing of it runs (TC8). A machine that does not come back keeps
-        no place, and one that is not heard may still run what it ran.
+        A task that its controller had stopped, to be started there again afterwards, counts as
+        gone: its place is kept, and it does not run (TC8). An empty machine keeps no place if it
+        does not return. A machine that does not answer may still run its tasks.
         """
         tasks = self._allocator.directory.tasks(record.machine)
         if not is_heard or plan.ends is Ends.EMPTY or not self._follows(record.entitlement):
@@ -385,7 +385,7 @@ class OpsPlanner:
             await self._waves.commit(key, wave)
 
     async def _drop_old(self) -> None:
-        """Forget the plans that were over first, when there are too many."""
+        """Delete the plans that ended first, when there are too many."""
         over = [plan for plan in self._plans.records() if plan.ended is not None]
         over.sort(key=lambda plan: plan.ended or 0.0)
         for plan in over[: max(0, len(over) - _KEPT)]:
@@ -410,7 +410,7 @@ def _key(plan: str, number: int) -> str:
 
 
 def _check(wish: MaintenanceWish) -> None:
-    """Raise `InvalidInput` for what cannot be meant."""
+    """Raise `InvalidInput` for a contradictory wish."""
     kind = KIND.get(wish.work, EventKind.MAINTENANCE)
     if wish.tasks_survive and kind is not EventKind.MAINTENANCE:
         raise InvalidInput(f"no task survives a {wish.work}")

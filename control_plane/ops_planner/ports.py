@@ -1,4 +1,4 @@
-"""What the planner of maintenance needs of the brokers beside `Machines`: who announces.
+"""What the ops planner needs of the brokers besides `Machines`: announcements.
 
 `roles.py` hands it in.
 """
@@ -13,7 +13,7 @@ from control_plane.api.machines import EventKind, MachineRecord
 
 
 class Announcements(Protocol):
-    """Announces that machines will be away, and that they will not."""
+    """Announces that machines will be unavailable, and withdraws announcements."""
 
     async def machines(self, names: Collection[str], scope: MachineScope | None) -> list[str]:
         """Return these machines and those of a scope, or raise `NotFound`."""
@@ -30,7 +30,7 @@ class Announcements(Protocol):
         tasks_survive: bool = False,
         plan: str = "",
     ) -> list[MachineRecord]:
-        """Announce that machines will be away; an event of the same kind and plan is replaced."""
+        """Announce unavailability of machines; replaces an event of the same kind and plan."""
 
     async def end_plan(self, machines: Collection[str], plan: str) -> None:
-        """Take back what a plan announced of machines."""
+        """End a plan's events of machines."""

@@ -1,4 +1,4 @@
-"""Plans as people see them: how far one is, and what one would do; changes nothing."""
+"""Plans as shown to operators: progress of one, and what one would do; changes nothing."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ _JOBS_SHOWN = 200
 _NOTHING_THERE = 1001
 """Priority of a machine without tasks: above all (`EntitlementSpec.priority`)."""
 _TURN = 500
-"""Machines that are looked at before others get their turn."""
+"""Machines that are read between two checkpoints."""
 _TOGETHER_MAX = 2000
-"""Tasks that are planned as if all moved together: for that moment no other actor runs.
-Of more, each job is judged as if it moved alone, and the preview says so."""
+"""Tasks that are planned as if all moved together: no other actor runs meanwhile.
+With more, each job is judged as if it moved alone, and the preview notes it."""
 
 
 AskPlaces = Callable[[PlacesWish], Awaitable[PlacesFound]]
@@ -75,15 +75,14 @@ class PreviewSources:
     jobs: JobTable
     allocator: Places
     owner: Callable[[str], Places | None]
-    """Return who places the tasks of a pool; None: another process does."""
-    """Returns the allocator of a pool."""
+    """Returns the allocator of a pool; None: another process has it."""
     census: Counters
     announced: Set[str]
     """Machines for which anything is planned."""
     checkpoint: Callable[[], Awaitable[None]]
     date: Callable[[], float]
     ask_others: AskPlaces
-    """Asks the processes that place tasks of jobs; what none answers is missing."""
+    """Asks the other processes that place tasks; jobs without an answer are missing."""
 
 
 class Previewer:
@@ -147,7 +146,7 @@ class Previewer:
             notes=notes,
         )
 
-    # -- who is there
+    # -- affected jobs
 
     async def _affected(
         self, waves: Sequence[Sequence[str]]
@@ -174,7 +173,7 @@ class Previewer:
                     if index not in job.down_there:
                         there = on.setdefault(machine, {})
                         there[entry.job] = there.get(entry.job, 0) + 1
-        for job in jobs.values():  # those on no machine of the plan count, too: as `down` says
+        for job in jobs.values():  # `down` counts also those on no machine of the plan
             job.down_there &= set().union(*job.there)
         return jobs, on, down
 
@@ -221,7 +220,7 @@ class Previewer:
             name: tuple(sorted(set().union(*(job.there[number] for number in together))))
             for name, job in jobs.items()
         }
-        # only the process that places the tasks of a job knows what they would find
+        # only the process that places the tasks of a job can plan for them
         elsewhere = {name: leaving.pop(name) for name in [*leaving] if not self._places_of(name)}
         unknown = await self._ask_others(jobs, elsewhere, scope)
         at_once = await self._find_here(jobs, leaving, scope)
@@ -239,9 +238,9 @@ class Previewer:
     async def _ask_others(
         self, jobs: dict[str, JobNow], leaving: Mapping[str, tuple[int, ...]], scope: frozenset[str]
     ) -> list[str]:
-        """Note what other processes found for jobs of theirs; return those that none answered for.
+        """Note what other processes found for their jobs; return the jobs without an answer.
 
-        Each looks for its own jobs together, as if those of others stayed.
+        Each process plans its own jobs together, as if the jobs of other processes stayed.
         """
         if not leaving:
             return []
@@ -325,7 +324,7 @@ class Previewer:
         return None if busy else made.change
 
     def _make_room(self, allowance: Allowance, pool: Pool, scope: frozenset[str]) -> None:
-        """Let a pool take as many machines as it gives up: those that leave do not count."""
+        """Raise a pool's allowance by the machines that it gives up."""
         for name in scope - self._at.announced:
             machine = self._at.allocator.index.machines.get(name)
             if machine is None or machine.pool != pool.name:
@@ -365,7 +364,7 @@ class Previewer:
 
 
 def _leaving_together(wish: MaintenanceWish, waves: int) -> list[list[int]]:
-    """Return which waves are away at the same time: all, unless each comes back before the next."""
+    """Return which waves are away together: all, unless each returns before the next."""
     if is_one_by_one(wish) and how_it_ends(wish) is not Ends.EMPTY:
         return [[number] for number in range(waves)]
     return [list(range(waves))]

@@ -41,19 +41,19 @@ class OptimusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The file of the opportunistic scheduler, TOML."""
 
     entitlement: Name
-    """Whose loans it uses: one with `machines = 0` and `elastic.borrow`."""
+    """The entitlement whose loans it uses, with `machines = 0` and `elastic.borrow`."""
     endpoint: str = "unix:/run/twine/control-plane.sock"
     """The front end: `unix:/PATH` or `https://HOST:PORT`."""
     credential: str = ""
     """File of an owner of the entitlement; not needed on the socket."""
     state: str = "/var/lib/twine-optimus"
-    """Folder of its store. A second process with the same one stands by."""
+    """Folder of its store. A second process with the same folder is a standby."""
     socket: str = "/run/twine/optimus.sock"
-    """Where users hand in work; its group may use it."""
+    """Where users submit work; its group may use it."""
     shares: dict[str, Share] = {}
-    """User → share of what is lent; 100 for users who are not named."""
+    """User → share of the lent machines; 100 for users that are not named."""
     ahead: Annotated[int, Meta(ge=1, le=100_000)] = 50
-    """Tasks that ask the region for machines beside those that run."""
+    """Tasks that ask the region for machines in addition to the running ones."""
     every_s: Annotated[float, Meta(ge=1, le=600)] = EVERY_S
 
 
@@ -89,7 +89,7 @@ def application(optimus: Optimus) -> web.Application:
 
 
 def _authorize(request: web.Request, _: Route) -> Peer:
-    """Return the caller by the name of its user; the mode of the socket's file says who may ask."""
+    """Return the caller by its user's name; the mode of the socket's file restricts callers."""
     user = local_user(request.transport)
     if user is None:
         raise Forbidden("best-effort work is handed in on the unix socket only")
@@ -102,7 +102,7 @@ def _authorize(request: web.Request, _: Route) -> Peer:
 
 @asynccontextmanager
 async def _serving(optimus: Optimus, path: Path) -> AsyncIterator[None]:
-    """Serve on a unix socket until left."""
+    """Serve on a unix socket until the context ends."""
     runner = web.AppRunner(application(optimus), handle_signals=False, logger=_http_log)
     mask = os.umask(0o117)
     try:

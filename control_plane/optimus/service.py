@@ -1,4 +1,4 @@
-"""The loop of the opportunistic scheduler: looks at its jobs, chooses work, starts and stops it."""
+"""The loop of the opportunistic scheduler: reads its jobs, chooses work, starts and stops it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from wire.errors import Conflict, InvalidInput, NotFound, TwineError, Unprocessa
 log = logging.getLogger(__name__)
 EVERY_S = 15.0
 KEEP_S = 7 * 86_400.0
-"""Work that ended is shown for so long, and counts for its user's share."""
+"""How long ended work is shown and counts towards its user's share."""
 
 
 class BestEffortApi(Protocol):
-    """What is asked of the front end: `ControlPlaneClient` has all of it."""
+    """The calls to the front end that Optimus makes: `ControlPlaneClient` has all of them."""
 
     async def get_entitlement(self, name: str) -> EntitlementView: ...
     async def get_signal(self, entitlement: str) -> CapacitySignal: ...
@@ -49,16 +49,16 @@ class Optimus:
         ahead: int,
         every_s: float = EVERY_S,
     ) -> None:
-        """Start nothing yet. Beside what runs, `ahead` tasks ask the region for machines."""
+        """Start nothing yet. `ahead` tasks beyond the running ones ask for machines."""
         self._runtime, self._api, self._entitlement = runtime, api, entitlement
         self._shares, self._ahead, self._every_s = shares, ahead, every_s
         self._table = Table(store, WORK, QueuedWork, "work")
         self._capacity, self._failing = "", ""
         self._placed: dict[str, dict[int, str]] = {}
-        """Work → task → machine, as seen last."""
+        """Work → task → machine, as last observed."""
         self._running = 0
         self._to_stop = set[str]()
-        """Work that is not to run and whose job may exist: a process may have ended in between."""
+        """Work that is not to run and whose job may still exist after a restart of this process."""
 
     async def load(self) -> None:
         """Read the queue."""
@@ -77,7 +77,7 @@ class Optimus:
             )
 
     async def run(self) -> None:
-        """Look and choose until cancelled."""
+        """Run a round every `every_s` seconds until cancelled."""
         while True:
             try:
                 await self.look()
@@ -88,7 +88,7 @@ class Optimus:
             await self._runtime.sleep(self._every_s)
 
     async def look(self) -> None:
-        """Take in how the work stands, then start and stop what that asks for."""
+        """Update the work from its jobs, then start and stop work accordingly."""
         await self.check()
         self._capacity = (await self._api.get_signal(self._entitlement)).state.value
         now, self._running = self._runtime.date(), 0
@@ -126,7 +126,7 @@ class Optimus:
             await self._put(work.name, after)
 
     async def _end(self, after: QueuedWork) -> None:
-        """Store that work does not run any more, then stop its job: a failure counts once."""
+        """Store that work no longer runs, then stop its job: a failure counts once."""
         self._to_stop.add(after.name)
         await self._put(after.name, after)
         await self._stop(after.name)
@@ -134,10 +134,10 @@ class Optimus:
     async def _start(self, work: QueuedWork, now: float) -> None:
         try:
             await self._api.get_job(work.name)
-            return  # its last try has not gone yet
+            return  # the job of its last attempt still exists
         except NotFound:
             pass
-        # stored first: a job that is started and forgotten would run for ever
+        # stored first: a job that is not recorded would run for ever
         running = replace(work, state=QueuedState.RUNNING, reason="")
         await self._put(work.name, running)
         try:
@@ -158,7 +158,7 @@ class Optimus:
     # -- for users
 
     def queue(self) -> WorkQueue:
-        """Return all work: what is open in the order in which it is chosen, then what ended."""
+        """Return all work: the open work in the order in which it is chosen, then ended work."""
         records = self._table.records()
         order = in_order(records, self._shares)
         ended = [one for one in records if one.ended_at is not None]
@@ -170,7 +170,7 @@ class Optimus:
         )
 
     async def submit(self, name: str, wish: QueuedWish, user: str) -> QueuedWork:
-        """Take a piece of work; `Conflict` where another one has the name."""
+        """Accept a piece of work; `Conflict` where another one has the name."""
         known = self._table.find(name)
         if known is not None:
             if known.wish == wish and known.user == user:
@@ -183,7 +183,7 @@ class Optimus:
         return made
 
     async def cancel(self, name: str) -> None:
-        """Stop a piece of work and forget it; `NotFound` if there is none."""
+        """Stop a piece of work and delete it; `NotFound` if there is none."""
         work = self._table.get(name)
         if work.state is QueuedState.RUNNING:
             await self._stop(name)

@@ -1,3 +1,4 @@
-"""The capacity portal: who may use how much. It owns entitlements, their quotas and the
-requests for more. What is granted is a promise, checked against what the region has (CP7).
+"""The capacity portal owns entitlements, their quotas and the requests for more.
+
+A grant is a promise, checked against the machines of the region (CP7).
 """

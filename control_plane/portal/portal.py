@@ -1,7 +1,7 @@
-"""The capacity portal: who is granted which machines, and who decides that (paper §2.2).
+"""The capacity portal: grants and requests for entitlements (paper §2.2).
 
-What gives capacity back counts at once. What asks for more is checked against the machines
-that the region has and all that it has promised; then the rules grant it, or it waits in the
+A change that gives capacity back counts at once. A change that asks for more is checked against
+the region's machines and all promises. Then the rules grant it, or it waits in the
 queue for a user who may decide (CP12).
 """
 
@@ -36,27 +36,27 @@ from wire.errors import Conflict, FieldError, Forbidden, InvalidInput, Unprocess
 
 log = logging.getLogger(__name__)
 MANY = 200
-"""Entitlements from which on the sums take longer than the event loop should stand still."""
+"""From this number of entitlements on, sums run in a thread: they would block the loop too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A user who requests or decides, as the front end knows them."""
+    """A user who requests or decides, as the front end identified them."""
 
     name: str
     is_operator: bool = False
     """May do everything."""
     may_create: bool = True
-    """Whether the rules may grant an entitlement that there is not yet; else it waits."""
+    """Whether the rules may grant a new entitlement to the user; else the request waits."""
 
 
 RULES = Person("", is_operator=True)
-"""No caller: what the rules grant by themselves."""
+"""The decider of requests that the rules grant: no user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What uses an entitlement now."""
+    """The jobs in an entitlement and the machines that it holds."""
 
     jobs: Sequence[str] = ()
     held: Sequence[str] = ()
@@ -71,7 +71,7 @@ class Portal:
     def __init__(
         self, store: Store, runtime: Runtime, settings: PortalSettings | None = None
     ) -> None:
-        """`supply` has to be told of the broker's machines."""
+        """The caller connects `supply.heard` with the broker's machines."""
         self.table: Table[EntitlementRecord] = Table(
             store, ENTITLEMENTS, EntitlementRecord, "entitlement"
         )
@@ -80,7 +80,7 @@ class Portal:
         self.supply = SupplyIndex()
         self._runtime = runtime
         self.jobs_of: Callable[[str], Sequence[str]] = lambda _: ()
-        """Return the jobs of an entitlement; the scheduler hands them in."""
+        """Returns the jobs of an entitlement; the capacity service sets it."""
         self._applying: Counter[str] = Counter()
         """Entitlements to which jobs are being applied, with how many …"""
         self._going: dict[str, None] = {}
@@ -93,11 +93,11 @@ class Portal:
         await self.requests.load()
 
     def specs(self) -> dict[str, EntitlementSpec]:
-        """Return what every entitlement was granted."""
+        """Return the specification of every entitlement."""
         return {record.name: record.spec for record in self.table.records()}
 
     async def put(self, name: str, spec: EntitlementSpec, *, jobs: list[str]) -> EntitlementRecord:
-        """Create an entitlement or change it now, or raise why that cannot be."""
+        """Create an entitlement or change it now, or raise why that is not possible."""
         async with self._lock:
             known = self.table.find(name)
             if known is not None and known.spec == spec:
@@ -121,10 +121,10 @@ class Portal:
     async def request(
         self, name: str, wish: EntitlementWish, who: Person, use: Use
     ) -> EntitlementRequest:
-        """Grant what is asked for, or store the request for a user who may decide.
+        """Grant a wish, or store it as a request for a user who may decide.
 
-        Raises what is wrong with it, and `Unprocessable` where the machines do not suffice,
-        unless it is to wait in the queue. A dry run only returns what would become of it.
+        Raises every error in it, and `Unprocessable` where the machines do not suffice,
+        unless it is to wait in the queue. A dry run only returns the result.
         """
         async with self._lock:
             known = self.table.find(name)
@@ -151,7 +151,7 @@ class Portal:
     async def approve(
         self, request_id: str, who: Person, note: str, use: Use
     ) -> EntitlementRequest:
-        """Grant a request that waits, if it still can be; it counts from now on."""
+        """Grant a pending request, if that is still possible; it counts from now on."""
         async with self._lock:
             request = self._pending(request_id, who)
             name = request.entitlement
@@ -168,12 +168,12 @@ class Portal:
             return await self._approve(request, who, note)
 
     async def deny(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
-        """Refuse a request that waits."""
+        """Refuse a pending request."""
         async with self._lock:
             return await self._end(self._pending(request_id, who), RequestState.DENIED, who, note)
 
     async def withdraw(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
-        """Take back a request that waits: only who made it can."""
+        """Withdraw a pending request; `Forbidden` for all but its requester."""
         async with self._lock:
             request = self._pending(request_id, None)
             if request.requester != who.name:
@@ -182,7 +182,7 @@ class Portal:
 
     @contextmanager
     def applying(self, name: str) -> Iterator[None]:
-        """Keep an entitlement from being deleted while a job is written that is in it.
+        """Keep an entitlement from being deleted while a job in it is written.
 
         Raises `Conflict` where the deletion came first.
         """
@@ -205,7 +205,10 @@ class Portal:
     def _raised(
         self, known: EntitlementRecord | None, spec: EntitlementSpec, who: Person
     ) -> list[str]:
-        """Return what a caller raises who may not: the rule is `owners_raise` (BUG-HT26)."""
+        """Return in words what a change raises beyond the caller's rights (BUG-HT26).
+
+        The rule is `owners_raise`.
+        """
         if self.may_decide(who):
             return []
         found = raises(known.spec if known else None, spec)
@@ -239,7 +242,7 @@ class Portal:
     async def _check(
         self, name: str, spec: EntitlementSpec, jobs: Sequence[str]
     ) -> _TooMuch | None:
-        """Raise what is wrong with a specification; return what it asks for in vain."""
+        """Raise all errors of a specification; return its shortage of machines, if any."""
         specs, supply = self.specs(), self.supply.counts()
         before = specs.get(name)
         fixed = fixed_by_jobs(before, spec, jobs)
@@ -345,7 +348,7 @@ class Portal:
 
 @dataclass(frozen=True, slots=True)
 class _TooMuch:
-    """A wish for more than there is."""
+    """A wish that exceeds the available machines."""
 
     short: Shortage
 

@@ -1,4 +1,4 @@
-"""Requests for entitlements, as they are stored: who asked for what, and what became of it."""
+"""Requests for entitlements, as they are stored, with requester, wish and decision."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class RequestBook:
         ]
 
     def new_id(self) -> str:
-        """Return an id that was never used."""
+        """Return an unused id."""
         return f"r{self._last + 1}"
 
     def operation(self, request: EntitlementRequest) -> Put:
-        """Return what stores a request, for a transaction that also does something else."""
+        """Return the operation that stores a request, for use in a larger transaction."""
         return Put(REQUESTS + request.request_id, encode(request))
 
     def accept(self, request: EntitlementRequest) -> None:
-        """Take in a request that is durable."""
+        """Record a request in memory; called once it is durable."""
         self._requests[request.request_id] = request
         self._last = max(self._last, _number(request))
         if request.state is RequestState.PENDING:
@@ -75,7 +75,7 @@ class RequestBook:
         self.accept(request)
 
     async def drop_old(self) -> None:
-        """Forget the oldest decided requests when there are too many."""
+        """Delete the oldest decided requests when there are too many."""
         surplus = len(self._requests) - len(self._pending) - self._keep
         if surplus > 0:
             decided = [r.request_id for r in self if r.state is not RequestState.PENDING]

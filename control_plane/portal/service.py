@@ -1,4 +1,4 @@
-"""The capacity portal as the front end sees it: requests with what they need of others."""
+"""The capacity portal for the front end: adds what requests need of broker and allocator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from control_plane.runtime.runtime import Runtime
 from wire.errors import NotFound
 
 _CHUNK = 25
-"""Machines that a report reads before it looks whether others are to have their turn: 0.3 ms."""
+"""Machines that a report reads between two checkpoints: 0.3 ms."""
 
 
 class PortalMachines(Protocol):
@@ -46,7 +46,7 @@ class PortalMachines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What is asked of the broker and the allocator."""
+    """The calls to the broker and the allocator."""
 
     machines: PortalMachines
     held: Callable[[str], list[MachineRecord]]
@@ -56,15 +56,15 @@ class Sources:
     jobs_of: Callable[[str], list[str]]
     """Returns the jobs that are bound to an entitlement."""
     release_idle: Callable[[str], Awaitable[None]]
-    """Gives back the machines of a pool on which nothing is placed."""
+    """Gives back the machines of a pool that have no tasks."""
     used: Callable[[MachineRecord], Used]
     """Returns what the tasks of a machine may use."""
     power: Callable[[], list[PowerBudget]] = list
-    """Returns what places bear."""
+    """Returns the power budgets of places."""
 
 
 class CapacityService:
-    """Everything about entitlements that can be asked for."""
+    """All calls about entitlements."""
 
     def __init__(self, portal: Portal, sources: Sources, runtime: Runtime) -> None:
         self._portal = portal
@@ -93,7 +93,7 @@ class CapacityService:
         raise NotFound(f"there is no entitlement {name!r}", hint="twinectl entitlement list")
 
     async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
-        """Create an entitlement or change it, now or not at all."""
+        """Create an entitlement or change it now; raises if that is not possible."""
         return self._view(await self._portal.put(name, spec, jobs=self._jobs(name)))
 
     async def delete_entitlement(self, name: str) -> None:
@@ -102,14 +102,14 @@ class CapacityService:
         await self._portal.delete(name, jobs=list(use.jobs), held=list(use.held))
 
     async def request(self, name: str, wish: EntitlementWish, who: Person) -> EntitlementRequest:
-        """Grant what is asked for, or let it wait for a decision (CP1, CP12)."""
+        """Grant a wish, or store it as a pending request (CP1, CP12)."""
         remove_now = wish.spec is None and not wish.queue
         use = await self._emptied(name) if remove_now else Use(self._jobs(name))
         made = await self._portal.request(name, wish, who, use)
         return replace(made, warnings=self._warnings(name, wish.spec))
 
     def _warnings(self, name: str, spec: EntitlementSpec | None) -> list[str]:
-        """Return what a quota that is smaller than what is held does not do (BUG-UX8)."""
+        """Return warnings that a quota below the held machines stops nothing (BUG-UX8)."""
         if spec is None:
             return []
         pool, specs = pool_of(name, spec), {**self._portal.specs(), name: spec}
@@ -123,7 +123,7 @@ class CapacityService:
         ]
 
     async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
-        """Return the requests that wait, or all of them; the oldest first."""
+        """Return the pending requests, or with `decided` all; the oldest first."""
         found = [r for r in self._portal.requests if decided or r.state is RequestState.PENDING]
         return EntitlementRequests(requests=found)
 
@@ -132,7 +132,7 @@ class CapacityService:
         return self._portal.requests.get(request_id)
 
     async def approve(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
-        """Grant a request that waits."""
+        """Grant a pending request."""
         request = self._portal.requests.get(request_id)
         name = request.entitlement
         removes = request.spec is None and self._portal.may_decide(who)
@@ -140,17 +140,17 @@ class CapacityService:
         return await self._portal.approve(request_id, who, note, use)
 
     async def deny(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
-        """Refuse a request that waits."""
+        """Refuse a pending request."""
         return await self._portal.deny(request_id, who, note)
 
     async def withdraw(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
-        """Take one's own request back."""
+        """Withdraw a pending request of the caller."""
         return await self._portal.withdraw(request_id, who, note)
 
     async def report(self) -> CapacityReport:
         """Return what is granted, held, used and left over.
 
-        Others have their turn while the machines are read, so a line may be older than another.
+        Other actors run while the machines are read, so a line may be older than another.
         """
         report = PortalReport(self._runtime.date())
         for i, name in enumerate(self._sources.machines):

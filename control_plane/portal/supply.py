@@ -16,11 +16,11 @@ class SupplyIndex:
     """Listens to the broker; a grant is checked against it without reading all machines."""
 
     def __init__(self) -> None:
-        """Start with no machines; the broker tells of each when it is loaded."""
+        """Start with no machines; the broker reports each when it is loaded."""
         self._counts: dict[_Key, int] = {}
 
     def heard(self, _: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
-        """Follow the change of one machine; there are a million of them to load."""
+        """Follow the change of one machine; called a million times during loading."""
         if before is not None and after is not None and _alike(before, after):
             return
         was = None if before is None else _key(before)
@@ -43,7 +43,7 @@ class SupplyIndex:
 
 
 def _alike(one: MachineRecord, other: MachineRecord) -> bool:
-    """Return whether nothing changed that could matter here: only other things did."""
+    """Return whether everything that determines a machine's class is unchanged."""
     return (
         one.unavailability is other.unavailability
         and one.hardware is other.hardware

@@ -10,11 +10,11 @@ from control_plane.runtime.table import Table
 
 
 class Entitlements(Protocol):
-    """Who may use how much: the portal."""
+    """Entitlements and their quotas: the portal."""
 
     @property
     def table(self) -> Table[EntitlementRecord]:
         """Return the records of all entitlements."""
 
     def specs(self) -> Mapping[str, EntitlementSpec]:
-        """Return what every entitlement was granted."""
+        """Return the specification of every entitlement."""

@@ -1,7 +1,7 @@
 """Brings machines that are in use to a changed profile, and back if that fails (HP12, HP13).
 
-The texts of profiles and one rollout for each entitlement are stored; `core/gradual.py` says what
-comes next from them and from how the machines stand. The switcher does each single switch.
+The texts of profiles and one rollout for each entitlement are stored. From them and the state of
+the machines, `core/gradual.py` decides the next steps. The switcher does each single switch.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from wire.errors import Conflict, InvalidInput, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _LOOK = 50
-"""Machines that are looked at before it is asked whether others are to have their turn."""
+"""Machines that are read between two checkpoints."""
 _LOOK_S = 2.0
-"""Between two looks at what is under way."""
+"""Between two checks of rollouts that are under way."""
 _SICK = (TaskState.BACKOFF, TaskState.FAILED)
 
 
 class ProfileRollouts:
-    """Owner of proposed profiles and of their way onto machines."""
+    """Owner of proposed profiles and of their rollouts."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ProfileRollouts:
         keys: Mapping[str, Sequence[str]],
         writer: str = "",
     ) -> None:
-        """Load nothing yet; `keys` says by profile which settings owners may change.
+        """Load nothing yet; `keys`: profile → patterns of the settings that owners may change.
 
         `writer` is the name of this process where several write to the store.
         """
@@ -89,14 +89,14 @@ class ProfileRollouts:
         )
         self.tables = (self._versions, self._rollouts)
         self._proved: dict[str, tuple[int, float]] = {}
-        """Machine → which generation of its profile has been proved, and since when."""
+        """Machine → the generation of its profile that has been proved, and since when."""
         self._waiting: dict[str, tuple[str, ...]] = {}
         self._stuck: dict[str, str] = {}
         """Machine → its entitlement, where it waits for a boot or its tasks were asked to leave.
 
         A machine of the free pool is here only if an earlier release left its event open."""
         self._lost: dict[str, str] = {}
-        """Machine → the profile for which it was put aside."""
+        """Machine → the profile for which it was quarantined."""
         region.broker.listen(self._machine_changed)
 
     async def load(self) -> None:
@@ -105,32 +105,32 @@ class ProfileRollouts:
         await self._rollouts.load()
 
     async def run(self) -> None:
-        """Carry rollouts on until cancelled."""
+        """Advance rollouts until cancelled."""
         while True:
             for name in filter(self._follows, sorted({*self._rollouts, *self._stuck.values()})):
                 try:
                     await (self._look(name) if name else self._free_stuck())
-                except TwineError as e:  # the next look tries again
+                except TwineError as e:  # the next check tries again
                     fields = {"entitlement": name, "reason": str(e)}
                     log.warning("profile does not go on", extra=fields)
             await self._runtime.sleep(_LOOK_S)
 
-    # -- what others ask
+    # -- calls
 
     def text_of(self, profile: str) -> str:
-        """Return the text of a proposed profile; empty: hosts have it already."""
+        """Return the text of a proposed profile; empty: it is one that hosts have installed."""
         version = self._versions.find(profile)
         return version.text if version is not None else ""
 
     def keeps(self, record: MachineRecord) -> bool:
-        """Return whether a machine stays with its entitlement because of what is under way."""
+        """Return whether a machine stays with its entitlement because of a rollout."""
         rollout = self._rollouts.find(record.entitlement)
         if rollout is None or not is_under_way(rollout):
             return open_event(record, EventKind.PROFILE) is not None
         return record.machine in rollout.trial or record.profile_wanted == target(rollout)
 
     def show(self, entitlement: str) -> ProfileView:
-        """Return the profile of an entitlement, and how far the next one is."""
+        """Return the profile of an entitlement, and the progress of its rollout."""
         record = self._entitlement(entitlement)
         held = self._broker.held(entitlement)
         rollout = self._rollouts.find(entitlement)
@@ -153,7 +153,7 @@ class ProfileRollouts:
         )
 
     async def stats(self) -> ProfileStats:
-        """Return how long hosts took for their last switch."""
+        """Return how long hosts took for their last switches."""
         reports = list[ProfileStatus]()
         for number, name in enumerate(self._broker.table):
             if number % _LOOK == 0:
@@ -166,7 +166,7 @@ class ProfileRollouts:
     async def propose(
         self, entitlement: str, wish: ProfileWish, by: str, *, dry_run: bool = False
     ) -> ProfileView:
-        """Begin to bring an entitlement's machines to a profile; the same again changes nothing."""
+        """Begin the rollout of a profile to an entitlement; a repeated call changes nothing."""
         async with self._rollouts.lock(entitlement):
             record = self._entitlement(entitlement)
             current = self._versions.find(record.spec.host_profile)
@@ -229,7 +229,7 @@ class ProfileRollouts:
         return self.show(entitlement)
 
     async def go_back(self, entitlement: str, by: str) -> ProfileView:
-        """Bring machines back to the profile before the last one."""
+        """Roll machines back to the profile before the last proposal."""
         self._entitlement(entitlement)
         async with self._rollouts.lock(entitlement):
             known = self._rollouts.find(entitlement)
@@ -297,7 +297,7 @@ class ProfileRollouts:
         return self._entitlement(rollout.entitlement).spec.host_profile == rollout.name
 
     def _put_aside(self, rollout: ProfileRollout) -> list[str]:
-        """Return the machines that were put aside since for not reaching its profile."""
+        """Return the machines quarantined since for not reaching the rollout's profile."""
         return [
             record.machine
             for machine, profile in self._lost.items()
@@ -307,7 +307,7 @@ class ProfileRollouts:
         ]
 
     async def _goes_on(self, known: ProfileRollout, after: ProfileRollout) -> None:
-        """Store how far a rollout is, and what machines that join are brought to."""
+        """Store the progress of a rollout, and the profile for machines that join."""
         if after.state in (ProfileState.DONE, ProfileState.BACK):
             await self._set_profile(known.entitlement, target(after))
         if after == known:
@@ -319,7 +319,7 @@ class ProfileRollouts:
             log.info("profile goes on", extra=fields)
 
     async def _unstick(self, hosts: Sequence[SwitchingHost]) -> None:
-        """Empty one machine that waits for a boot, and let tasks back where that is over."""
+        """Drain one machine that waits for a boot; end the drains of machines that are done."""
         for host in hosts:
             if host.leaving and host.proof is Proof.VERIFIED:
                 await self._end(host.name)
@@ -328,7 +328,7 @@ class ProfileRollouts:
             await self._begin(waits[0].name, waits[0].wanted)
 
     async def _free_stuck(self) -> None:
-        """End the switch of machines that belong to no entitlement any more."""
+        """End the profile events of machines that no longer belong to an entitlement."""
         for machine in [name for name, where in self._stuck.items() if not where]:
             await self._end(machine)
 
@@ -345,7 +345,7 @@ class ProfileRollouts:
             await self._end(machine)
 
     async def _begin(self, machine: str, profile: str) -> None:
-        """Have the tasks of a machine leave, because its switch cannot be done around them."""
+        """Have the tasks of a machine leave, because its switch needs an empty machine."""
         now = self._runtime.date()
         event = UnavailabilityEvent(
             event_id=f"{machine}-profile-{now:.3f}",
@@ -360,7 +360,7 @@ class ProfileRollouts:
         await self._broker.carry_out(machine, EndEvents(kinds=[EventKind.PROFILE]))
 
     async def _set_profile(self, name: str, profile: str) -> None:
-        """Have machines that join be brought to a profile, here and where the same are used."""
+        """Set the profile of an entitlement and of the reservations on its machines."""
         for other, spec in self._portal.specs().items():
             if name in (other, spec.materialization) and spec.host_profile != profile:
                 await self._portal.table.update(

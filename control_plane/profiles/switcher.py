@@ -1,7 +1,7 @@
 """Brings each assigned machine to its entitlement's host profile, and proves it.
 
-Assigned machines are looked at by keyed workers; `core.switch` decides each step from the
-record and from what the agent says.
+Keyed workers handle assigned machines; `core.switch` decides each step from the
+record and from the agent's report.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from control_plane.runtime.workers import Pace, Workers
 log = logging.getLogger(__name__)
 _ASK_EVERY_S = 1.0
 _REFUSALS_MAX = 5
-"""Refusals of a profile in a row by an agent that answers, before the machine is put aside."""
+"""Refusals of a profile in a row by an answering agent, before the machine is quarantined."""
 
 
 class Switcher:
-    """Owner of nothing: it moves machines towards what their records want."""
+    """Moves machines towards the profiles in their records; owns no records."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Switcher:
             self._settings.profile_switches_burst,
         )
         self._asked_for: dict[str, tuple[str, int]] = {}
-        """Machine → the profile that it was asked for last: only another one counts again."""
+        """Machine → the profile of the last request: repeats do not count against the limit."""
         self._raised_at: dict[str, float] = {}
         self._asked_empty: dict[str, int] = {}
-        """Machine → the generation of its profile that was asked for with no task in the way."""
+        """Machine → the generation of its profile that was requested while it was empty."""
         self._back_by: dict[str, tuple[float, float]] = {}
         """Machine → the deadline of its reboot as stored, and as this process counts it."""
         region.broker.listen(lambda name, *_: self._wake(name), loaded=ignore)
@@ -82,7 +82,7 @@ class Switcher:
             known.pop(name, None)
 
     async def _look(self, name: str) -> float | None:
-        """Look after one machine, for as long as it is assigned."""
+        """Run one round for a machine; forget it if it is no longer assigned."""
         record = self._broker.table.find(name)
         if record is None or not self._is_ours(record):
             self._forget(name)
@@ -90,12 +90,12 @@ class Switcher:
         return await self._step(record)
 
     async def _step(self, record: MachineRecord) -> float | None:
-        """Do the next thing for one machine; return when to look again, None: when woken."""
+        """Do the next step for a machine; return the seconds to the next round (None: on wake)."""
         name, observation = record.machine, self._observations.observation(record.machine)
         if record.state is not MachineState.UP or not observation.answering:
             return await self._overdue(record)
         empty = is_empty(observation.tasks)
-        # what an earlier process asked for under which circumstances is not known
+        # it is unknown whether the machine was empty at a request of an earlier process
         asked_empty = self._asked_empty.get(name) == record.assignment_generation
         asked_full = not asked_empty and open_event(record, EventKind.PLANNED) is None
         switch = next_step(record, observation.profile, empty=empty, asked_full=asked_full)
@@ -139,7 +139,7 @@ class Switcher:
     async def _raise(
         self, record: MachineRecord, observation: Observation, switch: Switch
     ) -> float | None:
-        """Ask again as a new request, but not more often than every retry pause."""
+        """Ask again under a new generation, at most once per retry pause."""
         now = self._runtime.now()
         last = self._raised_at.get(record.machine)
         if last is not None and now - last < self._settings.retry_s:
@@ -174,7 +174,7 @@ class Switcher:
         return _ASK_EVERY_S
 
     async def _overdue(self, record: MachineRecord) -> float | None:
-        """End the wait for a reboot whose deadline passed; return the time that is left."""
+        """Return the seconds left of a wait for a reboot; quarantine the machine after it."""
         name, planned = record.machine, open_event(record, EventKind.PLANNED)
         if planned is None or planned.deadline is None:
             self._back_by.pop(name, None)
@@ -190,7 +190,7 @@ class Switcher:
         return None
 
     async def _quarantine(self, record: MachineRecord, reason: str) -> None:
-        """Put a machine aside; one on which tasks run stays, but takes no more of them."""
+        """Quarantine a machine; one with running tasks stays, but gets no new ones."""
         observation = self._observations.observation(record.machine)
         if observation.answering and not is_empty(observation.tasks):
             if record.profile_state is not observation.profile.state:

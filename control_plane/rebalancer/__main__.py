@@ -1,7 +1,7 @@
 """The solver's process: a model on standard input, an answer on standard output.
 
 python -m control_plane.rebalancer MEMORY_MIB
-python -m control_plane.rebalancer solve FILE SECONDS    # a model in TOML; says what it finds
+python -m control_plane.rebalancer solve FILE SECONDS    # a model in TOML; prints the moves
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def main() -> None:
 
 
 def own_output() -> BinaryIO:
-    """Return this process's output; what libraries print there comes to its errors from now on."""
+    """Return this process's output; libraries' prints go to its error stream from now on."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return output
 
 
 def solve_file(path: Path, seconds: float) -> None:
-    """Print where the objects of a model should be: exactly if it is small, else by parts."""
+    """Print the moves for a model: the optimum of a small one, else found by local search."""
     output = own_output()
     from control_plane.rebalancer.core.exact import VARIABLES_MAX, optimum
     from control_plane.rebalancer.core.neighbourhoods import improved

@@ -1,4 +1,4 @@
-"""Reads what tasks use and machines draw from their agents, in turns, for plans to go by."""
+"""Reads the use of tasks and the power draw of machines from agents, in rounds, for plans."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from wire.errors import TwineError
 log = logging.getLogger(__name__)
 _AT_ONCE = 10
 _PAUSE_S = 0.1
-"""After so many readings: 100 agents per second at most, so that the process has time for others.
-A round of 50,000 machines takes 500 s then."""
+"""Pause after `_AT_ONCE` readings: at most 100 agents per second, which leaves time for other work.
+A round of 50,000 machines then takes 500 s."""
 _ROUNDS = 3.0
-"""A load is known for so many rounds after it was read: two answers may be lost."""
+"""A load is valid for this many rounds after it was read: two answers may be lost."""
 
 
 class LoadWatch:
-    """Reads agents in rounds. Knows nothing until two rounds are over."""
+    """Reads agents in rounds. Loads are unknown until two rounds are over."""
 
     def __init__(self, region: Region, places: ShardedPlaces, agents: AgentClients) -> None:
         settings = region.settings.rebalance
@@ -68,13 +68,13 @@ class LoadWatch:
             return
         self.loads.read(name, machine.capacity, usages, self._region.runtime.now())
 
-    # -- what plans ask
+    # -- for plans
 
     def measured(self, job: str, tasks: Sequence[int]) -> list[Load | None]:
-        """Return what tasks use; None: it was not read lately, so its claims count.
+        """Return what each task uses; None: it was not read recently, so its claims count.
 
-        One that moved counts as before until it is read where it is: RRU are the same anywhere.
-        The network counts 0 where it is not known whose traffic is whose.
+        A moved task keeps its value until it is read on its new machine: RRU are the same anywhere.
+        The network counts 0 where traffic cannot be attributed to tasks.
         """
         since = self._region.runtime.now() - self._within_s
         return [
@@ -83,11 +83,11 @@ class LoadWatch:
         ]
 
     def age_s(self) -> float | None:
-        """Return how long ago the oldest load that still counts was read; None: there is none."""
+        """Return the age in seconds of the oldest valid load; None: there is none."""
         return self.loads.oldest_s(self._region.runtime.now(), self._within_s)
 
     def watts(self, machine: Machine, rru: float) -> tuple[float, bool]:
-        """Return what a machine draws while so much CPU is used, and whether its host said so."""
+        """Return a machine's draw in watts at this use of CPU, and whether it was measured."""
         nominal, size = machine.capacity.power_w, machine.capacity.rru
         read = self.loads.watts_of(machine.name, self._region.runtime.now(), self._within_s)
         if read is not None and nominal:

@@ -1,4 +1,4 @@
-"""Makes a plan of the region as it is now: surveys it, has it solved, and puts it in words."""
+"""Makes a plan for the region's present state: surveys it, has it solved, and describes it."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ from control_plane.scheduler.job_control import STAYING
 
 
 def modelled(machine: Machine, rru: float) -> tuple[float, bool]:
-    """Return what a machine draws by the model of its type, and that nothing measured it."""
+    """Return a machine's modelled draw in watts, and False: it was not measured."""
     size = machine.capacity.rru
     return modelled_w(machine.capacity.power_w, rru / size if size else 0.0), False
 
 
 MODEL = "model"
-"""What is explained instead of a move."""
+"""The name by which `explain` describes the model instead of a move."""
 _FREE_LOOKED_AT = 5_000
-"""Free machines that are looked at for those that a pool may take."""
+"""Free machines that are examined for those that a pool may take."""
 Drawn = Callable[[Machine, float], tuple[float, bool]]
 
 
@@ -82,18 +82,18 @@ class Planner:
             hot_from=settings.hot_from, tolerance=settings.tolerance, move=settings.move_price
         )
         self.measured: Measured = lambda _job, tasks: [None] * len(tasks)
-        """What tasks use, where it was read of their agents lately."""
+        """Returns what tasks use, where their agents were read recently."""
         self.age_s: Callable[[], float | None] = lambda: None
-        """How old the oldest of those readings is."""
+        """Returns the age in seconds of the oldest of those readings."""
         self.drawn: Drawn = modelled
-        """What a machine draws, in watts, and whether its host said so."""
+        """Returns what a machine draws, in watts, and whether it was measured."""
         self.moved_at: Callable[[str], Mapping[int, float]] = lambda _job: {}
-        """When tasks of a job moved last, in seconds since 1970."""
+        """Returns when tasks of a job moved last, in seconds since 1970."""
         self.limits: dict[str, list[float]] = {}
-        """By pool, the use of each dimension above which the last plan called it too much."""
+        """Pool → the use of each dimension that the last plan treated as the limit."""
 
     async def plan(self, number: int, only: Collection[str] | None = None) -> RebalancePlan:
-        """Return what would be moved now, `only` in these pools; raises what the solver raises."""
+        """Return a plan for now, `only` for these pools; raises what the solver raises."""
         model = await self._survey(only)
         effort = Effort(
             seconds=self._settings.solve_s,
@@ -117,14 +117,14 @@ class Planner:
         )
 
     async def explain(self) -> MoveExplanation:
-        """Return what a plan would go by now, in words and in TOML."""
+        """Return the model that a plan would use now, in words and in TOML."""
         model = await self._survey(None)
         return MoveExplanation(
             lines=words_about(model), model="\n".join(toml_of(in_language(model)))
         )
 
     async def _sums(self, model: RegionModel, answer: SolverAnswer) -> PlaceSums:
-        """Return what is used of each MSB and row, before the plan and after it."""
+        """Return the use of each MSB and row, before the plan and after it."""
         sums = PlaceSums()
         machines, wide = self._places.indexes[0].machines, len(DIMENSIONS)
         before, after = (memoryview(column).cast(FLOAT) for column in answer.used)
@@ -139,9 +139,9 @@ class Planner:
         return sums
 
     def terms(self, job: str, named: Collection[str] | None = None) -> JobTerms | None:
-        """Return what a job's tasks mind; None: none of them may move now.
+        """Return the rules for moves of a job's tasks; None: none of them may move now.
 
-        `named` are the jobs to which others keep a distance, or go, if they are known.
+        `named` are the jobs that others name as neighbours; None: they are searched.
         """
         record = self._jobs.find(job)
         if record is None or record.stopping or record.paused or not is_quiet(record):
@@ -160,7 +160,7 @@ class Planner:
         return JobTerms(preferences, self._movable(record).__contains__)
 
     def _movable(self, record: JobRecord) -> set[int]:
-        """Return the tasks of a job at rest that may move now."""
+        """Return the tasks of a quiet job that may move now."""
         settled = self._runtime.date() - self._settings.settle_s
         rested = self._runtime.date() - self._settings.rest_s
         moved = self.moved_at(record.name)
@@ -174,7 +174,7 @@ class Planner:
         }
 
     def _named(self) -> set[str]:
-        """Return the jobs to which others keep a distance, or go."""
+        """Return the jobs that others name in `apart_from` or `together_with`."""
         return {
             neighbour.job
             for record in self._jobs.values()
@@ -190,7 +190,10 @@ class Planner:
         return not (spec.per_type or spec.machine_types or spec.datacenter)
 
     def _stack_of(self, pool: str) -> object:
-        """Return what entitlements have in common that could share machines; None: too large."""
+        """Return a key that is equal for entitlements that could share machines.
+
+        None: it is too large, or its kind of quota rules that out.
+        """
         record = self._places.granted(pool)
         if record is None or record.spec.materialization or record.spec.elastic is not None:
             return None
@@ -228,9 +231,9 @@ class Planner:
             await self._runtime.checkpoint()
 
     def _offered(self, pool: str, hot: Mapping[str, int], most: int) -> Sequence[Machine]:
-        """Return free machines that a pool may take: in the MSBs of its hot ones, then elsewhere.
+        """Return free machines that a pool may take: first in the MSBs of its hot machines.
 
-        A job that is even over MSBs can only move within one.
+        Tasks of a job that is even over MSBs can only move within an MSB.
         """
         index, near, far = self._places.owner(pool), list[Machine](), list[Machine]()
         if most < 1:
@@ -330,7 +333,7 @@ _STATES = {
 
 
 def explained(move: MoveView, now: float) -> list[str]:
-    """Return lines that say why a move is made and how far it is."""
+    """Return lines with the reason for a move and its progress."""
     found = [
         f"Task {move.job}-{move.task} is to go from {move.from_machine} to {move.to_machine}.",
         f"It relieves {move.why}.",
@@ -357,7 +360,7 @@ _SWAP_STATES = {
 
 
 def swap_explained(swap: SwapView, now: float) -> list[str]:
-    """Return lines that say why two machines are exchanged and how far that is."""
+    """Return lines with the reason for an exchange of machines and its progress."""
     state = _SWAP_STATES[swap.state]
     between = f" between {swap.pool_one} and {swap.pool_two}" if swap.pool_one else ""
     return [

@@ -17,7 +17,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 
 Solve = Callable[[RegionModel, Effort], Awaitable[SolverAnswer]]
-"""Solves a model without keeping this process busy; `Unavailable` if that cannot be done."""
+"""Solves a model without blocking this process; raises `Busy` if that fails."""
 
 
 class FreeMachines(Protocol):
@@ -28,7 +28,7 @@ class FreeMachines(Protocol):
 
 
 class IndexedPlaces(Protocol):
-    """What one shard's allocator knows of places. Nothing is claimed here."""
+    """The index and quotas of one shard's allocator. Nothing is claimed through it."""
 
     @property
     def index(self) -> RegionIndex:
@@ -42,7 +42,7 @@ class IndexedPlaces(Protocol):
         """Return the specification of a job's entitlement."""
 
     async def give_back(self, machine: Machine) -> None:
-        """Give a machine to the free pool; no task comes there from this moment on."""
+        """Give a machine to the free pool; no task is placed there from now on."""
 
     async def take(self, machine: str, pool: str) -> bool:
         """Take a free machine for a pool ahead of its tasks; return whether that was done."""
@@ -57,7 +57,7 @@ class AgentClients(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShardedPlaces:
-    """The places of all shards of this process: each pool's as the shard knows it that owns it."""
+    """The places of all shards of this process; each pool's come from the shard that owns it."""
 
     shards: Sequence[IndexedPlaces]
     shard_of: Callable[[str], int] = lambda _pool: 0
@@ -70,7 +70,7 @@ class ShardedPlaces:
         return [shard.index for shard in self.shards]
 
     def of_pool(self, pool: str) -> IndexedPlaces:
-        """Return the shard that owns a pool; of one in another process the first, without claims.
+        """Return the shard that owns a pool; the first, without claims, if another process has it.
 
         While shards run in other processes no move begins (`ControlPlane._unwell`).
         """
@@ -78,16 +78,16 @@ class ShardedPlaces:
         return self.shards[number if number < len(self.shards) else 0]
 
     def owner(self, pool: str) -> RegionIndex:
-        """Return the index that knows what is claimed in a pool."""
+        """Return the index with the claims in a pool."""
         return self.of_pool(pool).index
 
     def find(self, name: str) -> Machine | None:
-        """Return a machine as its owner knows it."""
+        """Return a machine from the index of its owner."""
         known = self.shards[0].index.machines.get(name)
         return self.owner(known.pool).machines.get(name) if known is not None else None
 
     def machines(self) -> Iterator[Machine]:
-        """Yield all machines, each as its owner knows it."""
+        """Yield all machines, each from the index of its owner."""
         for name, known in list(self.shards[0].index.machines.items()):
             found = self.owner(known.pool).machines.get(name)
             if found is not None:
@@ -104,22 +104,22 @@ class ShardedPlaces:
 
 
 class Moves(Protocol):
-    """Takes moves in as operations of jobs: the scheduler."""
+    """Records moves as operations of jobs: the scheduler."""
 
     async def begin(self, job: str, index: int, to: str, reason: str) -> bool:
-        """Have a task move within its job's budget; return whether that was taken in."""
+        """Have a task move within its job's budget; return whether the move was recorded."""
 
     async def withdraw(self, job: str, index: int) -> None:
-        """Take a move back that has not begun; one that has goes on."""
+        """Withdraw a move that has not begun; a begun move continues."""
 
     def moving(self, job: str, index: int) -> str:
-        """Return where the ReBalancer has a task move; empty: nowhere now."""
+        """Return the target machine of a task's ReBalancer move; empty: it has no such move."""
 
     def has_begun(self, job: str, index: int) -> bool:
-        """Return whether a task is on its way."""
+        """Return whether a task's operation is running."""
 
     def serves_on(self, job: str, index: int) -> str:
-        """Return the machine on which a task serves; empty: it does not."""
+        """Return the machine on which a task serves; empty: it does not serve."""
 
     def waiting(self) -> list[tuple[str, int]]:
         """Return the moves that have not begun."""

@@ -1,8 +1,8 @@
-"""Plans now and then, and has the moves of its plan done, a few at a time (RE1, RE5).
+"""Plans periodically, and has the moves of its plan done, a few at a time (RE1, RE5).
 
-The plan that is being done is stored as it was made, and so is what must outlive it: a pause, what
-moved when, what was done. A restarted process goes on with a plan that is not too old, and tells
-the moves of any other as withdrawn.
+The current plan is stored as it was made. So is what must outlive it: a pause, the times of moves,
+the history. A restarted process continues a plan that is not too old, and reports the moves of an
+older one as withdrawn.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from wire.errors import NotFound, TwineError
 
 log = logging.getLogger(__name__)
 TICK_S = 5.0
-"""Between two looks at moves that are under way."""
+"""Between two checks of moves that are under way."""
 _HISTORY = 200
 _STATE, _MOVED, _PLAN = "state", "moved/", "plan"
 _KEPT = 1_000
-"""Moves of a plan that are stored, 250 bytes each; those beyond it a later plan finds again."""
+"""Moves of a plan that are stored, 250 bytes each; a later plan finds the rest again."""
 _RESUMED = 2.0
-"""A plan is gone on with after a restart for so many times the time between two plans."""
+"""After a restart a plan is continued up to this multiple of the time between two plans."""
 _EARLY = 0.2
-"""Of the time between two plans, what passes until one for pools that got or lost machines."""
+"""Share of the time between two plans until a plan for pools that got or lost machines."""
 GAPS = 3
-"""Plans in a row that must miss much before that is an alarm: one may be unlucky."""
+"""Plans in a row that must miss much before an alarm: a single one may be unlucky."""
 
 
 class ReBalancer:
@@ -87,7 +87,7 @@ class ReBalancer:
         agents: AgentClients,
         drains: Announcements,
     ) -> None:
-        """`unwell` says why nothing is to be moved now; empty: nothing does."""
+        """`unwell` returns why no task may be moved now; empty: moves are allowed."""
         self._settings, self._runtime = region.settings.rebalance, region.runtime
         self._jobs, self._places, self._moves, self._unwell = jobs, places, moves, unwell
         find = region.broker.table.find
@@ -115,11 +115,11 @@ class ReBalancer:
         self._due_at: float | None = None
 
     async def load(self) -> None:
-        """Read what is remembered."""
+        """Read the stored plan and history."""
         await self._table.load()
 
     async def run(self) -> None:
-        """Plan and move until cancelled, as far as the mode goes."""
+        """Plan and move until cancelled, as far as the mode allows."""
         await self._resume()
         known = {(move.job, move.task) for move in self._active()}
         for job, index in self._moves.waiting():
@@ -153,7 +153,7 @@ class ReBalancer:
                 await self._begin_some()
 
     async def _resume(self) -> None:
-        """Go on with the plan of an earlier process, or tell its moves as withdrawn."""
+        """Continue the plan of an earlier process, or note its moves as withdrawn."""
         plan, now = self._table.find(_PLAN), self._runtime.date()
         if plan is None or plan.plan is None:
             return
@@ -174,13 +174,13 @@ class ReBalancer:
     # -- planning
 
     async def plan(self) -> RebalancePlan:
-        """Return what would be moved now; nothing is."""
+        """Return what would be moved now; moves nothing."""
         return await self.planner.plan(0)
 
     def _machine_heard(
         self, _name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
-        """Note pools that got or lost a machine: their load is spread again soon."""
+        """Note pools that got or lost a machine: they get a plan soon."""
         seen = {(r.entitlement, r.state) for r in (before, after) if r is not None}
         if before is None or after is None or len(seen) > 1:
             self._touched |= {entitlement for entitlement, _ in seen} - {FREE}
@@ -212,7 +212,7 @@ class ReBalancer:
         await self._forget_gone()
 
     async def _forget_gone(self) -> None:
-        """Drop what is remembered of tasks that may move again, and of jobs that are gone."""
+        """Drop the move times of tasks that may move again, and of deleted jobs."""
         oldest = self._runtime.date() - self._settings.rest_s
         for name in [n for n in self._table if n.startswith(_MOVED)]:
             known = self._table.get(name)
@@ -232,14 +232,14 @@ class ReBalancer:
         return [m for m in (self._plan.moves if self._plan is not None else []) if m.state in OPEN]
 
     def _held(self) -> str:
-        """Return why no move begins now; empty: none is held."""
+        """Return why no move begins now; empty: moves may begin."""
         state = self._state()
         if state.paused_by:
             return f"paused by {state.paused_by}: {state.paused_why}"
         return self._unwell()
 
     async def _follow(self) -> None:
-        """See what became of the moves that were begun."""
+        """Update the moves that were begun from the state of their tasks."""
         held, now = self._held(), self._runtime.date()
         for move in self._active():
             is_waiting = move.state is MoveState.WAITING
@@ -286,7 +286,7 @@ class ReBalancer:
                 await self._ended(self._move(move.id))
 
     def _objection(self, move: MoveView) -> str:
-        """Return why a move is not to be made any more; the region has changed since its plan."""
+        """Return why a planned move is no longer to be made; empty: it still is."""
         claims = self._places.claims_of(move.job)
         claim = claims.get(move.task) if claims is not None else None
         target = None
@@ -306,7 +306,7 @@ class ReBalancer:
         return ""
 
     def _gains(self, claim: Claim, target: Machine, power_gain: float) -> bool:
-        """Return whether a move still pays; what it does for power is taken as it was planned."""
+        """Return whether a move still pays; its gain for power is taken from the plan."""
         limits = self.planner.limits.get(claim.machine.pool)
         if limits is None:
             return True
@@ -327,7 +327,7 @@ class ReBalancer:
                 return known or claimed_load(claim.demand, claim.machine)
         return claimed_load(claim.demand, claim.machine)
 
-    # -- what is remembered
+    # -- stored state
 
     def _move(self, name: str) -> MoveView:
         moves = [*(self._plan.moves if self._plan is not None else []), *self._state().history]
@@ -342,7 +342,7 @@ class ReBalancer:
         self._plan = replace(self._plan, moves=moves)
 
     async def _ended(self, move: MoveView) -> None:
-        """Remember a move that ended, and, if its task moved, when."""
+        """Store a move that ended, and the time of the move if its task moved."""
         if move.state in OPEN:
             return
         self.counts[move.state] += 1
@@ -371,7 +371,7 @@ class ReBalancer:
     # -- for people
 
     def status(self) -> RebalanceStatus:
-        """Return what is done now."""
+        """Return the present state and plan."""
         state, now = self._state(), self._runtime.now()
         ended = [move.state for move in state.history]
         due = self._due_at
@@ -393,7 +393,7 @@ class ReBalancer:
         )
 
     def alarm(self) -> str:
-        """Return what operators should look at; empty: nothing."""
+        """Return what needs an operator's attention; empty: nothing."""
         most = self._settings.gap_alarm
         if len(self._gaps) == GAPS and min(self._gaps) > most:
             return (
@@ -421,12 +421,12 @@ class ReBalancer:
         return MoveExplanation(move=move, lines=explained(move, self._runtime.date()))
 
     async def pause(self, wish: PauseWish, by: str) -> RebalanceStatus:
-        """Begin no more moves; those that wait are taken back, also after a restart."""
+        """Begin no more moves, also after a restart; waiting moves are withdrawn."""
         await self._save(_STATE, replace(self._state(), paused_by=by, paused_why=wish.reason))
         log.warning("paused", extra={"by": by, "reason": wish.reason})
         return self.status()
 
     async def resume(self) -> RebalanceStatus:
-        """Go on."""
+        """End the pause."""
         await self._save(_STATE, replace(self._state(), paused_by="", paused_why=""))
         return self.status()

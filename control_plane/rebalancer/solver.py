@@ -1,4 +1,4 @@
-"""Runs the solver as a process of its own, which this one outlives and never waits for.
+"""Runs the solver as a process of its own, so that it cannot block or crash this one.
 
 The process gets a model on its standard input and writes an answer to its output. It lowers its own
 priority and bounds its own memory (`__main__`). One runs at a time.
@@ -18,12 +18,12 @@ from wire.errors import Busy
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE_S = 60.0
-"""Beside the time for the search: to start, to read a large model, to compute the bound."""
+"""Time beyond the search: to start, to read a large model, to compute the bound."""
 _WORDS = 400
 
 
 def solver_process(memory_mib: int) -> Solve:
-    """Return what solves in a process of its own, with so much address space at most."""
+    """Return a function that solves in a process with at most `memory_mib` of address space."""
     turn = asyncio.Lock()
 
     async def solve(model: RegionModel, effort: Effort) -> SolverAnswer:
@@ -35,7 +35,7 @@ def solver_process(memory_mib: int) -> Solve:
 
 
 async def solved_file(path: Path, seconds: float) -> str:
-    """Return what the solver's process says about a model in TOML; raises `Busy`."""
+    """Return the solver process's output about a model in TOML; raises `Busy`."""
     words = ("solve", str(path.resolve()), str(seconds))
     return (await _answer(words, b"", seconds + GRACE_S)).decode(errors="replace")
 

@@ -1,10 +1,10 @@
 """Has entitlements exchange machines: a drain on both sides, then a hand-over (RE3).
 
-Both machines are announced as away, as for maintenance: their tasks leave within the budgets of
-their jobs and with the acknowledgement of their controllers. Empty machines go to the free pool, as
-all do whose tasks must leave. Then the announcement ends, each is taken for the other entitlement,
-and it gets that host profile like any machine that is taken. Each step is found again after a
-restart from the stored exchange and from what the broker says.
+Both machines are announced as unavailable, as for maintenance: their tasks leave within the budgets
+of their jobs and with the acknowledgement of their controllers. Empty machines go to the free pool,
+as after any drain. Then the announcement ends, and each machine is taken for the other entitlement.
+It gets that host profile like any machine that is taken. After a restart the next step follows from
+the stored exchange and the broker's records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENDED = (SwapState.DONE, SwapState.WITHDRAWN, SwapState.FAILED)
 _KEY = "swaps"
 _KEPT = 50
 _TAKE_S = 120.0
-"""A machine that cannot be taken for so long stays in the free pool: a quota may be used up."""
+"""How long taking a machine is retried; then it stays free: a quota may be used up."""
 
 
 class MachineSwaps:
@@ -56,7 +56,7 @@ class MachineSwaps:
         return [swap for swap in self.all() if swap.state not in _ENDED]
 
     def keeps(self, machine: str) -> bool:
-        """Return whether a machine that was handed over stays though nothing runs there yet."""
+        """Return whether a handed-over machine stays with its pool although it has no tasks yet."""
         until = self._runtime.date() - 2 * self._settings.every_s
         return any(
             machine in (swap.one, swap.two) and swap.state is SwapState.DONE and swap.at > until
@@ -89,7 +89,7 @@ class MachineSwaps:
             return
 
     async def follow(self, held: str) -> None:
-        """Look at exchanges that are under way; `held` says why none goes on, if none does."""
+        """Advance the exchanges under way; `held`: why drains are withdrawn, empty: they go on."""
         for swap in self.under_way():
             try:
                 await self._followed(swap, held)
@@ -117,7 +117,7 @@ class MachineSwaps:
             await self._handed_over(swap, now)
 
     def _announced(self, swap: SwapView) -> bool:
-        """Return whether the brokers know of it: a restart may have come between two writes."""
+        """Return whether the brokers have the announcement: a restart may have prevented it."""
         records = [r for n in (swap.one, swap.two) if (r := self._find(n)) is not None]
         return all(of_plan(record, _plan_of(swap)) is not None for record in records)
 
@@ -152,7 +152,7 @@ def _plan_of(swap: SwapView) -> str:
 
 
 def _may_go(one: MachineRecord, two: MachineRecord) -> bool:
-    """Return whether two machines are of two entitlements, up, and lent to none."""
+    """Return whether two machines are of two entitlements, up, and not lent."""
     return (
         FREE not in (one.entitlement, two.entitlement)
         and one.entitlement != two.entitlement

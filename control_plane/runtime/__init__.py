@@ -1,4 +1,5 @@
-"""What every actor runs on: time, chance and threads, and tables of records that are durable and
-tell who listens. Rooms above it hold decisions and actors; this one holds no word of the paper.
-The simulated region brings a runtime of its own.
+"""What every actor runs on: time, randomness and threads, and durable tables with listeners.
+
+Rooms above it hold decisions and actors; this one holds no concept of the paper.
+The simulated region has a runtime of its own.
 """

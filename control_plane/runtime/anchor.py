@@ -1,8 +1,8 @@
-"""What this process believes of the date, stored for the next one on the same boot of the host.
+"""Stores the date that this process believes, for the next process on the same boot of the host.
 
-A process that is started after its host's clock stepped would take a wrong date for the right
-one; and the steps of the clock are no reason not to restart a process. Each boot has a record of
-its own: processes of several hosts lead in turn, and shards beside the core.
+Without it, a process that starts after a step of its host's clock would believe a wrong date. Each
+boot has a record of its own: processes of several hosts lead in turn, and shards run in other
+processes than the core.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from wire.errors import TwineError
 log = logging.getLogger(__name__)
 _RETRY_S = 60.0
 _KEPT = 64
-"""Boots that are remembered, the latest ones."""
+"""Number of boots that are kept, the latest ones."""
 
 
 class Anchor:
     """Keeps the date over restarts of the process."""
 
     def __init__(self, store: Store, runtime: Runtime, boot_id: str) -> None:
-        """`boot_id` names this boot of the host; empty: it is not known."""
+        """`boot_id` names this boot of the host; empty: unknown."""
         self._store, self._runtime, self._boot_id = store, runtime, boot_id
         self._stored: float | None = None
         self._old: list[str] = []
         """Keys of boots that are too many."""
 
     async def load(self) -> None:
-        """Go on from the stored date, if it is of this boot."""
+        """Continue from the stored date, if it is of this boot."""
         entries = (await self._store.list_prefix(CLOCK)).entries
         known = {entry.key: decode(entry.value, ClockAnchor, entry.key) for entry in entries}
         self._old = sorted(known, key=lambda key: known[key].booted_at)[: -_KEPT or None]
         mine = [of.booted_at for of in known.values() if of.boot_id == self._boot_id]
-        if mine and self._boot_id:  # an earlier release had one record, which comes first
+        if mine and self._boot_id:  # an earlier release had one record, which sorts first
             self._stored = mine[-1]
             self._runtime.go_on(mine[-1])
 
     async def run(self) -> None:
-        """Store the date when it is another than the stored one, until cancelled."""
+        """Store the date whenever it differs from the stored one, until cancelled."""
         while True:
             if self._boot_id and self._is_news():
                 await self._store_it()
@@ -60,7 +60,7 @@ class Anchor:
             put = Put(f"{CLOCK}/{self._boot_id}", encode(known))
             old = [Delete(key) for key in self._old if key != put.key]
             await self._store.txn({}, [put, *old])
-        except TwineError as e:  # the next look tries again; until then a restart asks the wall
+        except TwineError as e:  # retried next round; until then a restart uses the wall clock
             log.warning("the date was not stored", extra={"reason": str(e)})
         else:
             self._stored, self._old = at, []

@@ -10,11 +10,11 @@ V = TypeVar("V")
 D = TypeVar("D")
 _PARTS = 16
 _SHIFT = 48
-"""Bits of a hash that a part's own dictionary looks at first are the low ones."""
+"""Uses high bits of a hash: a part's own dictionary uses the low bits first."""
 
 
 class BigMap(MutableMapping[str, V]):
-    """Several dictionaries that are one: what is in which, the key's hash says.
+    """Several dictionaries behind one interface; the key's hash selects the dictionary.
 
     A dictionary moves all its entries whenever it grows; at 700,000 that stops the process for
     40 ms. Its parts grow one by one, in 2 ms each.
@@ -52,7 +52,7 @@ class BigMap(MutableMapping[str, V]):
         return key in self._parts[hash(key) >> _SHIFT & _PARTS - 1]
 
     def __iter__(self) -> Iterator[str]:
-        """Yield all keys, in an order that differs between processes: nothing may rest on it."""
+        """Yield all keys in an order that differs between processes; do not rely on it."""
         return chain.from_iterable(self._parts)
 
     def __len__(self) -> int:

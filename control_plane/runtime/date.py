@@ -1,7 +1,7 @@
 """Wall-clock time for decisions: a step of the clock counts only after it has lasted a while.
 
-Deadlines that people gave are dates, and a wall clock may step by hours at any moment: nothing
-that was announced for tomorrow begins because of that (BUG-CP9). So the date goes on with the
+Deadlines that users gave are dates, and a wall clock may step by hours at any moment. Nothing
+that was announced for tomorrow may begin because of that (BUG-CP9). So the date advances with the
 clock that counts since the host's boot, and follows the wall clock as long as that does not step.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 STEP_S = 2.0
-"""A difference below this is no step: clocks that are set right go by milliseconds, and both are
-not read in the same moment."""
+"""A smaller difference is no step: time synchronisation moves a clock by milliseconds, and the two
+clocks are not read at the same instant."""
 BELIEVED_AFTER_S = 3600.0
-"""For so long a step must last. Until then an operator can undo it; from then on
-the dates that people name are taken for those of the new clock."""
+"""How long a step must last. Until then an operator can undo it; from then on
+dates from users are taken as dates of the new clock."""
 _SAME_S = 60.0
-"""A doubted step that changes by more is another one."""
+"""A doubted step that changes by more counts as a new step."""
 
 
 class Date:
@@ -27,7 +27,7 @@ class Date:
         self._wall, self._boot = wall, boot
         self._offset: float | None = None
         self._doubted: tuple[float, float] | None = None
-        """Another offset, and since when (boot) the wall clock shows it."""
+        """A doubted offset, and since when (boot clock) the wall clock shows it."""
 
     def now(self) -> float:
         """Return the date."""
@@ -36,23 +36,23 @@ class Date:
 
     @property
     def offset(self) -> float:
-        """Return the date at which the host booted, as far as that is believed."""
+        """Return the believed date of the host's boot."""
         if self._offset is None:
             self._offset = self._wall() - self._boot()
         return self._offset
 
     @property
     def doubted_s(self) -> float:
-        """Return by how much the wall clock differs, if that is not believed yet."""
+        """Return by how many seconds the wall clock differs while that is not believed; else 0."""
         return 0.0 if self._doubted is None else self._doubted[0] - self.offset
 
     def go_on(self, offset: float) -> None:
-        """Go on from what an earlier process on this boot of the host believed."""
+        """Continue from the offset that an earlier process on this boot believed."""
         self._offset, self._doubted = offset, None
         self.look()
 
     def look(self) -> None:
-        """Look at the clocks: follow what is no step, and believe one that has lasted."""
+        """Read the clocks: follow small changes, and believe a step that has lasted."""
         boot = self._boot()
         shown = self._wall() - boot
         if abs(shown - self.offset) < STEP_S:

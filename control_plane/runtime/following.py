@@ -1,8 +1,8 @@
-"""Tables that several processes have of one store: each hears what the others wrote, in order.
+"""Tables of one store in several processes: each process follows the writes of others, in order.
 
 One watch of the whole store brings all tables up to date. So several tables together show one
-moment of the past, and a reader that waits for a revision sees all that came before it. A watch
-that broke goes on where it ended; one whose history is gone lists everything again.
+moment of the past, and a reader that waits for a revision sees everything before it. A broken
+watch continues where it ended. A watch whose history was compacted lists everything again.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ log = logging.getLogger(__name__)
 
 
 class Followed(Protocol):
-    """Something that is kept in memory of a part of the store."""
+    """A copy of a part of the store in memory."""
 
     is_followed: bool
 
     def concerns(self, key: str) -> bool:
-        """Return whether a key is of this part."""
+        """Return whether a key belongs to this part."""
         ...
 
     async def follow(self, change: KeyChange) -> None:
-        """Take in a change, unless something newer is known."""
+        """Apply a change, unless a newer one was applied."""
         ...
 
     async def complete(self) -> None:
-        """Take in what was kept back until all changes of a transaction were told."""
+        """Apply what was held back until all changes of a transaction had arrived."""
         ...
 
     async def list_again(self) -> None:
-        """Bring everything up to what the store has now."""
+        """Bring everything up to the store's present state."""
         ...
 
 
 class Following:
-    """Keeps tables true to a store that other processes write to."""
+    """Keeps tables equal to a store that other processes write to."""
 
     def __init__(self, store: Store, tables: Sequence[Followed]) -> None:
-        """Follow nothing yet; make it before the tables are loaded, and `run` it afterwards."""
+        """Follow nothing yet; create it before the tables are loaded, and `run` it afterwards."""
         self._store, self._tables = store, list[Followed]()
         self.at = store.revision()
         """Everything up to this revision is in the tables."""
@@ -52,7 +52,7 @@ class Following:
             self.add(table)
 
     def add(self, table: Followed) -> None:
-        """Have one table more brought up to date, before it is loaded."""
+        """Follow one more table; called before it is loaded."""
         table.is_followed = True
         self._tables.append(table)
 
@@ -69,7 +69,7 @@ class Following:
                 self._reach(at)
 
     async def reached(self, revision: int, patience_s: float) -> bool:
-        """Return whether the tables came to a revision within a time."""
+        """Return whether the tables reached a revision within `patience_s` seconds."""
         try:
             async with asyncio.timeout(patience_s):
                 while self.at < revision:
@@ -84,7 +84,7 @@ class Following:
             coming = asyncio.ensure_future(anext(changes))
             try:
                 await asyncio.sleep(0)
-                if not coming.done():  # all of the last transaction was told
+                if not coming.done():  # the last transaction has arrived completely
                     await _complete(touched)
                     self._reach(now)
                 change = await coming

@@ -1,4 +1,4 @@
-"""Keeps the garbage collector from what stays: the records, the index, the results.
+"""Keeps the garbage collector from permanent objects: the records, the index, the results.
 
 A full pass over the objects of a million machines stops the process for more than 100 ms
 (docs/adr/0014-one-index-for-the-region.md), so what is loaded counts as permanent. Full passes
@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _THRESHOLDS = (500, 0, 50)
-"""New objects are looked at after 500 more of them and once again after the next 500, which takes 3
+"""New objects are examined after 500 more of them and once again after the next 500, which takes 3
 to 8 ms: each refers to machines that are in no cache. With 1,000 and every fifth time the same work
-came in passes of 10 to 27 ms, and these were nearly all of the long pauses. A full pass comes after
-50 of these at the earliest, and only when the old objects became a quarter more."""
+took passes of 10 to 27 ms, which were nearly all of the long pauses. A full pass runs after
+50 of these at the earliest, and only when the old objects have grown by a quarter."""
 MAX_PASS_S = 0.006
-"""A full pass over some 80,000 objects, in CPU time: a busy host makes it no longer. What survives
-a longer one is taken for permanent, so that the next one is short again."""
+"""A full pass over some 80,000 objects, in CPU time: a busy host does not lengthen it. Objects that
+survive a longer pass count as permanent, so that the next one is short again."""
 
 
 class _Watch:
@@ -42,7 +42,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def heap_that_stays() -> Iterator[None]:
-    """Take everything that is made meanwhile for permanent; call it once, at the start."""
+    """Count everything made within the block as permanent; use it once, at the start."""
     gc.disable()
     try:
         yield

@@ -51,6 +51,8 @@ class JobTable(Table[JobRecord]):
         self._intents: dict[str, int] = {}
         self._pending: dict[str, dict[int | None, KeyChange]] = {}
         """Job → its parts in a transaction of another process that was not seen whole yet."""
+        self._compared: tuple[JobRecord | None, JobRecord | None, set[int]] = (None, None, set())
+        """The records that were compared last, and the chunks in which they differ."""
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read everything, and split what the release before wrote."""
@@ -194,7 +196,7 @@ class JobTable(Table[JobRecord]):
         stored: dict[str, JobRecord | None] = {}
         for name, record in changes.items():
             known = self._records.get(name)
-            if record is not None and known is not None and _same(known, record):
+            if record is not None and known is not None and self._are_alike(known, record):
                 self._records[name] = record
             else:
                 stored[name] = record
@@ -210,7 +212,7 @@ class JobTable(Table[JobRecord]):
             keys = [task_chunk_key(name, number) for number in revisions]
             compare |= {task_chunk_key(name, n): revision for n, revision in revisions.items()}
             return compare, [Delete(self.prefix + name), *map(Delete, keys)]
-        changed = _changed(known, record)
+        changed = self._changed(known, record)
         gone, operations = set(changed), list[Operation]()
         for number, chunk in chunks_in_turn(record, changed) if changed else ():
             if operations:
@@ -230,7 +232,7 @@ class JobTable(Table[JobRecord]):
             self._intents.pop(name, None)
             self._chunks.pop(name, None)
         else:
-            changed = _changed(known, record)
+            changed = self._changed(known, record)
             chunks = self._chunks.setdefault(name, {})
             there = chunk_numbers(record) if changed else changed
             for number in changed:
@@ -261,6 +263,18 @@ class JobTable(Table[JobRecord]):
         super()._put(name, record, max([entry.revision, *revisions.values()]))
         self._note(name, entry.revision, revisions)
 
+    def _are_alike(self, one: JobRecord, other: JobRecord) -> bool:
+        """Return whether two records are stored alike."""
+        return same_intent(one, other) and not self._changed(one, other)
+
+    def _changed(self, known: JobRecord | None, record: JobRecord) -> set[int]:
+        """Return the chunks in which records differ: a write asks three times for the same two."""
+        was, now, found = self._compared
+        if was is not known or now is not record:
+            found = chunk_numbers(record) if known is None else changed_chunks(known, record)
+            self._compared = known, record, found
+        return found
+
     def _note(self, name: str, intent: int, chunks: dict[int, int]) -> None:
         self._intents[name] = intent
         self._chunks[name] = chunks
@@ -273,15 +287,6 @@ def _part_in(key: str) -> tuple[str, int | None]:
         return key.removeprefix(JOBS), None
     name, _, number = key.removeprefix(TASKS).rpartition("/")
     return name, int(number)
-
-
-def _changed(known: JobRecord | None, record: JobRecord) -> set[int]:
-    return chunk_numbers(record) if known is None else changed_chunks(known, record)
-
-
-def _same(one: JobRecord, other: JobRecord) -> bool:
-    """Return whether two records are stored alike."""
-    return same_intent(one, other) and not changed_chunks(one, other)
 
 
 def _upgraded(record: JobRecord) -> JobRecord:

@@ -1,7 +1,7 @@
-"""Limits on what destroys: at most so much at once, and so much per second in the long run.
+"""Limits on destructive actions: at most so many at once, and so many per second in the long run.
 
-A mistake that wants to stop, move or take everything gets no further than its limit (AV5). What
-waits is told with the reason, and operators lift a limit for a while. A restart lifts none.
+A mistake that wants to stop, move or take everything gets no further than its limit (AV5). Held
+actions are shown with the reason, and operators can lift a limit for a while. A restart lifts none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TokenBucket:
         self._tokens, self._at = float(burst), 0.0
 
     def take(self, now: float) -> float:
-        """Return 0 if one more is allowed now, which is taken; else the seconds until it is."""
+        """Take one token and return 0; else return the seconds until one is available."""
         self.ready(now)
         if self._tokens >= 1 - 1e-9:
             self._tokens -= 1
@@ -44,7 +44,7 @@ class TokenBucket:
 
 
 class Limit:
-    """One limit, and what is known of it."""
+    """One limit, with its counts and its state."""
 
     def __init__(self, name: LimitName, per_s: float, burst: int) -> None:
         self.name, self.per_s, self.burst = name, per_s, burst
@@ -56,7 +56,7 @@ class Limit:
         self._lifted_by = self._lifted_why = ""
 
     def take(self, now: float) -> float:
-        """Return 0 if one more may happen now, which is counted; else the seconds until it may."""
+        """Count one more action and return 0; else return the seconds until it is allowed."""
         if self.is_lifted(now):
             self.passed += 1
             return 0.0
@@ -72,7 +72,7 @@ class Limit:
         return None if self.is_lifted(now) else self._bucket.ready(now)
 
     def hold_back(self, now: float, why: str, for_s: float = 10.0) -> None:
-        """Note that something is held back, and why; not repeated, it counts for a moment."""
+        """Note that an action is held back, and why; the note lapses after `for_s` seconds."""
         self.refused += 1
         self._reason, self._held_until = why, now + for_s
 
@@ -89,7 +89,7 @@ class Limit:
         self.lifted_until, self._lifted_by, self._lifted_why = now + for_s, by, why
 
     def view(self, now: float) -> LimitView:
-        """Return it as operators see it."""
+        """Return the limit as shown to operators."""
         lifted = self.is_lifted(now)
         return LimitView(
             name=self.name,

@@ -7,9 +7,9 @@ from collections import deque
 
 
 class Locks:
-    """Who holds which name, and who waits for it, in the order in which they came.
+    """The held names, each with its waiting coroutines in order of arrival.
 
-    Most are free, so taking one is an entry of a dictionary and no more.
+    Most names are free, so taking one only adds an entry to a dictionary.
     """
 
     __slots__ = ("_held",)
@@ -18,7 +18,7 @@ class Locks:
         self._held: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, name: str) -> None:
-        """Return once the name is the caller's, who gives it back with `give`."""
+        """Return once the caller holds the name; the caller releases it with `give`."""
         waiting = self._held.get(name)
         if waiting is None:
             self._held[name] = deque()
@@ -28,7 +28,7 @@ class Locks:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it was handed over in the same moment
+            if not turn.cancelled():  # it was handed over at the same moment
                 self.give(name)
             raise
 
@@ -37,7 +37,7 @@ class Locks:
         waiting = self._held[name]
         while waiting:
             turn = waiting.popleft()
-            if not turn.done():  # else who waited was cancelled
+            if not turn.done():  # else the waiting coroutine was cancelled
                 turn.set_result(None)
                 return
         del self._held[name]

@@ -1,6 +1,6 @@
 """The loops of a process, by name: a failed one is reported, and ends the process or restarts.
 
-None ends silently: readiness names it, and the process says why.
+No loop ends silently: readiness names it, and the process logs why.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _FORGIVEN_S = 600.0
 
 
 class Failing(StrEnum):
-    """What becomes of a loop that failed."""
+    """What happens to a loop that failed."""
 
     ENDS = "ends"
-    """It holds what others rely on, and the process cannot say how much of it is true: it ends,
-    and the one that is started after it reads everything again."""
+    """Others rely on its state, which may be wrong now: the process ends, and the next process
+    reads everything again."""
     RESTARTS = "restarts"
-    """It derives everything from what others hold, so it may be started again beside them."""
+    """It derives its state from others', so it may be restarted while they run."""
 
 
 class Loops:
@@ -36,7 +36,7 @@ class Loops:
 
     def __init__(self, runtime: Runtime) -> None:
         self.down: dict[str, str] = {}
-        """Loop → why it does not run at present."""
+        """Loop → why it does not run now."""
         self._runtime = runtime
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -55,11 +55,11 @@ class Loops:
             self._tasks[name] = self._runtime.spawn(name, self._again_and_again(name, work))
 
     async def wait_failed(self) -> None:
-        """Return never, or raise what broke a loop that cannot begin again."""
+        """Never return; raise the error of a failed loop that ends the process."""
         await asyncio.shield(self._failure)
 
     def trouble(self) -> str:
-        """Return which loops do not run and why, for people; empty: all run."""
+        """Return in words which loops do not run and why; empty: all run."""
         return "; ".join(f"{name} failed: {why}" for name, why in sorted(self.down.items()))
 
     async def close(self) -> None:

@@ -12,10 +12,10 @@ T = TypeVar("T")
 class Meter:
     """Seconds of the loop by actor, as `busy_s`, and each actor's longest step, `longest_s`.
 
-    By the clock that needs no system call: each step is counted, and one costs as much as
-    the step where the kernel is behind a sandbox. On a busy host others' time is in it.
+    Uses the clock that needs no system call: every step is measured, and under a sandboxed kernel
+    a system call costs as much as a step. On a busy host it includes other processes' time.
 
-    A step is what an actor does between two awaits: no other actor runs meanwhile.
+    A step is the work of an actor between two awaits; no other actor runs meanwhile.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What may be asked of records, whether this process writes them or another that it follows."""
+"""Reading and watching records, whether this process or another writes them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ T = TypeVar("T", bound=msgspec.Struct)
 Heard = Callable[[str, T | None, T | None], None]
 Loaded = Callable[[Mapping[str, T]], None]
 Item = tuple[str, T | None, int]
-"""A name, its record or None for one that is gone, and the revision of the table."""
+"""A name, its record (None: deleted), and the revision of the table."""
 
 PAGE = 1000
-"""Records that are read before others get their turn: some 5 ms of work."""
+"""Records that are read before other actors run: some 5 ms of work."""
 PART = 64
-"""Records that are written in one transaction: with what goes with them, few enough for any
+"""Records that are written in one transaction: with their extra operations, few enough for any
 engine (`bounds.ROWS_MAX`)."""
 _LIFE = 32
 """Bits of a table's revision that count changes; those above are the store's epoch."""
 
 
 class Readable(Generic[T]):
-    """Everything below a prefix, in memory, and who wants to know when it changes."""
+    """All records below a prefix, in memory, with listeners for changes."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Readable(Generic[T]):
         self.latest = 0
         """Rises with each change; `watch` goes on from it."""
         self.set_aside: frozenset[str] = frozenset()
-        """Names whose stored record is damaged: they are not here, and not free either."""
+        """Names whose stored record is damaged: not readable, and not free for new records."""
         self._word = word
         self._read: Callable[[str, Entry], T] = read or (
             lambda _, entry: decode(entry.value, kind, entry.key)
@@ -67,11 +67,11 @@ class Readable(Generic[T]):
         self._more: asyncio.Event | None = None
 
     def begin(self) -> None:
-        """Count changes from here on, above all that other lives of this table counted."""
+        """Count changes from here on, above the counts of earlier processes."""
         self.latest = self.store.epoch() << _LIFE
 
     def _show_page(self, entries: Sequence[Entry]) -> None:
-        """Take in what is read at the start, a page at a time."""
+        """Add a page of records that was read at the start."""
         start, read = len(self.prefix), self._read
         records: dict[str, T] = {}
         for entry in entries:
@@ -132,15 +132,15 @@ class Readable(Generic[T]):
         return self._revisions.get(name, 0)
 
     def expect(self, names: Sequence[str]) -> dict[str, int]:
-        """Return comparisons that hold while these records stay as they are."""
+        """Return comparisons that hold while these records do not change."""
         return {self.prefix + name: self.revision(name) for name in names}
 
-    # -- being told
+    # -- changes
 
     def listen(self, heard: Heard[T], loaded: Loaded[T] | None = None) -> None:
         """Call `heard(name, before, after)` after each change.
 
-        For what `load` reads, `loaded(records)` is called with many at once, if it is given.
+        For records that `load` reads, `loaded(records)` is called once per page, if it is given.
         """
         self._listeners.append(heard)
         self._loaders.append(loaded or tell_each(heard))
@@ -148,7 +148,7 @@ class Readable(Generic[T]):
     def changes(self, after: int, limit: int | None = None) -> list[Item[T]]:
         """Return the changes after a revision of this table, oldest first.
 
-        Raises `Compacted` if they are not kept any more: list again.
+        Raises `Compacted` if they are no longer kept: list again.
         """
         missed = self.latest - after
         if not 0 <= missed <= len(self._history):
@@ -161,7 +161,7 @@ class Readable(Generic[T]):
         return list(islice(self._history, start, None if limit is None else start + limit))
 
     async def changed(self, after: int) -> None:
-        """Return once there is a change after a revision, or never was that revision."""
+        """Return once the table's revision is another than `after`."""
         while after == self.latest:
             if self._more is None:
                 self._more = asyncio.Event()
@@ -196,7 +196,7 @@ class Readable(Generic[T]):
 
 
 def tell_each(heard: Callable[[str, None, T], None]) -> Loaded[T]:
-    """Return what tells a listener of each of many records."""
+    """Return a function that calls a listener once for each of many records."""
 
     def loaded(records: Mapping[str, T]) -> None:
         for name, record in records.items():
@@ -206,13 +206,13 @@ def tell_each(heard: Callable[[str, None, T], None]) -> Loaded[T]:
 
 
 def ignore(_: Mapping[str, object]) -> None:
-    """Listen to nothing that is read at the start: a service that looks at it all once it runs."""
+    """Ignore records that are read at the start: for services that read the table when they run."""
 
 
 async def pages(store: Store, prefix: str) -> AsyncIterator[tuple[Entry, ...]]:
     """Yield everything below a prefix, a thousand entries at a time.
 
-    The next page is read while the caller is at the present one.
+    The next page is read while the caller processes the present one.
     """
     reading = asyncio.ensure_future(store.list_prefix(prefix, "", PAGE))
     try:

@@ -32,15 +32,15 @@ Checkpoint = Callable[[], Awaitable[None]]
 
 
 async def ignore_turns() -> None:
-    """Let no other actor run meanwhile: for tables of few records."""
+    """Do nothing: for tables of few records, which need no checkpoint."""
 
 
 class Table(Readable[T]):
     """A write-through copy of everything below a prefix.
 
-    A change is visible to readers and listeners once it is durable, never before. Every
-    write carries the revision that it was based on, so another writer on the same store
-    makes it fail instead of being overwritten; what that writer wrote is then read.
+    Readers and listeners see a change only once it is durable. Every
+    write carries the revision that it was based on, so it fails instead of overwriting another
+    writer's change; the table then reads that change.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Table(Readable[T]):
         self.locks = Locks()
         self._slots = Slots(store, prefix.rstrip("/"), writer)
         self.is_followed = False
-        """Whether changes of other processes come by `follow`; so come this one's own, later."""
+        """Whether `follow` delivers changes of other processes, and later also this one's own."""
         self._doubtful: dict[str, WriteAttempt] = {}
-        """Names → the write of them that ended in a way that does not say whether it was made."""
+        """Name → its last write, whose outcome is unknown."""
         self._gone: dict[str, int] = {}
-        """Names that are deleted → the revision of that, until the watch is past it."""
+        """Deleted name → the revision of the deletion, until the watch is past it."""
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
-        """Read everything; listeners are told once a page of it is in the table.
+        """Read everything; listeners are called once each page is in the table.
 
-        The loop gets its turn after each page, and so does `after_page`.
+        After each page `after_page` is called, and the event loop gets its turn.
         """
         async for page in pages(self.store, self.prefix):
             self._show_page(page)
@@ -85,13 +85,13 @@ class Table(Readable[T]):
     # -- following what other processes write
 
     def concerns(self, key: str) -> bool:
-        """Return whether a key is of this table."""
+        """Return whether a key belongs to this table."""
         return key.startswith(self.prefix)
 
     async def follow(self, change: KeyChange) -> None:
-        """Take in a change of the store, unless this process wrote or read something newer.
+        """Apply a change of the store, unless this process wrote or read a newer one.
 
-        One whose lock is held is being written here: it is looked at when that has ended.
+        If the record's lock is held, this process is writing it: the change waits for the lock.
         """
         name = change.key.removeprefix(self.prefix)
         if self.locks.is_held(name):
@@ -101,7 +101,7 @@ class Table(Readable[T]):
             self._followed(name, change)
 
     async def complete(self) -> None:
-        """Do nothing: each change was taken in by itself."""
+        """Do nothing: each change was applied by itself."""
 
     def _followed(self, name: str, change: KeyChange) -> None:
         gone = self._gone.get(name, 0)
@@ -118,7 +118,7 @@ class Table(Readable[T]):
         self._put(name, self._read(name, entry), change.revision)
 
     async def list_again(self) -> None:
-        """Bring everything up to what the store has: the history of it is lost."""
+        """Bring everything up to the store's state, after its history was compacted."""
         there = set[str]()
         async for page in pages(self.store, self.prefix):
             for entry in page:
@@ -139,12 +139,12 @@ class Table(Readable[T]):
         return _Locked(self, names if len(names) == 1 else sorted(set(names)))
 
     async def ask_again(self, names: Collection[str]) -> None:
-        """Read what a write of these may have changed that did not say whether it was made."""
+        """Read these records again where the outcome of their last write is unknown."""
         if self._doubtful:
             await self._refresh(self._doubtful.keys() & set(names))
 
     async def settle(self) -> None:
-        """Read again what a write may have changed that did not say whether it was made."""
+        """Read all records again whose last write has an unknown outcome."""
         if self._doubtful:
             async with self.lock(*self._doubtful):
                 pass
@@ -194,10 +194,10 @@ class Table(Readable[T]):
             self._put(name, record, revision)
 
     async def _found_out(self, names: Collection[str], attempt: WriteAttempt) -> int:
-        """Return the revision of a write that was made after all, or raise that it was not.
+        """Return the revision of a write that succeeded after all, or raise `Busy` if it did not.
 
-        Raises `UnknownOutcome` if the store cannot say; then the next actor that
-        locks one of these records asks first.
+        Raises `UnknownOutcome` if the store cannot tell; then the next actor that
+        locks one of these records asks the store first.
         """
         self._doubtful.update(dict.fromkeys(names, attempt))
         try:
@@ -220,7 +220,7 @@ class Table(Readable[T]):
     async def commit_in_parts(self, changes: Mapping[str, T | None]) -> None:
         """Store very many records in transactions of `PART`; the caller has the locks.
 
-        Raises the first error when all have ended: some parts may be stored then.
+        Raises the first error after all have ended: some parts may be stored then.
         """
         names = list(changes)
         parts = (names[first : first + PART] for first in range(0, len(names), PART))
@@ -230,11 +230,11 @@ class Table(Readable[T]):
                 raise outcome
 
     async def update(self, name: str, change: Callable[[T], T]) -> T:
-        """Change a record in place; returns it as stored. `NotFound` if there is none."""
+        """Change a record and return it as stored; `NotFound` if there is none."""
         return (await self.update_many([name], change))[0]
 
     async def update_many(self, names: Collection[str], change: Callable[[T], T]) -> list[T]:
-        """Change several records in one transaction; what `change` raises stops all of it."""
+        """Change several records in one transaction; an error of `change` aborts all of it."""
         async with self.lock(*names):
             after = {name: change(self.get(name)) for name in names}
             different = {n: r for n, r in after.items() if r != self._records[n]}
@@ -243,7 +243,7 @@ class Table(Readable[T]):
             return list(after.values())
 
     async def _refresh(self, names: Collection[str]) -> None:
-        """Read records again whose last write is in doubt, or that another writer changed."""
+        """Read records again after a write with unknown outcome or another writer's change."""
         for name in sorted(names):
             if (attempt := self._doubtful.get(name)) is not None:
                 await attempt.outcome()
@@ -251,7 +251,7 @@ class Table(Readable[T]):
             self._doubtful.pop(name, None)
 
     async def _read_again(self, name: str) -> None:
-        """Bring one record up to what the store has."""
+        """Bring one record up to the store's state."""
         entry = await self.store.get(self.prefix + name)
         if entry is None:
             if name in self._records:
@@ -260,7 +260,7 @@ class Table(Readable[T]):
             self._put(name, self._read(name, entry), entry.revision)
 
     async def _written(self, name: str, record: T | None) -> tuple[dict[str, int], list[Operation]]:
-        """Return what a write of a record compares, and what it does."""
+        """Return the comparisons and the operations of a record's write."""
         key = self.prefix + name
         return self.expect([name]), [Delete(key) if record is None else Put(key, encode(record))]
 

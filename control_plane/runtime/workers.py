@@ -1,7 +1,7 @@
-"""Work that is kept by key: few tasks for any number of keys, and one timer for all of them.
+"""Keyed workers: few asyncio tasks for any number of keys, and one timer for all of them.
 
-A key is something that is looked at again and again: a job, a machine. One that was not woken
-and whose time has not come costs an entry of a heap at most.
+A key is an object with recurring work: a job, a machine. An idle key
+costs at most an entry of a heap.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 Work = Callable[[str], Awaitable[float | None]]
-"""One round for a key; returns the seconds until its next one, None: when it is woken."""
+"""One round for a key; returns the seconds until its next round, None: when it is woken."""
 _RETRY_MAX_S = 60.0
 _STALE = 64
 """Entries of the heap that may be out of date before it is rebuilt."""
 _WOKEN_AT_ONCE = 200
-"""Keys that one ring of the timer wakes; others run before the rest: some 10 us of CPU a key."""
+"""Keys that one run of the timer wakes; other work runs before the rest: some 10 us CPU a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much happens at once, and how soon again."""
+    """How many rounds run at once, and the pauses between rounds of a key."""
 
     limit: int = 64
-    """Keys at work together."""
+    """Keys with a running round at once."""
     gather_s: float = 0.0
-    """From the end of a key's round to its next, so that a flood of news costs few rounds."""
+    """Least time from the end of a key's round to its next: many wake-ups cost few rounds."""
     retry_s: float = 2.0
-    """After a round that failed; doubles up to a minute, and news do not shorten the first."""
+    """Pause after a failed round; doubles up to a minute. Wake-ups do not shorten the first."""
 
 
 class Workers:
-    """Rounds for keys: as many at once as the pace allows, those that wait in order.
+    """Rounds for keys: as many at once as the pace allows; waiting keys run in order.
 
-    A key is never at work twice at once. One that is woken during its round gets another
-    round after it, so whatever was true when it was woken is looked at.
+    A key never has two rounds at once. A key that is woken during its round gets another
+    round after it, so no wake-up is missed.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Workers:
         pace: Pace | None = None,
         gather_s: Callable[[str], float] | None = None,
     ) -> None:
-        """Collect keys, and begin with `run`; `name` is for logs and the meter.
+        """Collect keys; rounds begin with `run`. `name` is for logs and the meter.
 
-        `gather_s(key)` takes the place of the pace's where keys differ in what a round costs.
+        `gather_s(key)` replaces the pace's value where rounds of keys differ in cost.
         """
         self.failed: dict[str, str] = {}
         """Key → why its last round failed."""
@@ -64,41 +64,41 @@ class Workers:
         self._gather_s = gather_s or (lambda _: self._pace.gather_s)
         self._group: asyncio.TaskGroup | None = None
         self._idle: asyncio.Future[None] | None = None
-        """Set while `run` itself waits for something to do."""
+        """Set while `run` itself waits for work."""
         self._at_work = 0
         self._busy: dict[str, bool] = {}
         """Keys in a round → whether they were woken since it began."""
         self._ready: dict[str, None] = {}
         self._queue: deque[str] = deque()
-        """The order of `_ready`; those that were forgotten are skipped."""
+        """The order of `_ready`; forgotten keys are skipped."""
         self._due: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._rests: dict[str, float] = {}
-        """Keys → when their next round may begin at the earliest."""
+        """Key → when its next round may begin at the earliest."""
         self._resting: deque[tuple[float, str]] = deque()
         self._failures: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Work until cancelled; keys that were woken before come first."""
+        """Run rounds until cancelled; keys that were woken before come first."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
                 self._set_timer()
-                while True:  # what comes one by one needs no task of its own
+                while True:  # keys that arrive one by one need no further asyncio task
                     idle = self._idle = asyncio.get_running_loop().create_future()
                     self._hire()
                     await idle
                     await self._labour()
             finally:
-                self._group = self._idle = None  # news may still come while everything ends
+                self._group = self._idle = None  # wake-ups may still arrive during shutdown
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
 
     def wake(self, key: str) -> None:
-        """Look at a key as soon as its turn comes."""
+        """Begin a round for a key as soon as its turn comes."""
         if key in self._busy:
             self._busy[key] = True
             return
@@ -114,7 +114,7 @@ class Workers:
         self._hire()
 
     def wake_at(self, key: str, when: float) -> None:
-        """Look at a key at this moment of `now`, if nothing makes it due before."""
+        """Begin a round for a key at this time of `now`, unless it is due earlier."""
         known = self._due.get(key)
         when = max(when, self._rests.get(key, when))
         if key in self._ready or (known is not None and known <= when):
@@ -128,14 +128,14 @@ class Workers:
         self._set_timer()
 
     def forget(self, key: str) -> None:
-        """Drop all that is known of a key; a round of it that runs ends by itself."""
+        """Drop all state of a key; a running round of it ends by itself."""
         for known in (self._due, self._ready, self._rests, self._failures, self.failed):
             known.pop(key, None)
         if key in self._busy:
             self._busy[key] = False
 
     def is_idle(self) -> bool:
-        """Return whether no key is at work or waits for its turn."""
+        """Return whether no key has a running round or waits for its turn."""
         return not self._busy and not self._ready
 
     # -- inside
@@ -151,10 +151,10 @@ class Workers:
                 self._runtime.spawn_in(self._group, self._name, self._labour())
 
     async def _labour(self) -> None:
-        """Do rounds for as long as keys wait for one."""
+        """Run rounds as long as keys wait."""
         try:
             while self._queue:
-                await self._runtime.checkpoint()  # many may have been hired in one turn
+                await self._runtime.checkpoint()  # many may have been started in one turn
                 while self._queue:
                     key = self._queue.popleft()
                     if key in self._ready:
@@ -188,7 +188,7 @@ class Workers:
             self.wake(key)
 
     def _back_off(self, key: str, reason: str) -> float:
-        """Return when to try again; the round counts as looked at, with a reason."""
+        """Note the failure of a round, and return the seconds until the next try."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         self.failed[key] = reason

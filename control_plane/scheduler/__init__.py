@@ -1,4 +1,5 @@
-"""The scheduler: what happens to a task next. It turns what owners want and what machines
-say into operations within one availability budget per job, and carries them out. Job control,
-plans and explanations are here, too: all that is asked about a job.
+"""The scheduler decides what happens to a task next.
+
+It turns the wishes of owners and the reports of machines into operations within one availability
+budget per job, and carries them out. Job control, plans and explanations of jobs are here, too.
 """

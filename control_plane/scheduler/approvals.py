@@ -17,37 +17,37 @@ from control_plane.task_control.core.talk import Heard
 
 _NOBODY = Heard()
 _UNKNOWN_S = 30.0
-"""So long after a start, controllers hear of no task as down whose machine was not asked yet."""
+"""Time after a start in which a task is not reported as down while its machine was not asked."""
 
 
 class Approvals:
-    """Has controllers asked, and keeps in the records what must outlive this process."""
+    """Asks controllers, and keeps in the records what must outlive this process."""
 
     def __init__(self, controllers: Controllers, jobs: JobTable, log: EventLog) -> None:
         self._controllers, self._jobs, self._log = controllers, jobs, log
         self.note = controllers.note
 
     async def join(self, record: JobRecord) -> Heard:
-        """Return what a job's controller said last, after a conversation was begun if need be."""
+        """Return the last answer of a job's controller; begins a conversation if needed."""
         ref = record.spec.controller
         if ref is None or not is_controlled(record):
             self.forget(record.name)
             return _NOBODY
         if not self._controllers.knows(record.name):
             missed = list[JobEvent]()
-            if record.asked:  # before the first call there was no controller to tell
+            if record.asked:  # before the first call there was no controller to inform
                 page = await self._log.page(self._jobs, record.name, record.told, PAGE_MAX)
                 missed = page.events
             self._controllers.begin(record.name, ref, record.told, missed)
         return self._controllers.heard(record.name)
 
     def noted(self, record: JobRecord, before: JobRecord) -> JobRecord:
-        """Return the record with what of the conversation is to be stored in it."""
+        """Return the record with the part of the conversation that it stores."""
         name = record.name
         if not self._controllers.knows(name):
             return record
         if self._controllers.needs_numbers(name):
-            # a job that is made again under a name goes on above the numbers of the first
+            # a new job of a used name continues above the numbers of the earlier job
             asked = max(record.asked, record.numbered, int(record.created_at)) + BLOCK
             record = replace(record, asked=asked)
         told = self._controllers.told(name)
@@ -62,7 +62,7 @@ class Approvals:
         self._controllers.ended(record.name, events)
 
     def ask(self, record: JobRecord, view: View) -> None:
-        """Have the controller of a job asked what there is to ask."""
+        """Ask the controller of a job, once enough machines of its tasks answered."""
         ref, name = record.spec.controller, record.name
         if ref is None or not self._controllers.knows(name):
             return

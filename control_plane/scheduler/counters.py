@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from control_plane.api.jobs import JobRecord, TaskPhase, is_untouched
+from control_plane.api.jobs import JobRecord, TaskPhase, is_untouched, task_changes
 from control_plane.api.machines import MachineRecord, MachineState
 
 
@@ -35,14 +35,17 @@ class Counters:
             self.machines[after.state] += 1
 
     def job_heard(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
-        """Follow the change of one job; going through its tasks costs less than storing them."""
+        """Follow the change of one job."""
         if is_untouched(before, after):
             return
+        for old, task in task_changes(before, after):
+            if old is not None:
+                self.tasks[old.phase] -= 1
+            if task is not None:
+                self.tasks[task.phase] += 1
         if before is not None:
-            self.tasks.subtract(task.phase for task in before.tasks)
             self.jobs_of[before.spec.entitlement] -= 1
             self.tasks_of[before.spec.entitlement] -= len(before.tasks)
         if after is not None:
-            self.tasks.update(task.phase for task in after.tasks)
             self.jobs_of[after.spec.entitlement] += 1
             self.tasks_of[after.spec.entitlement] += len(after.tasks)

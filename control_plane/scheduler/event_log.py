@@ -24,6 +24,7 @@ from control_plane.api.operations import (
 )
 from control_plane.api.stored_jobs import RetiredJob, read_retired, retired_of
 from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.table import Checkpoint, ignore_turns
 from control_plane.store import Delete, Operation, Put, Store
 from control_plane.store.records import (
     GONE_JOBS,
@@ -50,9 +51,12 @@ GONE_MAX = 1_000
 class EventLog:
     """Appends to the logs of jobs, and reads them."""
 
-    def __init__(self, store: Store) -> None:
-        """Of a job's log only the last row is kept in memory, once needed."""
-        self._store = store
+    def __init__(self, store: Store, checkpoint: Checkpoint = ignore_turns) -> None:
+        """Of a job's log only the last row is kept in memory, once needed.
+
+        `checkpoint` is the runtime's.
+        """
+        self._store, self._checkpoint = store, checkpoint
         self._last: dict[str, list[JobEvent]] = {}
         """Job → the events of its last row; none: nothing was ever logged."""
         self._has_listed = False
@@ -159,8 +163,9 @@ class EventLog:
 
     async def page(self, jobs: JobTable, job: str, after: int, limit: int) -> JobEvents:
         """Return events with a number above `after`, oldest first."""
-        events = [event for event in await self._all(jobs, job) if event.seq > after]
-        limit = max(1, min(limit, PAGE_MAX))
+        limit, events = max(1, min(limit, PAGE_MAX)), list[JobEvent]()
+        for row in await self._rows(jobs, job, after, limit):
+            events += [event for event in row.events if event.seq > after]
         return JobEvents(job=job, events=events[:limit], more=len(events) > limit)
 
     async def story(self, jobs: JobTable, job: str, index: int) -> TaskStory:
@@ -168,7 +173,7 @@ class EventLog:
 
         Updates of the job that failed are part of it: because of them the task went back.
         """
-        known = await self._all(jobs, job)
+        known = [event for row in await self._rows(jobs, job) for event in row.events]
         is_known = any(event.task == index for event in known)
         events = [event for event in known if event.task == index or _is_failed_update(event)]
         record = jobs.find(job)
@@ -190,15 +195,25 @@ class EventLog:
             events=events,
         )
 
-    async def _all(self, jobs: JobTable, job: str) -> list[JobEvent]:
-        rows = await self._rows(job)
-        if not rows and jobs.find(job) is None:
-            raise NotFound(f"there is no job {job!r}, and no log of one")
-        return [event for row in rows for event in row.events]
-
-    async def _rows(self, job: str) -> list[EventRow]:
-        listing = await self._store.list_prefix(event_rows(job))
-        return [decode(entry.value, EventRow, entry.key) for entry in listing.entries]
+    async def _rows(
+        self, jobs: JobTable, job: str, after: int = 0, most: int = ROW * ROWS
+    ) -> list[EventRow]:
+        """Return the rows with the first `most` events after a number, and one more if there is."""
+        first = max(0, after) // ROW
+        begin = event_row_key(job, first - 1) if first else ""
+        entries = (await self._store.list_prefix(event_rows(job), begin)).entries
+        if not entries and jobs.find(job) is None:
+            there = await self._store.list_prefix(event_rows(job), limit=1)
+            if not there.entries:
+                raise NotFound(f"there is no job {job!r}, and no log of one")
+        rows, count = list[EventRow](), 0
+        for entry in entries:
+            await self._checkpoint()
+            rows.append(decode(entry.value, EventRow, entry.key))
+            count += sum(event.seq > after for event in rows[-1].events)
+            if count > most:
+                break
+        return rows
 
     async def _appended(
         self, job: str, events: Sequence[JobEvent]
@@ -208,8 +223,9 @@ class EventLog:
         A decision with more events than a log keeps leaves a gap in their numbers.
         """
         if job not in self._last:
-            rows = await self._rows(job)
-            self._last[job] = rows[-1].events if rows else []
+            entries = (await self._store.list_prefix(event_rows(job))).entries
+            rows = [decode(last.value, EventRow, last.key).events for last in entries[-1:]]
+            self._last[job] = rows[0] if rows else []
         last = self._last[job]
         seq = last[-1].seq if last else 0
         numbered = [replace(event, seq=seq + n) for n, event in enumerate(events, 1)]

@@ -29,6 +29,9 @@ from control_plane.scheduler.core.rollout import is_quiet
 _WHOLE_EVERY = 10
 """In a job without news, one of so many looks by the clock is a whole round."""
 
+_TURN = 200
+"""Tasks that are looked at before it is asked whether others are to have their turn."""
+
 
 @dataclass(slots=True)
 class _Idle:
@@ -91,10 +94,13 @@ class IdleJobs:
             whole_at = min(whole_at, even_at)
         self._known[record.name] = _Idle(record, entitlement, standing, look_at, whole_at)
 
-    def rests_s(
+    async def rests_s(
         self, record: JobRecord, entitlement: EntitlementSpec | None, standing: object, pool: str
     ) -> float | None:
-        """Return for how many seconds a job may be left alone; None: it needs a round."""
+        """Return for how many seconds a job may be left alone; None: it needs a round.
+
+        What changes meanwhile wakes the job, which is at work: it is looked at again.
+        """
         known, now = self._known.get(record.name), self._runtime.now()
         is_news = record.name in self._news
         self._news.discard(record.name)
@@ -103,7 +109,7 @@ class IdleJobs:
         is_same = known.record is record and known.entitlement is entitlement
         if now >= known.look_at and (now >= known.whole_at or known.standing != standing):
             is_same = False
-        if not is_same or (is_news and not self._serve(record, pool)):
+        if not is_same or (is_news and not await self._serve(record, pool)):
             self.forget(record.name)
             return None
         if now >= known.look_at:
@@ -120,14 +126,16 @@ class IdleJobs:
         self._news.discard(name)
         self.asked_at.pop(name, None)
 
-    def _serve(self, record: JobRecord, pool: str) -> bool:
-        steady = self._observations.steady
-        return all(
-            task.placement is not None
-            and (there := steady(task.placement.machine, pool)) is not None
-            and serves_as_seen(record.name, task, there)
-            for task in record.tasks
-        )
+    async def _serve(self, record: JobRecord, pool: str) -> bool:
+        steady, tasks = self._observations.steady, record.tasks
+        for first in range(0, len(tasks), _TURN):
+            if first:
+                await self._runtime.checkpoint()
+            for task in tasks[first : first + _TURN]:
+                there = steady(task.placement.machine, pool) if task.placement is not None else None
+                if there is None or not serves_as_seen(record.name, task, there):
+                    return False
+        return True
 
 
 def is_settled(record: JobRecord) -> bool:

@@ -57,12 +57,12 @@ class IntentService:
         return await self._runtime.compute(len(record.tasks), _effects, record, copied, now)
 
     async def briefs(self) -> JobBriefs:
-        """Return all jobs in brief; what did not change since the last call is not built again."""
+        """Return all jobs in brief; entries of unchanged jobs are reused from the last call."""
         known, found = self._briefs, dict[str, tuple[JobRecord, JobBrief]]()
         for name in list(self._jobs):
             record = self._jobs.find(name)
             if record is None:
-                continue  # it went while others were built
+                continue  # it was deleted while others were built
             before = known.get(name)
             if before is None or before[0] is not record:
                 before = record, _brief(record, self._jobs.revision(name))
@@ -79,7 +79,7 @@ class IntentService:
     async def size(
         self, name: str, wish: SizeWish, writer: str, also: Sequence[Operation] = ()
     ) -> JobIntents:
-        """Say how many tasks there shall be; see `resize`."""
+        """Set how many tasks are wanted; see `resize`."""
         return self._shown(await self.resize(name, wish, writer, also))
 
     async def resize(
@@ -87,7 +87,7 @@ class IntentService:
     ) -> JobRecord:
         """Write a size, and `also` in the same transaction.
 
-        What it does to the job is not composed for the answer.
+        The answer does not include the composed effect on the job.
         """
         change = sizing(name, wish, writer, self._runtime.date())
         return await self._control.write(change, also=also)
@@ -98,7 +98,7 @@ class IntentService:
         return self._shown(await self._control.write(change))
 
     async def hold(self, name: str, wish: HoldWish, writer: str) -> JobIntents:
-        """Begin nothing that an intent asks for, for a while."""
+        """Hold a job: begin nothing that an intent asks for, for a while."""
         hold = HoldIntent()
         record = await self._control.note(
             name, Dimension.HOLD, hold, wish, writer, lasts_s=wish.lasts_s
@@ -106,7 +106,7 @@ class IntentService:
         return self._shown(record)
 
     async def infrastructure(self, name: str, wish: InfrastructureWish, writer: str) -> JobIntents:
-        """Say which runtime the next push starts with."""
+        """Set the runtime that the next push starts with."""
         value = InfrastructureIntent(runtime=wish.runtime)
         return self._shown(
             await self._control.note(name, Dimension.INFRASTRUCTURE, value, wish, writer)
@@ -157,7 +157,7 @@ def _brief(record: JobRecord, revision: int) -> JobBrief:
 
 
 def _explained(view: IntentView, record: JobRecord, now: Moment) -> IntentView:
-    """Return a push with what the scheduler says of it, where no other intent holds it up."""
+    """Return a push with the scheduler's explanation, unless another intent holds it up."""
     if view.dimension != Dimension.PUSH or view.waits_for:
         return view
     words = "it is paused" if record.paused else told(record, now)

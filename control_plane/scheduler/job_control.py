@@ -1,4 +1,4 @@
-"""Job control: what owners want, checked as a whole and then written into the job's record."""
+"""Job control: checks an owner's wish as a whole, then writes it into the job's record."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ STAYING = (VolumeKind.PERSISTENT, VolumeKind.SHARED)
 
 
 class JobControl:
-    """The only writer of what is wanted; the scheduler writes how it stands."""
+    """The only writer of what is wanted of jobs; the scheduler writes their state."""
 
     def __init__(
         self,
@@ -77,17 +77,16 @@ class JobControl:
         self._store = jobs.store
         self._find_image = find_image
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By entitlement: two jobs that fit its quota alone may not fit it together."""
+        """Lock by entitlement: two jobs that fit its quota alone may not fit it together."""
         self.skipped_generations = 0
         """Generations that a new job skips: an earlier job of its name may have used them."""
         self.in_one_shard: Callable[[str, str], Mapping[str, int]] = lambda _job, _entitlement: {}
-        """Return what holds while a job and an entitlement are in one shard; the shards say it."""
+        """Returns comparisons that hold while a job and an entitlement share a shard."""
 
     async def apply(self, spec: JobSpec, *, dry_run: bool, writer: str = "") -> JobRecord:
         """Create the job or change what is wanted of it: writes its push and its size.
 
-        With all its errors, or not at all. With `dry_run` the record that would be stored is
-        returned and nothing is.
+        Raises all errors at once. With `dry_run` it returns the record without storing it.
         """
         return await self.write(applied(spec, writer, self._runtime.date()), dry_run=dry_run)
 
@@ -151,14 +150,14 @@ class JobControl:
             raise InvalidInput(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
 
     def _checked(self, change: JobChange, known: JobRecord | None) -> JobSpec:
-        """Return what is checked of a change, with what its tasks claim of CPU."""
+        """Return the specification of a change, with the CPU claim of its tasks filled in."""
         spec = change.spec(known)
         if change.is_resize:
             return spec
         return claiming(spec, known.spec if known is not None else None, self._default_cpus)
 
     def _turn(self, entitlement: str) -> AbstractAsyncContextManager[object]:
-        """Return what is held from the check of an entitlement's share to the write."""
+        """Return the lock that is held from the check of an entitlement's share to the write."""
         if not is_shared(entitlement, self._portal.specs()):
             return nullcontext()
         turn = self._turns.get(entitlement)
@@ -177,7 +176,7 @@ class JobControl:
             if record.spec.entitlement == spec.entitlement and record.name != spec.name
         ]
         if known is not None and known.spec.entitlement != spec.entitlement:
-            known = None  # what it had was another quota's
+            known = None  # its present claims are of another quota
         errors = check_share(spec, known, others, specs, self._index.kinds())
         if errors:
             listed = "; ".join(error.reason for error in errors)
@@ -188,15 +187,13 @@ class JobControl:
             )
 
     async def distrust(self, spec: JobSpec) -> str:
-        """Return why no task of a job may be started from its image, empty where one may."""
+        """Return why no task of a job may start from its image; empty: tasks may start."""
         entitlement = self._portal.specs().get(spec.entitlement)
         keys = [] if entitlement is None else entitlement.image_keys
         return await distrust_in(self._find_image, spec.image, keys)
 
     def users_of_image(self, digest: str) -> list[str]:
-        """Return the jobs with a version of this image that is wanted, runs, or is kept for a
-        rollback.
-        """
+        """Return the jobs with a version of this image: wanted, running, or kept for rollback."""
         return sorted(
             record.name
             for record in self._jobs.values()
@@ -204,19 +201,19 @@ class JobControl:
         )
 
     async def stop(self, name: str) -> JobRecord:
-        """Ask for all tasks of a job to be stopped and the job to be forgotten."""
+        """Have all tasks of a job stopped, and then the job deleted."""
         record = await self._jobs.update(name, lambda r: replace(r, stopping=True))
         log.info("job stopping", extra={"job": name})
         return record
 
     async def pause(self, name: str, *, held_back: bool) -> JobRecord:
-        """Hold back what tasks would be taken down for because of a newer version, or go on."""
+        """Hold back operations that stop tasks for a newer version, or resume them."""
         record = await self._jobs.update(name, lambda r: paused(r, held_back=held_back))
         log.info("job paused" if held_back else "job resumed", extra={"job": name})
         return record
 
     async def restart(self, name: str, writer: str = "") -> JobRecord:
-        """Restart every task as it is, like an update: within the budget, and asked."""
+        """Restart every task unchanged, like an update: within the budget, after approval."""
         now = self._runtime.date()
         record = await self._jobs.update(name, lambda r: again(r, writer, now))
         log.info("job restarts", extra={"job": name, "version": record.version})
@@ -240,7 +237,7 @@ class JobControl:
         return record
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> JobRecord:
-        """Have a task run elsewhere, within the budget of its job like any operation."""
+        """Have a task moved, within the budget of its job like any operation."""
         machine = self._index.machines.get(to) if to else None
         record = going_on(self._jobs.get(name))
         if to and machine is None:
@@ -260,9 +257,9 @@ class JobControl:
         return record
 
     async def move(self, name: str, entitlement: str, writer: str = "") -> JobRecord:
-        """Have a job run in another entitlement, a transfer: an update that starts tasks there.
+        """Transfer a job to another entitlement: an update that starts tasks there.
 
-        What is placed from now on is placed there; what runs stays until its turn comes.
+        New placements are made there; running tasks stay until their turn in the update.
         """
         record = going_on(self._jobs.get(name))
         if record.spec.entitlement == entitlement:
@@ -289,7 +286,7 @@ class JobControl:
         return record
 
     async def rollback(self, name: str, writer: str = "") -> JobRecord:
-        """Want again of the tasks what the version before wanted, as a new version."""
+        """Apply the previous version's specification again, as a new version."""
         record = going_on(self._jobs.get(name))
         version = earlier(record)
         if version is None:

@@ -150,16 +150,16 @@ class JobPlanner:
         repairs = await self._placements.repairs(record, {})
         bins = set[str]()
         for number, machine in enumerate(list(pool.machines())):
-            bins.add(bin_of(over.property, machine))
             if number % _LOOK == 0:
                 await self._runtime.checkpoint()
+            bins.add(bin_of(over.property, machine))
         bins |= {repair.to_bin for repair in repairs}  # perhaps on a machine that is free yet
-        known = list(claims)
         await self._runtime.checkpoint()
-        found = await self._runtime.offload(unevenness, known, over, sorted(bins))
+        copied = claims.copy()  # a thread reads it
+        found = await self._runtime.offload(unevenness, copied, over, sorted(bins))
         if found is None:
             return ""
-        if not is_quiet(record):
+        if not await self._runtime.compute(len(record.tasks), is_quiet, record):
             why = "tasks move once nothing else is done to the job"
         elif repairs:
             why = "tasks move in a moment"
@@ -177,17 +177,17 @@ class JobPlanner:
         held, free = Tally(demand), Tally(demand)
         kept: Counter[str] = Counter()
         for number, machine in enumerate(list(self._index.pool(pool).machines())):
-            held.add(machine, machine, self._index.why_short(machine))
             if number % _LOOK == 0:
                 await self._runtime.checkpoint()
+            held.add(machine, machine, self._index.why_short(machine))
         for number, machine in enumerate(list(self._index.pool(FREE).machines())):
+            if number % _LOOK == 0:
+                await self._runtime.checkpoint()
             why = allowance.lacks(machine) or (allowance.refuses and allowance.refuses(machine))
             if why:
                 kept[why] += 1
             else:
                 free.add(machine, machine, self._index.why_short(machine))
-            if number % _LOOK == 0:
-                await self._runtime.checkpoint()
         words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
         return held, free, words
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from control_plane.agents.region import Region
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_changes
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.api.operations import OperationKind
@@ -107,15 +107,9 @@ class Losses:
             self._capped_tasks[dc] -= serving
 
     def _job_heard(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
-        old = before.tasks if before is not None else []
-        new = after.tasks if after is not None else []
-        if len(old) == len(new):
-            pairs = [(was, task) for was, task in zip(old, new, strict=True) if was is not task]
-            self._count((was for was, _ in pairs), -1)
-            self._count((task for _, task in pairs), 1)
-        else:
-            self._count(old, -1)
-            self._count(new, 1)
+        changes = task_changes(before, after)
+        self._count((was for was, _ in changes if was is not None), -1)
+        self._count((task for _, task in changes if task is not None), 1)
 
     def _count(self, tasks: Iterable[TaskRecord], sign: int) -> None:
         for task in tasks:

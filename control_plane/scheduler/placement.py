@@ -37,25 +37,25 @@ from control_plane.scheduler.core.task_spec import task_spec
 from control_plane.scheduler.ports import Places
 
 _AT_ONCE = 3
-"""Moves for the sake of the spread that begin together, if the budget allows so many."""
+"""Moves for a better spread that begin together, if the budget allows so many."""
 
 
 class Placements:
-    """What the scheduler asks of the allocator."""
+    """The scheduler's calls to the allocator."""
 
     def __init__(self, allocator: Places, owns: Callable[[str], bool] = lambda _pool: True) -> None:
-        """`owns(pool)`: it is a pool of this shard."""
+        """`owns(pool)` returns whether the pool belongs to this shard."""
         self.allocator, self.owns = allocator, owns
         self.index = allocator.index
         self._asked: dict[str, tuple[JobRecord, EntitlementSpec | None, Request]] = {}
-        """Job → the request that stands for its record, as long as that says it all."""
+        """Job → its cached request, valid for the same record and entitlement specification."""
 
     def forget(self, job: str) -> None:
-        """Drop what is remembered of a job that is gone."""
+        """Drop the cached request of a deleted job."""
         self._asked.pop(job, None)
 
     def are_ours(self, record: JobRecord | None) -> bool:
-        """Return whether there is such a job, and its tasks are placed by this shard."""
+        """Return whether the job exists and this shard places its tasks."""
         return record is not None and self.owns(self.pool_of(record))
 
     def pool_of(self, record: JobRecord) -> str:
@@ -71,7 +71,7 @@ class Placements:
         return pools
 
     def _homes(self, record: JobRecord) -> dict[int, Home]:
-        """Return where tasks of earlier versions are that ran in another entitlement."""
+        """Return the pools of earlier versions that are in another entitlement."""
         if len(record.specs) < 2:
             return {}
         return {
@@ -94,14 +94,14 @@ class Placements:
         return [] if entitlement is None else entitlement.image_keys
 
     def told(self, spec: JobSpec, start: Start, epoch: int) -> TaskSpec:
-        """Return what a machine is told about a task that is to start on it."""
+        """Return the specification that a machine gets of a task that is to start on it."""
         made = task_spec(
             spec, start.index, start.placement, generation=start.generation, epoch=epoch
         )
         return replace(made, image_trust=ImageTrust(keys=self.image_keys(spec)))
 
     def request(self, record: JobRecord, view: View) -> Request | None:
-        """Return what a job asks of the allocator as it is; None: nothing, and it has nothing."""
+        """Return a job's present request to the allocator; None: it has no tasks and no claims."""
         if not record.tasks and record.name not in self.index.claims:
             return None
         request, back = self._request(record, view), self._back(record, view)
@@ -118,18 +118,18 @@ class Placements:
         return request
 
     def placed(self, record: JobRecord, view: View, allocation: Allocation) -> Placed:
-        """Return what an allocation means for the tasks that waited for a machine."""
+        """Return an allocation's result for the tasks that waited for a machine."""
         answer = Answer(allocation.claims, allocation.unplaced, allocation.reasons)
         return answer_of(record, view, answer)
 
     def evened(self, record: JobRecord) -> Even | None:
-        """Return over what a job is to be spread; None: over nothing."""
+        """Return the bins over which a job is to be spread evenly; None: over none."""
         return evened(preferences_of(record.spec, self.entitlement_of(record)))
 
     async def repairs(self, record: JobRecord, view: View) -> tuple[Repair, ...]:
         """Return a few moves that make a job's spread more even; changes nothing.
 
-        None where its tasks would leave volumes behind: what is in them is worth more.
+        Returns none for jobs with persistent volumes: moving tasks would lose their content.
         """
         if any(v.kind is VolumeKind.PERSISTENT for v in record.spec.volumes.values()):
             return ()
@@ -139,10 +139,10 @@ class Placements:
         return await self.allocator.repairs(self._request(record, view), most)
 
     def _back(self, record: JobRecord, view: View) -> tuple[Back, ...]:
-        """Return the tasks that are back where they were, after all, and claimed elsewhere.
+        """Return the tasks that stay on their machine but are claimed on another one.
 
-        Their move was allocated, but the job's record was not written; then the machine that
-        they were to leave came back.
+        Their move was allocated, but the job's record was not written. Then the machine that
+        they were to leave became usable again.
         """
         claims = self.index.claims.get(record.name)
         if claims is None:
@@ -168,9 +168,9 @@ class Placements:
     async def targets(
         self, record: JobRecord, tasks: Mapping[int, JobSpec], moving: Set[int]
     ) -> Targets:
-        """Return where tasks would go as what each is to run: one plan, which changes nothing.
+        """Return where tasks would go with these specifications, in one plan; changes nothing.
 
-        Those of `moving` cannot stay where they are; others stay if they claim the same.
+        Tasks in `moving` must leave their machine; others stay if their claim is unchanged.
         """
         entitlement = self.entitlement_of(record)
         of_spec = {id(spec): demand_for(spec, entitlement) for spec in tasks.values()}
@@ -216,10 +216,10 @@ class Placements:
     async def plan_final(
         self, record: JobRecord, tasks: tuple[int, ...]
     ) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
-        """Return what a job will have changed once it has these tasks.
+        """Return the plan for a job with these tasks; changes nothing.
 
-        That is the change, the tasks without a machine, and why. Changes nothing, and lets
-        others run meanwhile.
+        The plan is the change, the tasks without a machine, and the reasons. Other actors run
+        meanwhile.
         """
         entitlement, pool = self.entitlement_of(record), self.pool_of(record)
         groups = (Group(demand_for(record.spec, entitlement), tasks, running=False),)

@@ -21,24 +21,24 @@ T = TypeVar("T")
 
 
 class Entitlements(Protocol):
-    """Who may use how much: the portal."""
+    """Entitlements and their quotas: the portal."""
 
     @property
     def table(self) -> Table[EntitlementRecord]:
         """Return the records of all entitlements."""
 
     def specs(self) -> Mapping[str, EntitlementSpec]:
-        """Return what every entitlement was granted."""
+        """Return the specification of every entitlement."""
 
     def applying(self, name: str) -> AbstractContextManager[None]:
-        """Keep an entitlement from being deleted while a job is written that is in it."""
+        """Keep an entitlement from being deleted while a job in it is written."""
 
 
 class Directory(Protocol):
-    """Which tasks are where, as records say."""
+    """Which tasks are on which machine, by the jobs' records."""
 
     def tasks(self, machine: str) -> Mapping[str, Entry]:
-        """Return the tasks of a machine, those that are leaving it too."""
+        """Return the tasks of a machine, including those that are leaving it."""
 
     def jobs(self, machine: str) -> set[str]:
         """Return the jobs of the tasks of a machine."""
@@ -48,13 +48,13 @@ class Queue(Protocol):
     """Jobs whose tasks found no room."""
 
     def is_due(self) -> bool:
-        """Return whether some may have room now."""
+        """Return whether there may be room for some of them now."""
 
     def take_due(self) -> Collection[str]:
-        """Return those that may, each once."""
+        """Return the jobs for which there may be room, each once."""
 
     def is_outdated(self, job: str, gain: int) -> bool:
-        """Return whether there may be room since a job was answered."""
+        """Return whether room may have appeared since a job's last answer."""
 
     def drop(self, job: str) -> None:
         """Forget a job."""
@@ -74,10 +74,10 @@ class Plans(Protocol):
     """The planning of allocations."""
 
     async def in_steps(self, work: Generator[None, None, T]) -> T:
-        """Return what a plan comes to, letting others run meanwhile."""
+        """Return the result of a plan; other actors run between its steps."""
 
     def forget_answer(self, job: str) -> None:
-        """Have the next request of a job planned again."""
+        """Drop the cached answer, so that the next request of a job is planned again."""
 
 
 class Places(Protocol):
@@ -85,7 +85,7 @@ class Places(Protocol):
 
     @property
     def index(self) -> RegionIndex:
-        """Return the machines of the region and what is claimed of them."""
+        """Return the machines of the region and the claims on them."""
 
     @property
     def directory(self) -> Directory:
@@ -110,10 +110,10 @@ class Places(Protocol):
         """Return the specification of a job's entitlement."""
 
     async def allocate(self, request: Request) -> Allocation:
-        """Do what a request asks for; durable when this returns."""
+        """Carry out a request; durable when this returns."""
 
     def known(self, request: Request) -> Allocation | None:
-        """Return the answer to a request that says the same as the last one, if it holds."""
+        """Return the last answer, if the request is the same and the answer still holds."""
 
     async def targets(self, request: Request) -> Targets:
         """Return where each task of a request would be; changes nothing."""
@@ -128,4 +128,4 @@ class Places(Protocol):
         """Give back everything that a job claims."""
 
     def strays(self, machine: str) -> list[str]:
-        """Return tasks of ours that run on a machine although no record places them there."""
+        """Return this shard's tasks that run on a machine although no record places them there."""

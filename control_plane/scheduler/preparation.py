@@ -1,8 +1,8 @@
-"""Machines that prove a pool's profile before a task leaves for them (HP15).
+"""Machines that verify a pool's profile before a task moves to them (HP15).
 
-A move for the sake of the spread may wait: the task serves where it is until there is a machine
-where it can start at once. One that is free is taken for that; should no task come after all, it
-is given back like any other.
+A move for a better spread can wait: the task serves where it is until there is a machine
+where it can start at once. A free machine is taken for that. If no task moves there after all,
+the machine is given back like any other.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _KEPT_S = 900.0
-"""So long is a machine kept empty for a task: a switch of profiles with a boot takes minutes."""
+"""How long a machine is kept empty for a task: a profile switch with a boot takes minutes."""
 
 
 class PreparedMachines:
-    """Takes free machines ahead of those who are to move there."""
+    """Takes free machines ahead of the tasks that are to move there."""
 
     def __init__(self, region: Region, places: Places) -> None:
         self._broker, self._observations, self._runtime = (
@@ -31,16 +31,16 @@ class PreparedMachines:
         )
         self._places = places
         self._until: dict[str, float] = {}
-        """Machine that was taken → until when it is kept (time of the loop)."""
+        """Taken machine → until when it is kept (time of the loop)."""
         self._taking: set[str] = set()
 
     def is_proved(self, target: Target) -> bool:
-        """Return whether a task can start on a machine as soon as it is there."""
+        """Return whether a machine is ready, so that a task can start there at once."""
         record = self._broker.table.find(target.machine)
         return record is not None and not target.is_taken and self._observations.ready(record)
 
     def keeps(self, machine: str) -> bool:
-        """Return whether an empty machine stays with its pool, because a task is to come."""
+        """Return whether an empty machine stays with its pool for a task that is to move there."""
         until = self._until.get(machine)
         if until is not None and until <= self._runtime.now():
             del self._until[machine]
@@ -48,7 +48,7 @@ class PreparedMachines:
         return until is not None
 
     async def take(self, machine: str, pool: str) -> None:
-        """Take a free machine for a pool, as far as its quota goes and no other pool does."""
+        """Take a free machine for a pool, if its quota allows and no other pool takes it."""
         record = self._broker.table.find(machine)
         if record is None or record.entitlement != FREE or machine in self._taking:
             return

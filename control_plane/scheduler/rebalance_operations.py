@@ -1,4 +1,4 @@
-"""Takes the ReBalancer's moves in as operations of jobs, and back if they have not begun."""
+"""Records the ReBalancer's moves as operations of jobs; withdraws those that have not begun."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RebalanceOperations:
         self._jobs, self._runtime = jobs, runtime
 
     async def begin(self, job: str, index: int, to: str, reason: str) -> bool:
-        """Have a task move within its job's budget; return whether that was taken in."""
+        """Have a task move within its job's budget; return whether the move was recorded."""
         if self._jobs.find(job) is None:
             return False
         now = Moment(self._runtime.date(), self._runtime.now())
@@ -34,7 +34,7 @@ class RebalanceOperations:
         return taken
 
     async def withdraw(self, job: str, index: int) -> None:
-        """Take a move back that has not begun; one that has goes on."""
+        """Withdraw a move that has not begun; a begun move continues."""
         if self._jobs.find(job) is None:
             return
         try:
@@ -43,7 +43,7 @@ class RebalanceOperations:
             log.info("move not taken back", extra={"job": job, "task": index, "reason": str(e)})
 
     def moving(self, job: str, index: int) -> str:
-        """Return where the ReBalancer has a task move; empty: nowhere now."""
+        """Return the target machine of a task's ReBalancer move; empty: it has no such move."""
         record = self._jobs.find(job)
         for task in record.tasks if record is not None else ():
             known = task.operation
@@ -52,7 +52,7 @@ class RebalanceOperations:
         return ""
 
     def has_begun(self, job: str, index: int) -> bool:
-        """Return whether a task is on its way: its move cannot be taken back any more."""
+        """Return whether a task's operation is running: its move cannot be withdrawn any more."""
         record = self._jobs.find(job)
         tasks = record.tasks if record is not None else []
         return any(
@@ -63,7 +63,7 @@ class RebalanceOperations:
         )
 
     def serves_on(self, job: str, index: int) -> str:
-        """Return the machine on which a task serves; empty: it does not."""
+        """Return the machine on which a task serves; empty: it does not serve."""
         record = self._jobs.find(job)
         for task in record.tasks if record is not None else ():
             if task.index == index and task.phase is TaskPhase.RUNNING and task.listed:
@@ -71,7 +71,7 @@ class RebalanceOperations:
         return ""
 
     def waiting(self) -> list[tuple[str, int]]:
-        """Return the moves that have not begun, of whatever life of this process."""
+        """Return the moves that have not begun, including those of earlier processes."""
         return [
             (record.name, task.index)
             for record in self._jobs.values()

@@ -1,8 +1,8 @@
 """A store that was restored from a copy: no command is sent until an operator has released it.
 
-What runs on machines may be newer than the copy. So it is shown how the two differ; only once an
-operator has released it the loops begin that start, stop and move tasks. What the copy does not
-know is left alone after that, too, until it is released, task by task (docs/adr/0111).
+What runs on machines may be newer than the copy. So the control plane shows how the two differ. The
+loops that start, stop and move tasks begin only after an operator's release. Tasks that the copy
+does not know run on even then, until each is released (docs/adr/0111).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from wire.errors import Conflict, NotFound
 log = logging.getLogger(__name__)
 
 GENERATIONS_BETWEEN = 1 << 20
-"""A job that is made again goes on above what its tasks had since the copy: a million changes. So
-its agents are told again what is wanted, and go on with the process where it is the same."""
+"""A job that is created again starts above the generations that its tasks had since the copy: room
+for a million changes. So its agents get its specification again, and keep an unchanged process."""
 
 
 class RestoredStore:
-    """What is noted of the store's return, and what operators say about it."""
+    """The stored note of a restore, and the operators' releases."""
 
     def __init__(
         self, store: Store, region: Region, jobs: Table[JobRecord], directory: Directory
@@ -42,7 +42,7 @@ class RestoredStore:
         self._revision = 0
         self._lock = asyncio.Lock()
         self.begin: Callable[[], None] = lambda: None
-        """Starts what commands; the owner of the loops sets it."""
+        """Starts the loops that send commands; the owner of the loops sets it."""
 
     async def load(self) -> None:
         """Read the note, before any agent is asked."""
@@ -53,16 +53,16 @@ class RestoredStore:
 
     @property
     def skipped_generations(self) -> int:
-        """Return how many generations new jobs leave out."""
+        """Return how many generations new jobs skip."""
         return GENERATIONS_BETWEEN if self._noted is not None else 0
 
     @property
     def waits(self) -> bool:
-        """Return whether an operator has yet to look."""
+        """Return whether an operator has yet to release the store."""
         return self._noted is not None and not self._noted.released_at
 
     def words(self) -> str:
-        """Return what that means, for people; empty: no action is needed."""
+        """Return in words what operators have to do; empty: no action is needed."""
         if not self.waits:
             return ""
         return (
@@ -101,7 +101,7 @@ class RestoredStore:
         return view
 
     async def release(self, by: str) -> Restored:
-        """Let what the store wants be done from now on; `Conflict` where nothing waits for that."""
+        """Begin to carry out what the store wants; `Conflict` where nothing waits for a release."""
         async with self._lock:
             if self._noted is None or not self.waits:
                 raise Conflict("nothing waits for a release: the store is obeyed")
@@ -114,9 +114,9 @@ class RestoredStore:
             return noted
 
     def let_go(self, machine: str, task: str) -> None:
-        """Let a task be stopped that the copy does not know.
+        """Have a task stopped that the copy does not know.
 
-        It is forgotten with the process: a task that runs still is then shown as before.
+        The release is in memory only: after a restart a task that still runs is shown as before.
         """
         status = self._region.observations.look(machine).tasks.get(task)
         is_known = task in self._directory.tasks(machine)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
 from control_plane.allocator.core.request import Allocation, Request
 from control_plane.allocator.core.spread import Repair
+from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobStatus
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
@@ -30,6 +31,7 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
 from control_plane.scheduler.approvals import Approvals
+from control_plane.scheduler.basis import Basis, machines_of
 from control_plane.scheduler.core import release
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import second_copies
@@ -37,7 +39,7 @@ from control_plane.scheduler.core.decide import decide, go_on, settle
 from control_plane.scheduler.core.decision import Decision, Found, Seen
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import command_about, commands, next_look
-from control_plane.scheduler.core.rollout import is_quiet, summarize
+from control_plane.scheduler.core.rollout import summarize
 from control_plane.scheduler.core.rollout_words import told
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.idle_jobs import IdleJobs
@@ -48,7 +50,6 @@ from control_plane.scheduler.startup_barrier import ARRIVING_S, StartupBarrier
 from control_plane.scheduler.surge_buffer import SurgeBuffer
 from control_plane.scheduler.unknown_copies import UnknownCopies
 from control_plane.task_control.controllers import Controllers
-from control_plane.task_control.core.talk import Heard
 from wire.errors import Conflict, TwineError
 
 log = logging.getLogger(__name__)
@@ -96,16 +97,13 @@ class Scheduler:
         """Job → what the allocator said last, and to what: until the next round."""
         self.asking: set[str] = set()
         """Jobs for which machines are being allocated."""
-        self._evened: dict[str, object] = {}
-        """Job → how it and its pool stood when nothing was to be gained by a move."""
-        self._quiet_since: dict[str, float] = {}
-        """Job → since when nothing goes on in it; a time in which we stood still is none."""
         self._startup_barrier = StartupBarrier(region.observations, jobs)
         self._idle_jobs = IdleJobs(region.observations, region.runtime, region.settings.resync_s)
         self._log = event_log
         self._approvals = Approvals(controllers, jobs, event_log)
         self._losses = losses
         self._surge = SurgeBuffer(jobs, self.wake)
+        self._basis = Basis(region, placing, self._idle_jobs, losses, self._surge)
         self._unknown = UnknownCopies(region, placing.allocator.directory)
         self._unknown.gone = lambda task: self.wake(task.rpartition("-")[0])
         self.ahead = PreparedMachines(region, placing.allocator)
@@ -124,7 +122,7 @@ class Scheduler:
         self._number = number
         if self._observations.restored:
             self._unknown.begin()
-        ends = self.runtime.on_pause(lambda _: self._quiet_since.clear())
+        ends = self.runtime.on_pause(lambda _: self._basis.stood_still())
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -135,9 +133,10 @@ class Scheduler:
                 ends()
                 self._group = None  # news may still come while everything ends
 
-    def status(self, name: str) -> JobStatus:
+    async def status(self, name: str) -> JobStatus:
         """Return a job as its owner sees it."""
-        status = summarize(self._jobs.get(name), self._details.get(name, ""))
+        record, detail = self._jobs.get(name), self._details.get(name, "")
+        status = await self.runtime.compute(len(record.tasks), summarize, record, detail)
         status = replace(status, update=self.update_note(status.record))
         copies = self.second_copies(status.record)
         more = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
@@ -229,7 +228,7 @@ class Scheduler:
 
     async def _work(self, name: str) -> float | None:
         """Do one round for a job; return when to look again at the latest."""
-        rests_s = self._rests_s(name)
+        rests_s = await self._rests_s(name)
         if rests_s is not None:
             return rests_s
         try:
@@ -238,17 +237,14 @@ class Scheduler:
             log.info("decision was overtaken", extra={"job": name, "reason": str(e)})
             return _OVERTAKEN_S
 
-    def _rests_s(self, name: str) -> float | None:
+    async def _rests_s(self, name: str) -> float | None:
         """Return how long a job may be left alone in which nothing is to be done; None: look."""
         record = self._jobs.find(name)
         if record is None or name in self._answers or name in self.asking:
             return None
         home = self._placements.home_of(record)
-        standing = self._standing(record, home.pool)
-        return self._idle_jobs.rests_s(record, home.entitlement, standing, home.pool)
-
-    def _standing(self, record: JobRecord, pool: str) -> tuple[int, int]:
-        return self._idle_jobs.asked_at.get(record.name, 0), self._placements.index.gains(pool)
+        standing = self._basis.standing(record)
+        return await self._idle_jobs.rests_s(record, home.entitlement, standing, home.pool)
 
     def _pause_s(self, name: str) -> float:
         record = self._jobs.find(name)
@@ -263,13 +259,9 @@ class Scheduler:
                 self.forget(name)
                 return None
             now = Moment(self.runtime.date(), self.runtime.now())
-            view = self._view(before, now)
-            heard = await self._approvals.join(before)
-            seen, repairs = await self._seen(before, view, now, heard)
-            made = decide(before, seen)
-            self._surge.decided(made)
-            if is_large := len(made.record.tasks) >= _LARGE:
-                await self.runtime.checkpoint()
+            entitlement = self._placements.entitlement_of(before)
+            view = await self._basis.view(before, now)
+            seen, made, repairs = await self._decided(before, view, now)
             if made.chosen or made.overdue:
                 go_on(made, await self._found(made, repairs), seen)
                 for _ in range(made.capped):
@@ -283,6 +275,7 @@ class Scheduler:
             if answer is not None and request is not None and request.groups:
                 settle(made, self._placements.placed(made.record, view, answer), now)
             made.record = self._approvals.noted(made.record, before)
+            await self._turn(made.record)
             if made.record != before:
                 events = await self._log.commit(self._jobs, made.record, made.events)
                 self._approvals.stored(made.record, before, events)
@@ -292,14 +285,14 @@ class Scheduler:
         elif answer is not None and self._allocator.waiting.is_outdated(name, answer.gain):
             self.wake(name)
         self._wake_waiting()
-        if made.record != before and not view.keys() >= _machines_of(made.record):
-            view = self._view(made.record, now)
-        if is_large:
-            await self.runtime.checkpoint()
+        await self._turn(made.record)
+        if made.record != before and not view.keys() >= machines_of(made.record):
+            view = await self._basis.view(made.record, now)
         asked = commands(made.record, view)
         for command in asked:
             self._dispatcher.send(command)  # it is derived again when its turn has come
             await self.runtime.checkpoint()
+        await self._turn(made.record)
         self._approvals.ask(made.record, view)
         looks = (next_look(made.record, now, view), release.next_look(made.record, now))
         due_s = [look - now.steady for look in looks if look is not None]
@@ -307,19 +300,36 @@ class Scheduler:
             self._losses.note(next(iter(seen.held_back.values())))
         if made.held or self._waits_for_power(made):
             due_s.append(_LIMITED_S)
+        await self._turn(made.record)
         if made.record == before and not (asked or due_s) and (answer is None) == (request is None):
-            self._note_idle(before)
+            self._note_idle(before, entitlement)
         else:
             self._idle_jobs.forget(name)
         return min([self._settings.resync_s, *due_s])
 
-    def _note_idle(self, record: JobRecord) -> None:
-        home = self._placements.home_of(record)
-        standing = self._standing(record, home.pool)
-        even_at = None
-        if self._evened.get(record.name) != standing:
-            even_at = self._quiet_since.get(record.name, 0.0) + self._settings.repair_after_s
-        self._idle_jobs.found_nothing(record, home.entitlement, standing, even_at)
+    async def _decided(
+        self, before: JobRecord, view: View, now: Moment
+    ) -> tuple[Seen, Decision, Sequence[Repair]]:
+        """Decide what happens to a job next; that about a large one is computed beside the loop."""
+        heard, moves = await self._approvals.join(before), self._capped.ready(now.steady)
+        is_asking = before.name in self.asking
+        seen, repairs = await self._basis.seen(
+            before, view, now, heard, is_asking=is_asking, capped_moves=moves
+        )
+        made = await self.runtime.compute(len(before.tasks), decide, before, seen)
+        entitlement = self._placements.entitlement_of(before)
+        self._surge.decided(before, made, entitlement, seen.surge_left)
+        await self._turn(made.record)
+        return seen, made, repairs
+
+    async def _turn(self, record: JobRecord) -> None:
+        """Let others run between two parts of a round of a job that is not small."""
+        if len(record.tasks) >= _LARGE:
+            await self.runtime.checkpoint()
+
+    def _note_idle(self, record: JobRecord, entitlement: EntitlementSpec | None) -> None:
+        standing, even_at = self._basis.standing(record), self._basis.even_at(record)
+        self._idle_jobs.found_nothing(record, entitlement, standing, even_at)
 
     def _waits_for_power(self, made: Decision) -> bool:
         """Return whether tasks have yet to leave machines whose power is capped."""
@@ -340,41 +350,9 @@ class Scheduler:
         self._idle_jobs.gone(name)
         self._allocator.waiting.drop(name)
         self._placements.forget(name)
-        for known in (self._details, self._answers, self._evened, self._quiet_since):
+        self._basis.forget(name)
+        for known in (self._details, self._answers):
             known.pop(name, None)
-
-    async def _seen(
-        self, record: JobRecord, view: View, now: Moment, heard: Heard
-    ) -> tuple[Seen, Sequence[Repair]]:
-        repairs = await self._repairs(record, view, now)
-        seen = Seen(
-            view,
-            now,
-            claims=self._placements.index.claims.get(record.name) or (),
-            evened=self._placements.evened(record),
-            repairs=tuple(repair.task for repair in repairs),
-            heard=heard,
-            held_back=self._losses.held(record),
-            surge_left=self._surge.left(record, self._placements.entitlement_of(record)),
-            capped_moves=self._capped.ready(now.steady),
-        )
-        return seen, repairs
-
-    async def _repairs(self, record: JobRecord, view: View, now: Moment) -> Sequence[Repair]:
-        """Return moves that make a quiet job more even, if anything changed since the last look.
-
-        One that was proposed and has not begun is looked at each time.
-        """
-        state = self._standing(record, self._placements.pool_of(record))
-        if not is_quiet(record):
-            self._quiet_since.pop(record.name, None)
-            return ()
-        quiet_s = now.steady - self._quiet_since.setdefault(record.name, now.steady)
-        is_known = self._evened.get(record.name) == state and not any(map(waits, record.tasks))
-        if is_known or quiet_s < self._settings.repair_after_s or record.name in self.asking:
-            return ()
-        self._evened[record.name] = state
-        return await self._placements.repairs(record, view)
 
     async def _found(self, made: Decision, repairs: Sequence[Repair]) -> Found:
         """Return which of the chosen tasks have a place now, with their image in it.
@@ -454,10 +432,6 @@ class Scheduler:
         finally:
             self.asking.discard(name)
 
-    def _view(self, record: JobRecord, now: Moment) -> View:
-        pools = self._placements.pools_of(record)
-        return self._observations.view(pools, _machines_of(record), now.wall)
-
     async def _retire(self, made: Decision) -> None:
         """Remove a job whose tasks and claims are gone, but remember what a later one must know.
 
@@ -492,9 +466,3 @@ class Scheduler:
             return None
         is_stray = task in self._allocator.strays(machine)
         return Stop(machine, task, status.generation, urgent=True) if is_stray else None
-
-
-def _machines_of(record: JobRecord) -> Set[str]:
-    """Return the machines on which tasks of a job are, or may be left."""
-    there = {task.placement.machine for task in record.tasks if task.placement is not None}
-    return there | record.leaving.keys()

@@ -14,6 +14,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, is_untouched
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.decision import Decision
+from wire.errors import Conflict
 
 
 class SurgeBuffer:
@@ -36,11 +37,23 @@ class SurgeBuffer:
         others = sum(extras.values()) - extras.get(record.name, 0)
         return max(0, entitlement.surge_tasks - others)
 
-    def decided(self, made: Decision) -> None:
-        """Count what a job is about to have from now on, stored or not, and let it wait."""
+    def decided(
+        self, before: JobRecord, made: Decision, entitlement: EntitlementSpec | None, of: int | None
+    ) -> None:
+        """Count what a job is about to have from now on, stored or not, and let it wait.
+
+        `of` is what `left` returned when the decision began: that about a large job takes a while.
+        Raises `Conflict` if it adds extra tasks, and others have some more or fewer by now.
+        """
         record = made.record
-        extras, name = self._extras[record.spec.entitlement], record.name
         now = _extra(record)
+        if now > _extra(before) and self.left(before, entitlement) != of:
+            raise Conflict(
+                f"cannot add extra tasks to job {record.name!r}: other jobs of entitlement"
+                f" {before.spec.entitlement!r} took or gave back some just now",
+                hint="it is tried again",
+            )
+        extras, name = self._extras[record.spec.entitlement], record.name
         if now > extras.get(name, 0):
             extras[name] = now
         waiting = self._waiting[record.spec.entitlement]

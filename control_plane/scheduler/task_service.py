@@ -1,7 +1,7 @@
-"""What owners do with single tasks: look at one, restart it, run something inside it.
+"""Calls of owners about single tasks: show one, restart it, run a command inside it.
 
-Nothing of it is a decision of the scheduler: the agent of the machine where the task is now
-is asked, and its answer is passed on.
+The scheduler decides nothing here: the service calls the agent of the task's machine and
+passes its answer on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wire.errors import Forbidden, NotFound
 
 
 class Agents(Protocol):
-    """Where an agent is found."""
+    """Returns clients of agents."""
 
     async def agent(self, machine: str) -> AgentApi:
         """Return a client of a machine's agent."""
@@ -41,7 +41,7 @@ class TaskService:
         return task, task.placement.machine
 
     def identity_for(self, machine: str, task: str) -> TaskSubject:
-        """Return who a task is, for the machine that was given it; `Forbidden` for all others."""
+        """Return a task's identity for the machine it is placed on; else `Forbidden`."""
         job, _, index = task.rpartition("-")
         record = self._jobs.find(job)
         found = next((t for t in record.tasks if str(t.index) == index), None) if record else None
@@ -73,7 +73,7 @@ class TaskService:
         )
 
     async def describe_host(self, machine: str) -> HostDescription:
-        """Return what the agent of a machine says of it now."""
+        """Return the present profile and usage that the agent of a machine reports."""
         agent = await self._agents.agent(machine)
         profile, usage = await agent.get_profile(), await agent.get_usage()
         return HostDescription(machine=machine, profile=profile, usage=usage)
@@ -97,7 +97,7 @@ class TaskService:
             yield chunk
 
     async def restart(self, job: str, index: int) -> TaskStatus:
-        """Let a task be stopped and started again where it is; its generation stays."""
+        """Have the agent restart a task on its machine; its generation stays."""
         task, machine = self._placed(job, index)
         agent = await self._agents.agent(machine)
         return await agent.restart_task(task_id(job, index), task.generation, None)
@@ -107,7 +107,7 @@ class TaskService:
         _, machine = self._placed(job, index)
         agent = await self._agents.agent(machine)
         opened = agent.open_exec(task_id(job, index), dict(asked))
-        far = await opened.__aenter__()  # before the caller's websocket: what fails is told by it
+        far = await opened.__aenter__()  # before the caller's websocket, so that errors reach it
 
         async def talk(near: Duplex) -> None:
             try:

@@ -1,4 +1,4 @@
-"""Where tasks run that only the store's copy did not know: none of them starts a second time."""
+"""Machines with running tasks that the store's copy did not know: none starts a second time."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from control_plane.scheduler.ports import Directory
 
 
 class UnknownCopies:
-    """Task → machines where it runs though no record has it there; empty for most stores."""
+    """Task → machines where it runs without a record; empty unless the store was restored."""
 
     def __init__(self, region: Region, directory: Directory) -> None:
-        """`begin` once the store is found to have been restored."""
+        """Follow nothing until `begin`, which is called for a restored store."""
         self._observations, self._machines = region.observations, region.broker
         self._directory = directory
         self._where: dict[str, set[str]] = {}
         self._on: dict[str, set[str]] = {}
         self.gone: Callable[[str], None] = lambda _task: None
-        """Called with a task that is where it was not known any more."""
+        """Called with a task that no longer runs on a machine where no record had it."""
 
     def begin(self) -> None:
-        """Take in what hosts said, and follow what they say from now on."""
+        """Read the reports of all machines, and follow them from now on."""
         for machine in self._machines.table:
             self._seen(machine)
         self._observations.listen(self._seen)
 
     def elsewhere(self, task: str, machine: str) -> str:
-        """Return another machine, not a dead one, where the task runs and no record has it."""
+        """Return another machine that is up and runs the task without a record; empty: none."""
         for other in sorted(self._where.get(task, ())):
             record = self._machines.table.find(other)
             is_up = record is not None and record.state is MachineState.UP
@@ -39,7 +39,7 @@ class UnknownCopies:
         return ""
 
     def waiting(self, record: JobRecord) -> str:
-        """Return which task of a job waits for such a copy to go; empty: none does."""
+        """Return in words which task waits for such a copy to stop; empty: none does."""
         for task in record.tasks if self._where else ():
             if task.phase is TaskPhase.STARTING and task.placement is not None:
                 name = task_id(record.name, task.index)

@@ -1,1 +1,1 @@
-"""Scheduler and allocator shards: which of them owns which entitlement."""
+"""Scheduler and allocator shards, and which shard owns each entitlement."""

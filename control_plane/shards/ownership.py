@@ -1,8 +1,8 @@
 """The map from entitlements to shards, and the term that agents compare (docs/adr/0150).
 
-The number of the term is the epoch of the store that the map is in, plus the moves of all
-entitlements so far. So it rises with a new leader and with each move, and a store that has no map
-yet goes on from the epochs that hosts were told before.
+The number of the term is the epoch of the map's store, plus the moves of all
+entitlements so far. So it rises with a new leader and with each move. A store without a map
+continues from the epochs that hosts received before.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class OwnershipMap:
             store, OWNERSHIPS, EntitlementOwner, "ownership"
         )
         self.find_machine: Callable[[str], MachineRecord | None] = lambda _: None
-        """Return the record of a machine, if there is one; `roles` says it."""
+        """Returns the record of a machine, if there is one; `roles` sets it."""
         self._store = store
         self.moving: dict[str, int] = {}
         """Entitlement that is being moved → the shard that gets it; no shard owns it meanwhile."""
         self.epoch: Callable[[], int] = store.epoch
-        """Return the epoch of the region: with several processes the newest of any role."""
+        """Returns the epoch of the region: with several processes the newest of any role."""
         self.is_ours: Callable[[int], bool] = lambda _shard: True
-        """Return whether this process runs a shard; `roles` says it."""
+        """Returns whether this process runs a shard; `roles` sets it."""
         self._moves, self._shards = 0, SHARDS_MAX
         self.table.listen(self._heard)
 
@@ -49,11 +49,11 @@ class OwnershipMap:
         await self.table.load()
 
     def is_moving(self, entitlement: str) -> bool:
-        """Return whether no shard owns an entitlement: it is on its way to another one."""
+        """Return whether an entitlement is moving to another shard: no shard owns it meanwhile."""
         return self.moves_to(entitlement) is not None
 
     def moves_to(self, entitlement: str) -> int | None:
-        """Return the shard that an entitlement is on its way to; None: it is not."""
+        """Return the shard that an entitlement is moving to; None: it is not moving."""
         record = self.table.find(entitlement)
         known = record.moving_to if record is not None else None
         return self.moving.get(entitlement, known)
@@ -72,8 +72,8 @@ class OwnershipMap:
     ) -> None:
         """Raise `ConfigError` if entitlements are in a shard that does not run.
 
-        One that is gone is shard 0's, should it come again: nothing uses it. Shards that are
-        processes may come later: what the map says of them holds from before that is known.
+        A deleted entitlement does not count: if it is created again, shard 0 owns it. Shards that
+        are processes may start later: their entries in the map are kept before they are known.
         """
         self._shards = SHARDS_MAX if are_processes else shards
         later = (r.entitlement for r in self.table.values() if r.shard >= shards)
@@ -86,7 +86,7 @@ class OwnershipMap:
             )
 
     async def give(self, entitlement: str, shard: int) -> None:
-        """Give an entitlement that nothing uses yet to a shard."""
+        """Give an unused entitlement to a shard."""
         async with self.table.lock(entitlement):
             if self.table.find(entitlement) is None:
                 await self.table.commit(
@@ -96,14 +96,14 @@ class OwnershipMap:
     async def move(self, entitlement: str, shard: int) -> None:
         """Give an entitlement to another shard, and raise the term: one write, the commit point.
 
-        After an error it may have been made, or not: `table.settle` finds out.
+        After an error the outcome may be unknown: `table.settle` finds out.
         """
         async with self.table.lock(entitlement):
             moved = EntitlementOwner(entitlement=entitlement, shard=shard, moved=self._moves + 1)
             await self.table.commit(entitlement, moved, also=[Delete(RELEASES + entitlement)])
 
     async def announce(self, entitlement: str, to: int | None) -> None:
-        """Say to which shard an entitlement is going to move; None: it stays where it is."""
+        """Announce the shard that an entitlement is to move to; None withdraws the move."""
         async with self.table.lock(entitlement):
             known = self.table.find(entitlement) or EntitlementOwner(entitlement=entitlement)
             if known.moving_to != to:
@@ -111,23 +111,23 @@ class OwnershipMap:
                 await self.table.commit(entitlement, replace(known, moving_to=to), also=also)
 
     async def release(self, entitlement: str) -> None:
-        """Say that this process does nothing more in an entitlement; `Conflict` if it stays."""
+        """Write that this process has stopped work in an entitlement; `Conflict` if it stays."""
         record = EntitlementRelease(entitlement=entitlement)
         put = Put(RELEASES + entitlement, encode(record))
         await self._store.txn(self.table.expect([entitlement]), [put])
 
     async def is_released(self, entitlement: str) -> bool:
-        """Return whether the process of its shard does nothing more in an entitlement."""
+        """Return whether the process of its shard has stopped work in an entitlement."""
         return await self._store.get(RELEASES + entitlement) is not None
 
     def number(self) -> int:
-        """Return the number of the term in which this process owns what it owns."""
+        """Return the number of the term of this process's ownerships."""
         return self.epoch() + self._moves
 
     def said(self, machine: str) -> Mapping[str, str]:
-        """Return what a request to a machine says, by header; a free one has no owner.
+        """Return the ownership header of a request to a machine; empty for a free one.
 
-        A process that does not run the shard of the entitlement says 0: hosts change nothing.
+        A process that does not run the shard of the entitlement sends 0: hosts change nothing.
         """
         record = self.find_machine(machine)
         if record is None or record.entitlement == FREE:
@@ -137,5 +137,5 @@ class OwnershipMap:
 
 
 def least_loaded_first(loads: Sequence[ShardLoad]) -> list[int]:
-    """Return the shards by load, the least one first; of several, the one with the fewest jobs."""
+    """Return the shards by load, the least loaded first; equal ones by number of jobs."""
     return [of.shard for of in sorted(loads, key=lambda of: (of.load, of.jobs, of.shard))]

@@ -1,9 +1,9 @@
 """Roles as processes: the role of this one, and the leader of each other role (docs/adr/0153).
 
 All processes of a region write to one store. Each role has a leader of its own, elected with an
-epoch of one counter; its record is written by the election itself. So a follower of the store
-hears of elections in the order of their epochs, and a leader that was replaced hears of its
-successor before it could take over a later epoch from any other.
+epoch of one shared counter; the election itself writes the leader's record. So a follower of the
+store sees elections in the order of their epochs. A replaced leader sees its successor
+before it could adopt a later epoch from another role.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from wire.errors import Busy, Unreachable
 
 ALL, CORE = "all", "core"
 _FIRST = "control-plane"
-"""Under which name the record of `all` or `core` is: only one of them leads."""
+"""Name of the record of `all` or `core`: only one of them leads."""
 
 
 class OwnRole(msgspec.Struct, frozen=True, kw_only=True):
-    """What this process is."""
+    """The role of this process."""
 
     name: str = ALL
     """`all`, `core`, or `shard-N`."""
@@ -42,7 +42,7 @@ class OwnRole(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_core(self) -> bool:
-        """Return whether it has the roles that a region has once."""
+        """Return whether it has the roles that exist once in a region."""
         return self.shard is None
 
     @property
@@ -62,7 +62,7 @@ class OwnRole(msgspec.Struct, frozen=True, kw_only=True):
         return shard == (self.shard or 0)
 
     def announced(self, epoch: int) -> Sequence[Put]:
-        """Return what its election writes."""
+        """Return the records that its election writes."""
         record = RoleProcess(
             role=self.name,
             epoch=epoch,
@@ -76,7 +76,7 @@ class OwnRole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleLeaders:
-    """Who leads each role, as their elections wrote it."""
+    """The leader of each role, as written by the elections."""
 
     def __init__(self, store: Store, own: OwnRole) -> None:
         """Read nothing yet."""
@@ -88,7 +88,7 @@ class RoleLeaders:
         self.table.listen(self._heard)
 
     async def load(self) -> None:
-        """Read who leads; raise what does not go together with this process."""
+        """Read the leaders; `Busy` if this process is a shard and no core has led."""
         await self.table.load()
         if not self.own.is_core:
             self._check_core()
@@ -98,14 +98,14 @@ class RoleLeaders:
         return self._epoch
 
     def url_of(self, shard: int) -> str:
-        """Return where the process of a shard takes requests, or raise `Unreachable`."""
+        """Return the URL of a shard's process, or raise `Unreachable`."""
         record = self.leader_of(shard)
         if record is None:
             raise away(shard, "no process of it has ever led")
         return record.url
 
     def leader_of(self, shard: int) -> RoleProcess | None:
-        """Return which process led a shard last; None: it is the core's, or none has."""
+        """Return the process that led a shard last; None: it is the core's, or none has led."""
         return self.table.find(f"shard-{shard}")
 
     def shards(self) -> list[int]:
@@ -114,7 +114,7 @@ class RoleLeaders:
         return sorted(int(name) for name in names if name.isdecimal())
 
     async def has_led(self, shard: int) -> bool:
-        """Return whether a process has led a shard up to now, as the store says."""
+        """Return whether a process has ever led a shard, read from the store."""
         return await self._store.get(f"{PROCESSES}shard-{shard}") is not None
 
     def own_record(self) -> RoleProcess | None:
@@ -123,13 +123,13 @@ class RoleLeaders:
         return record if record is not None and record.life == self.own.life else None
 
     def core_url(self) -> str:
-        """Return where the core takes requests."""
+        """Return the URL of the core."""
         return self.table.get(_FIRST).url
 
     def headers(self) -> Mapping[str, str]:
-        """Return what a request to an agent says of the store: the life of the core.
+        """Return the term header of a request to an agent: the life of the core.
 
-        It is the same in all processes, each no further than it has followed the store.
+        It is the same in all processes, with the revision up to which each followed the store.
         """
         core, following = self.table.find(_FIRST), self.following
         if core is None or following is None:
@@ -138,7 +138,7 @@ class RoleLeaders:
         return {HEADER: Term(core.life, began, max(began, following.at)).text()}
 
     async def wait_replaced(self) -> None:
-        """Return never, or raise that this process does not lead its role any more."""
+        """Never return; raise `Busy` once this process no longer leads its role."""
         await asyncio.shield(self._replaced)
 
     def _check_core(self) -> None:

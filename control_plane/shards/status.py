@@ -1,4 +1,4 @@
-"""How the processes of a region are: what each says of itself, and what of all is not well."""
+"""Status of the processes of a region: the report of each, and the problems of all."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from control_plane.shards.processes import OwnRole, RoleLeaders
 from control_plane.store import Store
 
 _SLOW_WRITE_S = 0.5
-"""A store that takes longer for half of the writes is named: some ten times what etcd's own
+"""A store with a slower P50 of writes is reported: some ten times what etcd's own
 documentation calls slow for a disk (`wal_fsync` above 10 ms, P99), with round trips."""
 _BEHIND = 1000
-"""Revisions: a process that lacks more of them is named."""
+"""A process that is more revisions behind is reported."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -33,7 +33,7 @@ def said(
     loads: Sequence[ShardLoad],
     followed: int,
 ) -> ProcessStatus:
-    """Return what this process says of itself; `followed` are the machines that it follows."""
+    """Return the report of this process; `followed` is the number of machines that it follows."""
     leads = processes.own_record() if processes is not None else None
     following = processes.following if processes is not None else None
     newest = store.revision()
@@ -60,7 +60,7 @@ def said(
 
 
 def away_status(shard: int, why: str, known: RoleProcess | None, load: ShardLoad) -> ProcessStatus:
-    """Return what is known of the process of a shard that does not answer."""
+    """Return the status of a shard's process that does not answer."""
     status = ProcessStatus(
         role=f"shard-{shard}", ok=False, detail=why, jobs=load.jobs, tasks=load.tasks
     )
@@ -70,7 +70,7 @@ def away_status(shard: int, why: str, known: RoleProcess | None, load: ShardLoad
 
 
 def with_lag(statuses: Sequence[ProcessStatus], newest: int) -> list[ProcessStatus]:
-    """Return the same with what each lacks of the newest revision that any process knew."""
+    """Return the statuses with each lag measured against the newest revision of any process."""
     newest = max([newest, *(status.revision for status in statuses)])
     return [
         replace(status, lag=max(status.lag, newest - status.revision)) if status.ok else status
@@ -85,9 +85,9 @@ def troubles(
     limits: Sequence[LimitView],
     held_back: int,
 ) -> list[str]:
-    """Return what is not well in a region, what matters most first.
+    """Return the problems of a region in words, the most important first.
 
-    A shard that does not answer and has no entitlements is none: it was drained, and ended.
+    A silent shard without entitlements is not a problem: it was drained, and ended.
     """
     empty = {f"shard-{load.shard}" for load in shards if not (load.entitlements or load.moving)}
     told = []

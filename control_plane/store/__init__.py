@@ -1,7 +1,7 @@
-"""Where the control plane keeps what must survive: keys, values, revisions, a watch.
+"""The control plane's durable store: keys, values, revisions, a watch.
 
 `sqlite` is the durable engine, `memory` its model; both pass tests/contract/test_store.py.
-`records` knows the keys and the encoding of what is stored. docs/adr/0006-one-store-protocol.md.
+`records` has the keys and the encoding of records. docs/adr/0006-one-store-protocol.md.
 """
 
 from control_plane.store.protocol import (

@@ -1,8 +1,8 @@
-"""How large values and transactions may be, so that every engine can take them.
+"""Size limits of values and transactions that every engine accepts.
 
-A distributed engine copies each transaction to every member and refuses large ones: etcd takes
-128 operations and 1.5 MiB in a request unless it is told otherwise. SQLite would take more, and
-users who got used to that could not move.
+A distributed engine copies each transaction to every member and refuses large ones: etcd accepts
+128 operations and 1.5 MiB in a request by default. SQLite would accept more, but
+a region that relied on that could not move to etcd.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ROWS_MAX = 100
 
 
 class Bounds:
-    """Looks at each transaction before it is made.
+    """Checks each transaction before it is made.
 
-    Strict, it raises `ValueError`: a test finds code that writes too much. Else it counts, by the
-    first part of the key, and logs each offender once; the transaction is made.
+    If strict, it raises `ValueError`: a test finds code that writes too much. Else it counts
+    offenders by the first part of the key, and logs each once; the transaction is made.
     """
 
     def __init__(self, *, strict: bool) -> None:
@@ -33,7 +33,7 @@ class Bounds:
         """Kind of key → transactions that were over a bound because of it."""
 
     def check(self, operations: Sequence[Operation]) -> None:
-        """Take note of a transaction that is over a bound, or refuse it."""
+        """Count a transaction that is over a bound, or raise `ValueError` if strict."""
         if len(operations) > ROWS_MAX:
             self._over(operations[0].key, f"{len(operations)} operations, at most {ROWS_MAX}")
         for operation in operations:

@@ -1,4 +1,4 @@
-"""Writes very many keys: an inventory that is imported, a region that is generated."""
+"""Writes very many keys: for an imported inventory or a generated region."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from control_plane.store.protocol import Put, Store
 _BATCH = ROWS_MAX
 """Keys of one transaction."""
 _IN_FLIGHT = 20
-"""Half of them are made while the others are written; more would only hold memory."""
+"""Transactions at once: half are prepared while the others are written; more only use memory."""
 
 
 async def put_all(store: Store, items: Iterable[tuple[str, bytes]]) -> int:
-    """Write all items, whatever was there; return how many.
+    """Write all items, overwriting existing ones; return how many.
 
-    Not one transaction but many: after a crash a part of them is there, and writing them
-    again is how to go on.
+    This takes many transactions. After a crash a part of the items is there: write
+    all of them again.
     """
     total = 0
     waiting: set[asyncio.Task[int]] = set()

@@ -1,9 +1,9 @@
-"""Copies of a store's file: made while it is in use, proved, and restored under higher numbers.
+"""Copies of a store's file: made while it is in use, checked, and restored under higher numbers.
 
-A copy says of itself that it is one (`copied_at`), so it is not opened by mistake. A store that
-is restored goes on above every epoch and every revision that may have been given out since the copy
-was made: agents and watchers take it for newer than all they know (docs/adr/0111). etcd calls that
-`--bump-revision --mark-compacted`.
+A copy is marked as one (`copied_at`), so it is not opened by mistake. A restored store continues
+above every epoch and every revision that may have been assigned since the copy
+was made: for agents and watchers it is newer than all they have seen (docs/adr/0111). etcd calls
+that `--bump-revision --mark-compacted`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from wire.errors import ConfigError
 
 FILE = "twine.db"
 EPOCHS_BETWEEN = 50_000
-"""Starts since the copy that are allowed for: more than a day of one every two seconds. Tables
+"""Allowed number of starts since the copy: more than a day of one every two seconds. Tables
 count in 2^53 with 32 bits below the epoch (`runtime/readable.py`): room for 40 of these."""
 REVISIONS_BETWEEN = 1 << 36
-"""Writes since the copy that are allowed for: nine days at 80,000 a second (docs/adr/0006)."""
+"""Allowed number of writes since the copy: nine days at 80,000 a second (docs/adr/0006)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a store's file holds."""
+    """Facts read from a store's file."""
 
     copied_at: float
     """Seconds since 1970; 0: it is no copy."""
@@ -40,14 +40,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Where a store goes on that is restored."""
+    """The numbers from which a restored store continues."""
 
     epoch: int
     revision: int
 
 
 def above(copy: Facts, lost: Facts | None) -> Numbers:
-    """Return numbers above all that were given out since a copy; `lost`: if it can be read."""
+    """Return numbers above all that were assigned since a copy; `lost`: the replaced store's."""
     known = (copy,) if lost is None else (copy, lost)
     return Numbers(
         max(facts.epoch for facts in known) + EPOCHS_BETWEEN,
@@ -56,10 +56,10 @@ def above(copy: Facts, lost: Facts | None) -> Numbers:
 
 
 def make_copy(source: Path, target: Path, at: float) -> Facts:
-    """Copy a store's file to one that does not exist, in one snapshot; return what was read back.
+    """Copy a store's file to a new one, in one snapshot; return the facts read back.
 
     Writers of the store go on meanwhile. Raises `ConfigError`, and leaves no file, unless
-    the copy is on disk and whole.
+    the copy is complete and on disk.
     """
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     with _named(target), _removed_unless_done(part):
@@ -75,14 +75,14 @@ def make_copy(source: Path, target: Path, at: float) -> Facts:
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.link(part, target)  # refuses one that is there
+        os.link(part, target)  # fails if the target exists
         part.unlink()
         durable.sync_folder(target.parent)
     return found
 
 
 def look(path: Path) -> Facts:
-    """Return what a store's file holds once all of it was read; `ConfigError` for a damaged one."""
+    """Read a store's file whole and return its facts; `ConfigError` for a damaged one."""
     with _named(path), closing(_opened(path)) as db:
         trouble = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if trouble != "ok":
@@ -99,7 +99,7 @@ def look(path: Path) -> Facts:
 
 
 def prepare(copy: Path, target: Path, numbers: Numbers) -> None:
-    """Make a store's file of a copy, to go on with these numbers; its history begins with them."""
+    """Make a store's file from a copy; its numbers and its history begin at `numbers`."""
     with _named(target):
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
@@ -113,14 +113,14 @@ def prepare(copy: Path, target: Path, numbers: Numbers) -> None:
 
 
 def put_in_place(made: Path, folder: Path, aside: Path) -> None:
-    """Let a prepared file be the store of a folder; what is there is kept in `aside`.
+    """Put a prepared file in place as the store of a folder; the old files are kept in `aside`.
 
-    A process that dies in between leaves the old file without its last writes, or none: hosts
-    refuse both (docs/adr/0111), and the same command again goes on.
+    A process that dies in between leaves the old file without its last writes, or no file: hosts
+    refuse both (docs/adr/0111), and the same command again completes the work.
     """
     with _named(folder / FILE):
         with closing(_opened(made)) as db:
-            db.execute("PRAGMA journal_mode=DELETE")  # all of it is in one file
+            db.execute("PRAGMA journal_mode=DELETE")  # everything is in one file
         aside.mkdir(mode=0o700)
         for name in (FILE + "-wal", FILE + "-shm", FILE):
             if (folder / name).exists():
@@ -137,7 +137,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Say in words what went wrong with a file."""
+    """Turn errors of SQLite and the file system into `ConfigError` with the file's name."""
     try:
         yield
     except sqlite3.Error as e:

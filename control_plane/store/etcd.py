@@ -1,8 +1,8 @@
-"""The distributed store: etcd, with one leader that alone may write (docs/adr/0128).
+"""The distributed store: etcd, which only one leader may write (docs/adr/0128).
 
-All keys of a store lie below one prefix, so several stores can share a cluster. Opening the store
-means to become its leader. `leadership` has the lease, `etcd_client` the calls. One watch of the
-whole prefix feeds all watchers of this process, as the log of SQLite does.
+All keys of a store are below one prefix, so several stores can share a cluster. A process opens
+the store by becoming its leader. `leadership` has the lease, `etcd_client` the calls. One watch of
+the whole prefix feeds all watchers of this process, as the log of SQLite does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NOTE, _MIGRATING, _SHIFT = b"migration", b"migrating", b"shift"
 _NEVER = (1 << 63) - 1
 """A revision that no key has."""
 _PAGE = 1000
-"""Keys of one range call; a list of more is read in several, all at one revision."""
+"""Keys of one range call; a longer list is read in several calls, all at one revision."""
 _BYTES_MAX = 1_400_000
 """Bytes of one transaction; etcd refuses requests above 1.5 MiB by default."""
 _COMPACT_EVERY_S = 300.0
@@ -71,11 +71,11 @@ class EtcdStore:
         client: Callable[[EtcdSettings], EtcdClient] = EtcdClient,
         clock: Callable[[], float] = now_s,
     ) -> None:
-        """Open nothing yet; `migrating` opens a store that has a note of a migration, too.
+        """Open nothing yet; `migrating` also opens a store that has a note of a migration.
 
-        Each `role` has a leader of its own; all of them write to one store, and their epochs are
-        those of one counter. What `announce(epoch)` returns is written with the election. `clock`
-        is what leases are measured with, in seconds.
+        Each `role` has a leader of its own; all of them write to one store, and share one counter
+        of epochs. The election writes what `announce(epoch)` returns. `clock` measures leases, in
+        seconds.
         """
         self._connect, self._clock = client, clock
         self.bounds = Bounds(strict=True)
@@ -86,7 +86,7 @@ class EtcdStore:
         self._role, self._announce = role, announce
         self._feed: Feed | None = None
         self._newest = self._shift = 0
-        """`_shift` is what etcd's revisions lack: a store that came from another engine goes on."""
+        """`_shift` is added to etcd's revisions, so that a store from another engine continues."""
         self._migrating = migrating
         self.note: MigrationNote | None = None
         self._leadership: Leadership | None = None
@@ -125,7 +125,7 @@ class EtcdStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give leadership up; the next leader need not wait for the lease."""
+        """Release leadership; the next leader need not wait for the lease."""
         self._feed, self._leadership = None, None
         await self._stack.aclose()
 
@@ -156,7 +156,7 @@ class EtcdStore:
         while limit is None or len(entries) < limit or not revision:
             count = _PAGE if limit is None else max(1, min(_PAGE, limit - len(entries)))
             request = pb.RangeRequest(key=begin, range_end=end, limit=count, revision=revision)
-            if begin >= end:  # etcd would take that for a single key
+            if begin >= end:  # etcd would treat that as a single key
                 request = pb.RangeRequest(key=self._data)
             answer = await self._client.read("KV/Range", request)
             revision = revision or answer.header.revision
@@ -184,7 +184,7 @@ class EtcdStore:
         return revision
 
     async def leaders(self) -> dict[str, str]:
-        """Return the process that leads each role now, by role; the first has no name."""
+        """Return role → the process that leads it now; the first role has an empty name."""
         begin = self._meta + b"leader"
         request = pb.RangeRequest(key=begin, range_end=begin + b"\xff")
         answer = await self._client.read("KV/Range", request)
@@ -192,11 +192,11 @@ class EtcdStore:
         return {role: kv.value.decode() for role, kv in found.items()}
 
     def failure(self) -> str:
-        """Return why this process will never write again; empty: it will."""
+        """Return why this process can never write again; empty: it can."""
         return "" if self._leadership is None else self._leadership.failure()
 
     async def wait_failed(self) -> None:
-        """Return never, or raise why this process will never write again."""
+        """Never return; raise the reason once this process can never write again."""
         why = await asyncio.shield(self._leading().lost)
         raise Busy(f"this control plane leads no longer: {why}")
 
@@ -205,7 +205,7 @@ class EtcdStore:
         return self._open().follow(prefix, from_revision)
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to a revision, here and in etcd."""
+        """Drop the history up to a revision, here and in etcd."""
         feed = self._open()
         while feed.revision < min(revision, self._newest):
             await self._moved.wait()
@@ -216,9 +216,9 @@ class EtcdStore:
     # -- migration
 
     async def set_note(self, note: MigrationNote | None, above: Numbers = _BELOW_ALL) -> None:
-        """Write the note of a migration, and let all numbers go on above those of another store.
+        """Write the note of a migration, and continue all numbers above those of another store.
 
-        Atomic, and only while this process leads. Once there is no note the store can be opened.
+        Atomic, and only while this process leads. Without a note the store can be opened.
         """
         leadership = self._leading()
         answer = await self._client.read("KV/Range", pb.RangeRequest(key=self._meta + _NOTE))
@@ -244,10 +244,10 @@ class EtcdStore:
         self.note, self._shift = note, shift
 
     async def _read_meta(self, leadership: Leadership) -> int:
-        """Return what revisions lack; refuse a store that is moved or is being moved.
+        """Return the shift of revisions; refuse a store that was moved or is being moved.
 
-        A migration says first that it is there, then looks for other leaders; they lead first, then
-        look for it: so at least one of the two is refused.
+        A migration first writes its key, then reads the leaders. Leaders first write theirs, then
+        read the migration's. So at least one of the two is refused.
         """
         passing = self._meta + _MIGRATING
         if self._migrating:
@@ -280,7 +280,7 @@ class EtcdStore:
     def _request(
         self, leadership: Leadership, compare: Mapping[str, int], operations: Sequence[Operation]
     ) -> pb.TxnRequest:
-        """Return a transaction that also compares the leader, and reads what it compares."""
+        """Return a transaction that also compares the leader; on failure it reads the keys."""
         keys = {key: self._bytes(key) for key in compare}
         equal = pb.Compare.EQUAL
         request = pb.TxnRequest(
@@ -340,7 +340,7 @@ class EtcdStore:
     # -- the history
 
     async def _follow(self, feed: Feed) -> None:
-        """Feed watchers from one watch of all keys; after a gap they have to list again."""
+        """Feed watchers from one watch of all keys; after a gap watchers have to list again."""
         end = self._bytes(LAST)
         while True:
             try:
@@ -363,7 +363,7 @@ class EtcdStore:
         self._moved = asyncio.Event()
 
     async def _compact_forever(self, feed: Feed) -> None:
-        """Have etcd forget what watchers here no longer need, and warn before its disk is full."""
+        """Compact history that watchers no longer need, and warn before etcd's quota is full."""
         while True:
             begun = feed.revision
             await asyncio.sleep(_COMPACT_EVERY_S)
@@ -379,7 +379,7 @@ class EtcdStore:
     # -- keys, values and revisions
 
     def _raw(self, revision: int) -> int:
-        """Return etcd's number of a revision; one from before the store came here was never."""
+        """Return etcd's number of a revision; `_NEVER` for one from before the migration."""
         raw = revision - self._shift
         return raw if raw > 0 else _NEVER if revision else 0
 

@@ -1,8 +1,8 @@
 """A small client of etcd's gRPC interface: calls with deadlines, several members, watches.
 
 No Python client is both complete and maintained (docs/adr/0128), so this one covers exactly what
-the store needs. Every call has a deadline. A read is repeated at the next member; a write is never
-repeated here, since its answer may be lost after etcd carried it out.
+the store needs. Every call has a deadline. A read is repeated at the next member. A write is not
+repeated here: its answer may be lost after etcd carried it out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _LEADER_REQUIRED = (("hasleader", "true"),)
-"""etcd ends a watch at a member that lost its cluster, instead of leaving it silent."""
+"""Makes etcd end a watch at a member that lost its cluster, instead of leaving it silent."""
 _TRIES_A_MEMBER = 2
 _AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
@@ -95,7 +95,7 @@ class EtcdClient:
         ) from error
 
     async def write(self, request: pb.TxnRequest) -> pb.TxnResponse:
-        """Return the answer of a transaction; `UnknownOutcome` if it may have been made."""
+        """Return the answer of a transaction; `UnknownOutcome` if etcd may have committed it."""
         member = self._used
         try:
             answer: pb.TxnResponse = await self._call(member, "KV/Txn", request)
@@ -107,7 +107,7 @@ class EtcdClient:
         return answer
 
     async def keep_alive(self, lease: int, timeout_s: float) -> int:
-        """Renew a lease once; return the seconds it is good for, 0 if etcd has ended it."""
+        """Renew a lease once; return its remaining seconds, 0 if etcd has ended it."""
         member = self._used
         call = self._members[member].stream_stream(
             "/etcdserverpb.Lease/LeaseKeepAlive",
@@ -176,7 +176,7 @@ class EtcdClient:
 
 
 def _refused(error: aio.AioRpcError) -> TwineError:
-    """Return what a definite refusal means: etcd changed nothing."""
+    """Return the error for a definite refusal: etcd changed nothing."""
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Busy(

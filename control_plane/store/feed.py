@@ -1,4 +1,4 @@
-"""The history of a store as its watchers read it: bounded, in order, each at its own pace."""
+"""The bounded history of a store; each watcher reads it in order, at its own pace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from control_plane.store.protocol import Compacted, KeyChange
 HISTORY = 10_000
 """Changes that are kept for watchers; a reader further behind must list again."""
 HISTORY_BYTES = 64 << 20
-"""The most that their values take, so that a few very large records do not fill memory."""
+"""Limit on the size of their values, so that a few very large records do not fill memory."""
 
 
 class Feed:
@@ -22,7 +22,7 @@ class Feed:
     """
 
     def __init__(self, revision: int, compacted: int, history: int = HISTORY) -> None:
-        """Start at a revision, with nothing known before `compacted`."""
+        """Start at a revision, with no history before `compacted`."""
         self.revision = revision
         self.compacted = compacted
         self._history = history
@@ -42,14 +42,14 @@ class Feed:
         self._wake()
 
     def compact(self, revision: int) -> None:
-        """Forget everything up to a revision; watchers that still need it are told."""
+        """Drop everything up to a revision; watchers that still need it get `Compacted`."""
         self.compacted = max(self.compacted, min(revision, self.revision))
         while self._batches and self._batches[0][0] <= self.compacted:
             self._forget()
         self._wake()
 
     def skip_to(self, revision: int) -> None:
-        """Go on at a revision whose history is unknown; watchers before it must list again."""
+        """Continue at a revision whose history is unknown; watchers before it must list again."""
         self._batches.clear()
         self._changes = self._bytes = 0
         self.revision = self.compacted = revision

@@ -1,8 +1,8 @@
-"""Leadership of a role in etcd: one process holds it, by a lease, and knows when to stop.
+"""Leadership of a role in etcd: one process holds it, by a lease, and stops in time.
 
 The leader's key exists as long as its lease. Every write compares the key's creation revision, so
-a deposed leader's write is refused by etcd whatever its clock says. Beside that the leader stops by
-itself before the lease can expire: commands to agents cannot be compared by etcd.
+etcd refuses a deposed leader's write, independently of its clock. In addition the leader stops by
+itself before the lease can expire: etcd cannot check commands to agents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RENEWALS = 4
 """Renewals within one life of the lease: two may be lost."""
 _RETRY_S = 0.1
 _MARGIN = 0.2
-"""Share of the lease that is given up at its end, for pauses and for clocks of different speed."""
+"""Share of the lease that is not used at its end, for pauses and for clocks of different speed."""
 
 
 def now_s() -> float:
@@ -33,7 +33,7 @@ def now_s() -> float:
 
 
 class Leadership:
-    """Held by this process from `take` until `failure` says why it is lost."""
+    """Held by this process from `take` until `failure` returns why it is lost."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Leadership:
         self._client, self._ttl_s, self._name = client, ttl_s, name
         self.key, self._epoch_key = prefix + b"leader", prefix + b"epoch"
         self.term = 0
-        """Creation revision of the leader's key: what every write compares."""
+        """Creation revision of the leader's key; every write compares it."""
         self.epoch = 0
         self._announced: Callable[[int], Iterable[pb.PutRequest]] = lambda _epoch: ()
         self._lease = 0
@@ -62,7 +62,7 @@ class Leadership:
         self._announced = announced
 
     async def take(self, standing_by: Callable[[str], None] | None) -> int:
-        """Become the leader and return the revision of that; `Busy` if another leads.
+        """Become the leader and return the revision of the election; `Busy` if another leads.
 
         With `standing_by`, call it with each other leader's name and wait for its lease to end.
         """
@@ -99,7 +99,7 @@ class Leadership:
                 log.warning("cannot end the lease", extra={"why": e})
 
     def passing(self, key: bytes) -> pb.PutRequest:
-        """Return a write of a key that goes away with the lease."""
+        """Return a write of a key that is deleted with the lease."""
         return pb.PutRequest(key=key, value=self._name.encode(), lease=self._lease)
 
     def failure(self) -> str:
@@ -128,7 +128,7 @@ class Leadership:
     async def _wait_for_change(self, revision: int) -> None:
         """Return when the leader's key has changed after a revision, after `ttl_s` at the latest.
 
-        A watch of an etcd member that hangs says nothing: so it is looked at again.
+        A watch at a hanging etcd member stays silent, so the caller reads the key again.
         """
         with contextlib.suppress(TimeoutError, Compacted):
             async with (
@@ -138,7 +138,7 @@ class Leadership:
                 await anext(changes)
 
     async def _try(self, epoch: pb.KeyValue | None) -> int:
-        """Return the revision at which this process became the leader; 0: another was first."""
+        """Return the revision at which this process became the leader; 0: it did not."""
         asked = self._clock()
         granted = await self._client.read("Lease/LeaseGrant", pb.LeaseGrantRequest(TTL=self._ttl_s))
         self._lease, number = granted.ID, int(epoch.value) + 1 if epoch is not None else 1
@@ -163,7 +163,7 @@ class Leadership:
         try:
             answer = await self._client.write(request)
         except UnknownOutcome:
-            await self.give_up()  # if it was made, this ends it; then try again
+            await self.give_up()  # if the election succeeded, this ends it; then try again
             return 0
         if not answer.succeeded:
             await self.give_up()

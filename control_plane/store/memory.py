@@ -1,6 +1,6 @@
-"""The store as a dictionary: what the fast tests and simulations run on.
+"""The store as a dictionary, for fast tests and simulations.
 
-Opening it again on the same object is a restart: what was written is there, the epoch is
+Opening the same object again is a restart: the records are there, the epoch is
 one higher, and watches begin again.
 """
 
@@ -31,12 +31,12 @@ class MemoryStore:
     """Implements `control_plane.store.Store`; durable as long as the object lives."""
 
     def __init__(self, history: int = HISTORY, *, strict: bool = False) -> None:
-        """Start empty; `strict` refuses what not every engine takes (`bounds`)."""
+        """Start empty; `strict` refuses what not every engine accepts (`bounds`)."""
         self.bounds = Bounds(strict=strict)
         self.times = WriteTimes()
         self._entries: dict[str, Entry] = {}
         self._order: list[str] | None = None
-        """All keys sorted; None: made at the next list."""
+        """All keys sorted; None: sorted at the next list."""
         self._history = history
         self._epoch = 0
         self._revision = 0
@@ -44,7 +44,7 @@ class MemoryStore:
         self._feed: Feed | None = None
 
     async def __aenter__(self) -> Self:
-        """Open; a second owner is refused as by the file lock of the real one."""
+        """Open; `Busy` for a second owner, like the file lock of the SQLite store."""
         if self._open:
             raise Busy("cannot open the store: another process owns it")
         self._open = True
@@ -111,7 +111,7 @@ class MemoryStore:
         return self._revision
 
     def failure(self) -> str:
-        """Return nothing: memory does not break."""
+        """Return an empty text: memory does not fail."""
         return ""
 
     async def wait_failed(self) -> None:
@@ -123,7 +123,7 @@ class MemoryStore:
         return self._follow().follow(prefix, from_revision)
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to a revision."""
+        """Drop the history up to a revision."""
         self._follow().compact(revision)
 
     def _follow(self) -> Feed:

@@ -1,13 +1,13 @@
 """Moves all records of a store to another engine: SQLite to etcd, and back (docs/adr/0158).
 
-The order of writes makes that at any moment at most one of the two can be opened, and that the same
-command goes on after a crash at any step:
+The order of writes ensures that at any moment at most one of the two can be opened, and that the
+same command continues after a crash at any step:
 
-1. the target says that it is not complete, and takes numbers above the source's,
-2. records are copied: only those that differ, so a second run costs the reading,
-3. both are read again and compared; the target says that it is proved,
-4. the source says that it was moved: the commit point,
-5. the target's note goes away.
+1. the target is marked as incomplete, and takes numbers above the source's,
+2. records are copied: only those that differ, so a second run costs only the reading,
+3. both are read again and compared; the target is marked as proved,
+4. the source is marked as moved: the commit point,
+5. the target's note is removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _IN_FLIGHT = 8
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What a store holds."""
+    """Number, size and hash of a store's records."""
 
     records: int
     size: int
@@ -43,7 +43,7 @@ class Digest:
 
 
 class MigrationSource(Protocol):
-    """The store that counts so far, owned by this process alone while it is open."""
+    """The store that is in use so far; only this process owns it while it is open."""
 
     name: str
 
@@ -63,28 +63,28 @@ class MigrationSource(Protocol):
 
 
 class MigrationTarget(MigrationSource, Protocol):
-    """The store that will count."""
+    """The store that is in use after the migration."""
 
     async def empty(self) -> bool:
         """Return whether it holds no record."""
         ...
 
     async def begin(self, note: MigrationNote, above: Numbers) -> None:
-        """Say durably that records are on their way; revisions go on above those numbers."""
+        """Write durably that records are being copied; revisions continue above `above`."""
         ...
 
     async def finish(self, above: Numbers) -> None:
-        """Let the store be opened as any other; its epoch goes on above the source's."""
+        """Remove the note, so that the store can be opened; its epoch continues above `above`."""
         ...
 
 
 async def migrate(
     source: MigrationSource, target: MigrationTarget, said: Callable[[str], None] = lambda _: None
 ) -> bool:
-    """Move all records, or go on with it; False: they had been moved before.
+    """Move all records, or continue an interrupted move; False: they had been moved before.
 
-    `said` is told each step after it is on disk. Raises `ConfigError` for stores that cannot be
-    the two ends, and what the engines raise: then the same call goes on.
+    `said` is called with each step after it is on disk. Raises `ConfigError` for stores that cannot
+    be the two ends, and what the engines raise: then the same call continues.
     """
     numbers = Numbers(source.store.epoch(), source.store.revision())
     if source.note is not None:
@@ -100,7 +100,7 @@ async def migrate(
 async def _moved_before(
     source: MigrationSource, left: MigrationNote, target: MigrationTarget
 ) -> bool:
-    """Return whether only the last step is left; False: none is."""
+    """Return whether only the last step is left; False: no step is left."""
     coming = target.note
     if left.state is not MigrationState.MOVED:
         raise ConfigError(f"a migration into {source.name} is not complete: it cannot be a source")
@@ -145,7 +145,7 @@ async def _prove(
 
 
 async def copy(source: Store, target: Store) -> int:
-    """Make a store's records those of another; return how many had to be written or removed."""
+    """Make the target's records equal to the source's; return how many were written or removed."""
     count = 0
     waiting: set[asyncio.Task[int]] = set()
     async with asyncio.TaskGroup() as group:
@@ -158,7 +158,7 @@ async def copy(source: Store, target: Store) -> int:
 
 
 async def digest(store: Store) -> Digest:
-    """Read a store whole and return the digest of what it holds."""
+    """Read a store whole and return the digest of its records."""
     records = size = 0
     total = hashlib.sha256()
     async for entry in _entries(store):
@@ -169,7 +169,7 @@ async def digest(store: Store) -> Digest:
 
 
 async def _check(source: Store) -> None:
-    """Raise `ConfigError` for records that not every engine takes, or that need another store."""
+    """Raise `ConfigError` for records that are too large for some engine."""
     large = [e.key async for e in _entries(source) if len(e.value) > VALUE_MAX]
     if large:
         raise ConfigError(
@@ -179,7 +179,7 @@ async def _check(source: Store) -> None:
 
 
 async def _differences(source: Store, target: Store) -> AsyncIterator[Operation]:
-    """Yield what is to be done to the target, by one pass over both in the order of keys."""
+    """Yield the operations on the target, in one pass over both stores in the order of keys."""
     there = _entries(target)
     other = await anext(there, None)
     async for entry in _entries(source):
@@ -198,7 +198,7 @@ async def _differences(source: Store, target: Store) -> AsyncIterator[Operation]
 
 
 async def _batches(operations: AsyncIterator[Operation]) -> AsyncIterator[list[Operation]]:
-    """Yield transactions that every engine takes."""
+    """Yield transactions that every engine accepts."""
     batch: list[Operation] = []
     size = 0
     async for operation in operations:
@@ -213,7 +213,7 @@ async def _batches(operations: AsyncIterator[Operation]) -> AsyncIterator[list[O
 
 
 async def _entries(store: Store) -> AsyncIterator[Entry]:
-    """Yield all entries, page by page: this process alone owns the store."""
+    """Yield all entries, page by page: only this process owns the store."""
     after = ""
     while entries := (await store.list_prefix("", after, _PAGE)).entries:
         for entry in entries:

@@ -1,6 +1,7 @@
-"""What a store says of itself while it moves to another engine, and afterwards (docs/adr/0158).
+"""The note in a store during and after its migration to another engine (docs/adr/0158).
 
-A control plane never opens a store with a note: the copy is not complete, or another engine has it.
+A control plane never opens a store with a note: it is incomplete, or another engine has its
+records.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from wire.errors import ConfigError
 
 
 class MigrationState(StrEnum):
-    """How far a store is."""
+    """Progress of a store's migration."""
 
     INCOMING = "incoming"
     """Records are copied into it."""
     PROVED = "proved"
-    """All records were read back; the store that they come from still counts."""
+    """All records were read back; their source is still in use."""
     MOVED = "moved"
-    """Another engine has its records; this store never counts again by itself."""
+    """Another engine has its records; this store is not used again by itself."""
 
 
 class MigrationNote(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ def main_store(
 
 
 async def check_alone(store: Store) -> None:
-    """Raise `Busy` if processes of shards lead beside one that wants all roles."""
+    """Raise `Busy` if shard processes lead while this process wants all roles."""
     leaders = getattr(store, "leaders", None)
     if leaders is not None:  # an engine of several processes
         others = {role: who for role, who in (await leaders()).items() if role}
@@ -60,7 +60,7 @@ def stopped_store(config: Config) -> Store:
 
 
 def sqlite_only(config: Config, command: str) -> None:
-    """Raise `ConfigError` for a command that copies SQLite's file where the store is in etcd."""
+    """Raise `ConfigError` for a command that copies SQLite's file if the store is in etcd."""
     if config.etcd.endpoints:
         raise ConfigError(
             f"{command} copies SQLite's file, and the store is in etcd",
@@ -69,12 +69,12 @@ def sqlite_only(config: Config, command: str) -> None:
 
 
 class OwnTerm:
-    """Begins when it is made, with the store just opened."""
+    """The term of this process; it begins with the newly opened store."""
 
     def __init__(self, store: Store) -> None:
-        """Take the store's revision before anything of this process is written."""
+        """Read the store's revision before this process writes anything."""
         self._store, self._name, self._began = store, secrets.token_hex(8), store.revision()
 
     def headers(self) -> Mapping[str, str]:
-        """Return what a request says: nothing is read for it but a number in memory."""
+        """Return the term header of a request; reads only a number in memory."""
         return {HEADER: Term(self._name, self._began, self._store.revision()).text()}

@@ -1,10 +1,10 @@
-"""Writes whose outcome can be asked for when their answer was lost.
+"""Writes whose outcome can be found out when their answer was lost.
 
-"Nothing of it is to be seen" does not say that a write failed: it may still be on its way, and
-be made after a process has concluded the opposite. So a process that wants to know first makes it
-impossible: each attempt compares a key that it also writes, and that process writes that key too.
-Then either the attempt is found to have been first, or it will be refused whenever it arrives.
-That takes `get` and `txn` and nothing else, on any engine.
+A missing change does not prove that a write failed: it may still be under way, and succeed after a
+process has concluded the opposite. So the process that asks first makes the write
+impossible. Each attempt compares a key that it also writes, and the asking process writes that key
+too. Then either the attempt was first, or it will be refused whenever it arrives.
+That needs only `get` and `txn`, on any engine.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _VOID = b"0"
 
 
 class Slots:
-    """Keys that say which attempts of one writer were made.
+    """Keys that record which attempts of one writer were made.
 
-    A slot is used again once its attempt is known to be made or not, so there are never more
-    of them than there were attempts at one time. Two processes that write to one store have
-    slots of their own, by the name of the writer. The value of a slot names the attempt, too:
-    what another writer put there is never taken for ours.
+    A slot is reused once the outcome of its attempt is known, so there are at most as
+    many as there were attempts at one time. Two processes that write to one store have
+    slots of their own, by the name of the writer. The value of a slot also names the attempt:
+    another writer's value is never mistaken for ours.
     """
 
     def __init__(self, store: Store, name: str, writer: str = "") -> None:
-        """`name` says for what, `writer` is the process: the same after a restart."""
+        """`name` is the purpose; `writer` names the process, and is the same after a restart."""
         self.store = store
         self._prefix = f"{OUTCOMES}{name}/{writer}/" if writer else f"{OUTCOMES}{name}/"
         self._life = f"{writer} {secrets.token_hex(8)}"
@@ -38,7 +38,7 @@ class Slots:
         self._made = self._attempts = 0
 
     async def take(self) -> tuple[str, int]:
-        """Return a key that no other attempt uses, and its revision."""
+        """Return an unused slot's key and its revision."""
         if not self._free:
             self.give_back(f"{self._prefix}{self._made}", None)
             self._made += 1
@@ -49,20 +49,20 @@ class Slots:
         return key, revision
 
     def mark(self) -> bytes:
-        """Return the value of a slot by which the next attempt is known among all writers."""
+        """Return a slot value that identifies the next attempt among all writers."""
         self._attempts += 1
         return f"{self._life} {self._attempts}".encode()
 
     def give_back(self, key: str, revision: int | None) -> None:
-        """Let the next attempt have a slot; None: at which revision it is must be read."""
+        """Free a slot for the next attempt; `revision` None: unknown, it must be read."""
         self._free.append((key, revision))
 
 
 class WriteAttempt:
-    """One transaction, made at most once, and what became of it.
+    """One transaction, made at most once, and its outcome.
 
-    A transaction that only replaces the value of one key needs no slot: that its value is there
-    is all that there is to know.
+    A transaction that only replaces the value of one key needs no slot: the value itself shows
+    the outcome.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WriteAttempt:
         self._operations = operations
         self._slot = ""
         self._known: int | None = None
-        """The outcome, once it is known: then the slot is another's."""
+        """The outcome, once it is known: then another attempt may have the slot."""
         self._left_at = 0
         """The revision of `_key` since the outcome is known."""
         self._key, self._before, self._value = "", 0, slots.mark()
@@ -84,7 +84,7 @@ class WriteAttempt:
     async def make(self) -> int:
         """Return the new revision, or raise what `Store.txn` raises.
 
-        After `UnknownOutcome`, or having been cancelled, ask `outcome`.
+        After `UnknownOutcome` or cancellation, call `outcome`.
         """
         compare, operations = self._compare, self._operations
         if not self._key:
@@ -94,7 +94,7 @@ class WriteAttempt:
             operations = [*operations, Put(self._key, self._value)]
         try:
             revision = await self._slots.store.txn(compare, operations)
-        except Conflict:  # nothing was changed, perhaps for the sake of the slot
+        except Conflict:  # nothing was changed; the conflict may be about the slot
             self._ended(0, self._before, at=None)
             raise
         except Busy:  # nothing was changed
@@ -103,9 +103,9 @@ class WriteAttempt:
         return self._ended(revision, revision, at=revision)
 
     async def sure(self) -> int:
-        """Return the new revision, also where the answer was lost; see `make`.
+        """Return the new revision, even if the answer was lost; see `make`.
 
-        Raises `Busy` if nothing was changed, and what the store raises while it cannot say.
+        Raises `Busy` if nothing was changed, and the store's error while the outcome is unknown.
         """
         try:
             return await self.make()
@@ -116,9 +116,9 @@ class WriteAttempt:
         return revision
 
     async def outcome(self) -> int:
-        """Return the revision that made it; 0: it was not made and never will be.
+        """Return the revision of the attempt; 0: it was not made and never will be.
 
-        Raises what the store raises while that cannot be known: then ask again.
+        Raises the store's error while the outcome is unknown: then call it again.
         """
         if not self._key:
             return 0  # it was never sent
@@ -135,23 +135,23 @@ class WriteAttempt:
             try:
                 revision = await store.txn({self._key: self._before}, [Put(self._key, void)])
             except Conflict:
-                continue  # it has been made just now
+                continue  # the attempt succeeded just now
             self._ended(0, revision, at=revision)
         return known
 
     def left_at(self, key: str) -> int:
-        """Return at which revision an attempt that was not made leaves a key that it compares.
+        """Return the revision of a compared key after an attempt that was not made.
 
-        It is another than before where `outcome` had to write the key itself, to make sure.
+        It differs from the compared one where `outcome` had to write the key itself.
         """
         return self._left_at if key == self._key else self._compare.get(key, 0)
 
     def _asked_meanwhile(self) -> bool:
-        """Return whether another caller has the answer, and the slot may be another's by now."""
+        """Return whether another caller found the outcome, so that the slot may be reused."""
         return self._known is not None
 
     def _ended(self, outcome: int, revision: int, *, at: int | None) -> int:
-        """Note what became of it, and let the next attempt have the slot."""
+        """Note the outcome, and free the slot for the next attempt."""
         if self._known is None:
             self._known, self._left_at = outcome, revision
             if self._slot:

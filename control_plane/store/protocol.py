@@ -1,8 +1,8 @@
-"""The interface of a store, and the values that cross it.
+"""The interface of a store, and its values.
 
-A store is a map from keys to bytes with one revision counter: each transaction that
-changes something raises it by one, and every entry remembers the revision that wrote it
-last. That is the common ground of SQLite and etcd (docs/adr/0006-one-store-protocol.md).
+A store is a map from keys to bytes with one revision counter. Each transaction with a
+change raises it by one, and every entry has the revision of its last write.
+SQLite and etcd both provide that (docs/adr/0006-one-store-protocol.md).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ OPERATIONS_MAX = 1 << 20
 
 
 class Compacted(TwineError):
-    """The history that a watch asks for is gone: list again, and watch from there."""
+    """The history that a watch needs was dropped: list again, and watch from there."""
 
     code = "compacted"
     status = 410
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One key as it is now. A restart makes a million: a struct takes a third of the time."""
+    """The present value of a key. A restart makes a million: a struct takes a third of the time."""
 
     key: str
     value: bytes
@@ -41,9 +41,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Keys below a prefix, in order, as they were together at one revision.
+    """Keys below a prefix, in order, all at one revision.
 
-    All of them, or one page of them: the revision is that of the page.
+    All keys, or one page of them: the revision is that of the page.
     """
 
     revision: int
@@ -60,7 +60,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a key; one that does not exist is no error."""
+    """Remove a key; succeeds also if it does not exist."""
 
     key: str
 
@@ -79,7 +79,7 @@ class KeyChange:
 
 
 def check_transaction(compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
-    """Raise `ValueError` for what no engine takes: each of these is a bug of the caller."""
+    """Raise `ValueError` for transactions that no engine accepts: a bug of the caller."""
     keys = [operation.key for operation in operations]
     if len(set(keys)) != len(keys):
         raise ValueError(f"a transaction may touch each key once: {keys}")
@@ -91,7 +91,7 @@ def check_transaction(compare: Mapping[str, int], operations: Sequence[Operation
 
 
 class Store(Protocol):
-    """What every engine offers. `async with` opens it, and opening it again is a restart."""
+    """The interface of every engine. `async with` opens it, and opening it again is a restart."""
 
     @property
     def times(self) -> WriteTimes:
@@ -108,7 +108,7 @@ class Store(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Finish what was accepted, and give ownership up."""
+        """Finish accepted writes, and release ownership."""
         ...
 
     def epoch(self) -> int:
@@ -116,7 +116,7 @@ class Store(Protocol):
         ...
 
     def revision(self) -> int:
-        """Return the newest revision that is known to be on disk."""
+        """Return the newest revision known to be on disk."""
         ...
 
     async def get(self, key: str) -> Entry | None:
@@ -126,11 +126,11 @@ class Store(Protocol):
     async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
         """Return the keys that start with `prefix` and come after `after`, in order.
 
-        At most `limit` of them (None: all), and all at one revision. To read what is too
-        large for one list: ask for page after page, each after the last key of the one
-        before, until a page is short; then watch from the revision of the *first* page. What
-        changed between two pages comes again in the watch, and a reader that keeps the newest
-        revision of each key has it right.
+        At most `limit` of them (None: all), and all at one revision. To read a range that is too
+        large for one list: read page after page, each after the last key of the one
+        before, until a page is short; then watch from the revision of the *first* page. The
+        watch repeats changes between two pages, and a reader that keeps the newest
+        revision of each key is correct.
         """
         ...
 
@@ -139,27 +139,27 @@ class Store(Protocol):
 
         0 stands for "must not exist". Returns the new revision once the change would
         survive a crash, or raises `Conflict` with nothing changed. At most one operation
-        per key. `UnknownOutcome`, and having been cancelled, mean that it was made, was not,
-        or will be: `outcomes` finds out which. Any other `TwineError`: nothing was changed.
+        per key. After `UnknownOutcome` or cancellation the transaction may have succeeded, have
+        failed, or still succeed: `outcomes` finds out. Any other `TwineError`: nothing changed.
         """
         ...
 
     def failure(self) -> str:
-        """Return why this engine will never write again; empty: it will, or it may."""
+        """Return why this engine can never write again; empty: it can, or may recover."""
         ...
 
     async def wait_failed(self) -> None:
-        """Return never, or raise why this engine will never write again."""
+        """Never return; raise the reason once this engine can never write again."""
         ...
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
         """Yield every change after `from_revision`, in order, for ever.
 
-        Raises `Compacted` when that part of the history is gone, also in the middle if
-        the reader falls behind further than the history is kept.
+        Raises `Compacted` when that part of the history was dropped, also later if
+        the reader falls too far behind.
         """
         ...
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to a revision; the entries themselves stay."""
+        """Drop the history up to a revision; the entries themselves stay."""
         ...

@@ -1,7 +1,7 @@
-"""Stored records that cannot be used: set aside under a name, reported until an operator acts.
+"""Damaged stored records: set aside under a name, reported until an operator acts.
 
-One bad record never keeps the control plane from starting. What is set aside stays in the store
-below `quarantine/`, as it was; nothing reads it but `twine-control-plane check-store`.
+A damaged record never keeps the control plane from starting. It stays unchanged in the store
+below `quarantine/`; only `twine-control-plane check-store` reads it.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     RELEASES: EntitlementRelease,
     PROCESSES: RoleProcess,
 }
-"""What is below each prefix; `jobs/` may hold records of the release before, too."""
+"""Prefix → kind of its records; `jobs/` may also hold records of the previous release."""
 _HEARSAY = ("facts", "hardware")
-"""What a machine's record repeats of others: without it the record can still be used."""
+"""Fields of a machine's record that repeat other sources: it can be used without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Damage:
     entry: Entry
     reason: str
     rest: bytes | None = None
-    """What of it can be used, and takes its place; None: nothing."""
+    """Its usable part, which replaces it; None: there is none."""
 
     @property
     def key(self) -> str:
@@ -107,9 +107,9 @@ class Damage:
 
 
 async def damages(store: Store) -> list[Damage]:
-    """Return every record that cannot be used; reads everything, and changes nothing.
+    """Return every damaged record; reads everything, and changes nothing.
 
-    `ConfigError` for a record of a newer release: that is no damage.
+    `ConfigError` for a record of a newer release: that is not damage.
     """
     found: list[Damage] = []
     for prefix, kind in _KINDS.items():
@@ -120,7 +120,7 @@ async def damages(store: Store) -> list[Damage]:
 
 
 async def set_aside(store: Store, damage: Damage) -> None:
-    """Move a record out of the way of all readers; its usable part takes its place."""
+    """Move a record to `quarantine/`; its usable part replaces it."""
     aside = QUARANTINE + damage.key
     known = await store.get(aside)
     operations: list[Operation] = [Put(aside, damage.entry.value)]
@@ -132,7 +132,7 @@ async def set_aside(store: Store, damage: Damage) -> None:
 
 
 async def set_all_aside(store: Store) -> list[Damage]:
-    """Set everything aside that cannot be used, and return it."""
+    """Set all damaged records aside, with the other records of their jobs, and return them."""
     found = await damages(store)
     done = {damage.key for damage in found}
     for damage in found:
@@ -152,7 +152,7 @@ async def quarantined(store: Store) -> list[str]:
 
 
 async def put_aside(store: Store, name: str) -> Damage:
-    """Set one record aside that an operator names, whatever is wrong with it."""
+    """Set one record aside that an operator names, damaged or not."""
     entry = await store.get(name)
     if entry is None:
         raise NotFound(f"there is no record {name!r}", hint="twine-control-plane check-store")
@@ -166,7 +166,7 @@ async def put_aside(store: Store, name: str) -> Damage:
 
 
 async def forget(store: Store, name: str) -> None:
-    """Drop a record for good that was set aside."""
+    """Delete a record that was set aside."""
     entry = await store.get(QUARANTINE + name)
     if entry is None:
         raise NotFound(f"no record {name!r} was set aside", hint="twine-control-plane check-store")
@@ -174,7 +174,7 @@ async def forget(store: Store, name: str) -> None:
 
 
 def job_in(name: str) -> str:
-    """Return the job that a record is of; empty: of none."""
+    """Return the job that a record belongs to; empty: none."""
     for prefix in (JOBS, TASKS):
         if name.startswith(prefix):
             return name.removeprefix(prefix).partition("/")[0]
@@ -182,7 +182,7 @@ def job_in(name: str) -> str:
 
 
 async def _of_job(store: Store, job: str) -> list[Entry]:
-    """Return the records of a job: it is whole, or it is not used."""
+    """Return all records of a job: it is used as a whole or not at all."""
     intent = await store.get(JOBS + job)
     chunks = [entry async for entry in _entries(store, f"{TASKS}{job}/")]
     return chunks if intent is None else [intent, *chunks]
@@ -208,7 +208,7 @@ def _damage(entry: Entry, kind: type[msgspec.Struct]) -> Damage | None:
 
 
 def _usable(entry: Entry) -> bytes | None:
-    """Return a machine's record without what others said about it, if that can be used."""
+    """Return a machine's record without its repeated fields, if that can be used."""
     try:
         fields = msgspec.json.decode(entry.value, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:

@@ -62,7 +62,7 @@ SCHEMAS: dict[type, int] = {
     FreedBy: 1,
     QueuedWork: 1,
 }
-"""The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
+"""The newest schema of each kind that this release reads; it no longer writes `JobRecord`."""
 
 MACHINES = "machines/"
 ENTITLEMENTS = "entitlements/"
@@ -83,31 +83,32 @@ SHARDS = "shards/"
 REBALANCE = "rebalance/"
 USE_HISTORIES, PROMISES, FREED = "elastic/uses/", "elastic/promises/", "elastic/freed/"
 WORK = "work/"
-"""In the store of the opportunistic scheduler alone."""
+"""Only in the store of the opportunistic scheduler."""
 OWNERSHIPS = "ownerships/"
 RELEASES = "entitlement-releases/"
-"""Written by the shard that gives an entitlement away; the move deletes it."""
+"""Written by the shard that releases an entitlement; the move deletes it."""
 PROCESSES = "processes/"
 QUARANTINE = "quarantine/"
-"""Records that cannot be used, each under its whole name (`quarantine.py`)."""
+"""Damaged records, each under its whole name (`quarantine.py`)."""
 USES = "entitlement-uses/"
-"""Written with each job that comes to an entitlement: its deletion compares it."""
+"""Written with each job that is added to an entitlement: its deletion compares it."""
 
 CLOCK = "clock"
-"""What is believed of the date, by boot of a host, for the next process on it. Earlier releases
+"""The believed date, by boot of a host, for the next process on it. Earlier releases
 had one value, of the last boot."""
 RESTORED = "restored"
-"""One value: that the store was restored from a copy. One that is damaged ends the start: without
-it tasks that the copy does not know would be stopped."""
+"""One value: the note that the store was restored from a copy. If it is damaged, the start fails:
+without it, tasks that the copy does not know would be stopped."""
 GONE_JOBS = "gone-jobs"
+"""One value: the deleted jobs whose logs are kept."""
 RETIRED = "retired/"
-"""One value: the jobs that are gone and whose logs are kept."""
+"""By job name: what a later job of that name must know (`RetiredJob`)."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class DamagedRecord(ConfigError):
-    """A stored record that cannot be used; others may be as good as ever."""
+    """A stored record that cannot be used; others may be intact."""
 
 
 class _Schema(msgspec.Struct):
@@ -115,17 +116,17 @@ class _Schema(msgspec.Struct):
 
 
 def task_chunk_key(job: str, number: int) -> str:
-    """Return where a chunk of a job's tasks is stored."""
+    """Return the key of a chunk of a job's tasks."""
     return f"{TASKS}{job}/{number:03d}"
 
 
 def event_rows(job: str) -> str:
-    """Return below what the log of a job is stored."""
+    """Return the prefix of a job's log."""
     return f"{JOB_EVENTS}{job}/"
 
 
 def event_row_key(job: str, number: int) -> str:
-    """Return where a row of a job's log is stored."""
+    """Return the key of a row of a job's log."""
     return f"{event_rows(job)}{number:010d}"
 
 
@@ -138,19 +139,19 @@ def schema_of(data: bytes, key: str) -> int:
 
 
 def allocation_key(job: str) -> str:
-    """Return where the machines of a job's tasks are stored."""
+    """Return the key of the machines of a job's tasks."""
     return ALLOCATIONS + job
 
 
 def decision_key(transaction: str) -> str:
-    """Return where it is stored that a transaction is committed."""
+    """Return the key of a transaction's commit decision."""
     return DECISIONS + transaction
 
 
 def _lean(kind: type) -> Any:
-    """Return a copy of a type for writing, which leaves out what has its default.
+    """Return a copy of a type for writing that omits fields with their default.
 
-    All but the schema, which every reader asks for.
+    The schema is always written: every reader needs it.
     """
     always = object()
     fields: list[Any] = []
@@ -161,20 +162,19 @@ def _lean(kind: type) -> Any:
 
 
 _LEAN: dict[type, Any] = {kind: _lean(kind) for kind in (MachineRecord,)}
-"""Kinds with so many records that a restart feels the size of each, and whose
-defaults are no objects made on each read. Defaults are part of their schema: new ones need a new
-number."""
+"""Kinds with so many records that their size matters for a restart, and whose defaults are not
+created on each read. Defaults are part of their schema: a new default needs a new number."""
 _PACKED = (AllocationRecord,)
 """Kinds that grow with a job: half a megabyte at 15,000 tasks, packed a quarter of that."""
 _PACK_FROM = 64 << 10
-"""Bytes from which they are packed; below it costs more time than it saves."""
+"""Bytes from which they are packed; for smaller ones it costs more time than it saves."""
 _PACK = b"z"
-"""What a packed value begins with; JSON begins with a brace."""
+"""First byte of a packed value; JSON begins with a brace."""
 _encode = msgspec.json.Encoder().encode
 
 
 def encode(record: T) -> bytes:
-    """Return a record as it is stored."""
+    """Return the stored form of a record."""
     lean = _LEAN.get(type(record))
     data = _encode(record if lean is None else lean(*astuple(record)))
     if len(data) > _PACK_FROM and isinstance(record, _PACKED):
@@ -183,7 +183,7 @@ def encode(record: T) -> bytes:
 
 
 def decode(data: bytes, kind: type[T], key: str) -> T:
-    """Return a stored record; refuse one that a newer release wrote, rather than guess.
+    """Return a stored record; `ConfigError` if a newer release wrote it.
 
     Unknown fields of the same schema are ignored and missing ones get their defaults.
     """
@@ -210,5 +210,5 @@ def _damaged(key: str, error: Exception) -> DamagedRecord:
 
 
 def retired_key(name: str) -> str:
-    """Return where it is stored what a later job of this name must know (`RetiredJob`)."""
+    """Return the key of what a later job of this name must know (`RetiredJob`)."""
     return RETIRED + name

@@ -1,9 +1,9 @@
 """The durable store: SQLite in WAL mode with full sync, one writer thread, group commit.
 
-All transactions that wait while one is being synced to disk share the next sync; that
+All transactions that wait during a sync to disk share the next sync. That
 gives 80,000 writes a second where single ones would give 500 (docs/adr/0006). `statements`
 has the SQL, `writer` the thread, `checkpoints` keeps long writes to the file out of the commits.
-An exclusive lock on the folder keeps a second process out; the epoch rises with each start.
+An exclusive lock on the folder excludes a second process; the epoch rises with each start.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _PRAGMAS = (
     "wal_autocheckpoint=0",
 )
 _SWITCH_S = 0.0001
-"""The writer waits so long for the event loop to give up Python's lock, for the whole
-process. At Python's 5 ms it may wait for ever: a loop that computes, but looks at its
-sockets every 2 ms, gives the lock up and has it back before the writer wakes (measured:
+"""Switch interval of Python's GIL, for the whole process: the writer's longest wait for the event
+loop. At Python's 5 ms it may wait for ever: a loop that computes, but polls its
+sockets every 2 ms, releases the GIL and takes it again before the writer wakes (measured:
 0 transactions in 2 s, 8,700 a second with this)."""
 ARRIVING = "migrating"
-"""Folder in a store's, in which a store is made that comes from another engine."""
+"""Folder below a store's, in which a store from another engine is made."""
 T = TypeVar("T")
 
 
@@ -66,9 +66,9 @@ class SqliteStore:
         strict: bool = False,
         migrating: bool = False,
     ) -> None:
-        """Open nothing yet; `strict` refuses what not every engine takes (`bounds`).
+        """Open nothing yet; `strict` refuses what not every engine accepts (`bounds`).
 
-        `migrating` opens a store that has a note of a migration, too.
+        `migrating` also opens a store that has a note of a migration.
         """
         self._migrating = migrating
         self.bounds = Bounds(strict=strict)
@@ -117,7 +117,7 @@ class SqliteStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Commit what was accepted, then unlock the folder."""
+        """Commit accepted writes, then unlock the folder."""
         assert self._writer
         assert self._readers
         assert self._reader
@@ -158,11 +158,11 @@ class SqliteStore:
             return await self._writer.write(compare, operations)
 
     def failure(self) -> str:
-        """Return why nothing can be written any more; empty: it can."""
+        """Return why the store can no longer be written; empty: it can."""
         return "" if self._writer is None else self._writer.failure()
 
     async def wait_failed(self) -> None:
-        """Return never, or raise why nothing can be written any more."""
+        """Never return; raise the reason once the store can no longer be written."""
         assert self._writer
         await self._writer.wait_failed()
 
@@ -172,7 +172,7 @@ class SqliteStore:
         return self._feed.follow(prefix, from_revision)
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to a revision, in memory and on disk."""
+        """Drop the history up to a revision, in memory and on disk."""
         assert self._feed
         self._feed.compact(revision)
         await self.txn({}, [])
@@ -192,7 +192,7 @@ class SqliteStore:
         return connection
 
     def _recover(self, writer: sqlite3.Connection) -> None:
-        """Bring the tables up, raise the epoch, and read the history that watchers may ask for."""
+        """Upgrade the tables, raise the epoch, and read the history for watchers."""
         if statements.must_be_brought_up(writer):
             self._keep_copy(writer)
         meta = statements.read_meta(writer)
@@ -215,7 +215,7 @@ class SqliteStore:
         self._feed.extend(list(changes) for _, changes in groupby(log, lambda c: c.revision))
 
     def _refuse_migration(self, meta: Mapping[str, int]) -> None:
-        """Raise `ConfigError` if the records went to another engine, or are not all here yet."""
+        """Raise `ConfigError` if the records were moved to another engine, or are incomplete."""
         if (note := note_of(meta)) is not None:
             refuse(str(self._path), note)
         if (arriving := self._path / ARRIVING).exists():
@@ -223,7 +223,7 @@ class SqliteStore:
             refuse(str(self._path), MigrationNote(0, MigrationState.INCOMING, at))
 
     def _keep_copy(self, writer: sqlite3.Connection) -> None:
-        """Copy the file before its tables are changed, for a way back."""
+        """Copy the file before its tables are changed, for a downgrade."""
         kept, made = self._path / "twine.db.before-upgrade", self._path / "twine.db.copy"
         made.unlink(missing_ok=True)
         with closing(sqlite3.connect(made)) as copy:

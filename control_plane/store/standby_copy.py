@@ -1,4 +1,4 @@
-"""What a standby has of the store before it leads: so a take-over reads it from memory."""
+"""A standby's copy of the store in memory, so that a take-over need not read it from etcd."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ log = logging.getLogger(__name__)
 _PAGE = 1000
 _AGAIN_S = 1.0
 _LOADED_S, _PATIENCE_S = 30.0, 1.0
-"""After the election: how long lists are answered from the copy, and how long one waits until it
-has what was written before."""
+"""After the election: how long lists are answered from the copy, and how long a list waits until
+the copy has all earlier writes."""
 
 
 class StandbyCopy:
     """All keys of a range of etcd, by one list and a watch; revisions are etcd's own.
 
-    It is always what etcd had at one revision. It is read while the process that has just become
-    the leader loads its tables, and given up then.
+    It always equals etcd's state at one revision. It is read while the process that has just become
+    the leader loads its tables, and then dropped.
     """
 
     def __init__(self, client: EtcdClient, begin: bytes, end: bytes) -> None:
         """Read nothing yet."""
         self._client, self._begin, self._end = client, begin, end
         self.at = 0
-        """The revision that it has; 0: none yet, or not any more."""
+        """The revision of the copy; 0: there is no copy now."""
         self._values: dict[bytes, pb.KeyValue] = {}
         self._order: list[bytes] | None = None
-        """All keys, sorted at the first question."""
+        """All keys, sorted at the first list."""
         self._more = asyncio.Event()
         self.is_used = False
-        """Whether lists are answered from it: this process leads, and loads."""
+        """Whether lists are answered from it: while this process loads as the new leader."""
         self._running: asyncio.Task[None] | None = None
         self._dropping: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Begin to copy, unless that was done: another process leads."""
+        """Begin to copy while another process leads; a repeated call changes nothing."""
         if self._running is None:
             self._running = asyncio.create_task(self.run())
 
     def used_from_now(self) -> None:
-        """Answer lists for as long as a start takes, if there is a copy."""
+        """Answer lists from the copy, if there is one, for as long as a start takes."""
         if self._running is not None:
             self.is_used = True
             self._dropping = asyncio.get_running_loop().call_later(_LOADED_S, self._drop)
 
     async def has(self, revision: int) -> bool:
-        """Return whether everything up to a revision is here; else nothing is asked any more."""
+        """Return whether the copy has everything up to a revision; else drop it."""
         if not await self.reached(revision, _PATIENCE_S):
             log.warning("the copy is too old, the store is read", extra={"revision": self.at})
             self._drop()
@@ -89,7 +89,7 @@ class StandbyCopy:
                 await asyncio.sleep(_AGAIN_S)
 
     async def reached(self, revision: int, patience_s: float) -> bool:
-        """Return whether it has everything up to a revision within a time."""
+        """Return whether it reaches a revision within `patience_s` seconds."""
         try:
             async with asyncio.timeout(patience_s):
                 while self.at < revision:

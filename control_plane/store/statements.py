@@ -1,10 +1,9 @@
-"""The SQL of the durable store: each statement takes or gives many rows in one step.
+"""The SQL of the durable store: each statement reads or writes many rows in one step.
 
-Python gives up its lock at every step of a statement and at every end of one, and may wait
-a whole switch interval (5 ms) to get it back while the event loop computes. A row per step
-made 96 transactions a second out of 9,000 as soon as the loop was busy. So rows cross in
-two values, whatever their number: a JSON list that says where each is, and all their bytes
-in one piece.
+Python releases its GIL at every step and at the end of a statement, and may wait
+a whole switch interval (5 ms) to get it back while the event loop computes. One row per step
+reduced 9,000 transactions a second to 96 as soon as the loop was busy. So any number of rows is
+passed in two values: a JSON list with the position of each, and all their bytes in one piece.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from wire.errors import ConfigError
 
 SCHEMA = 2
 _SHIFT = (OPERATIONS_MAX - 1).bit_length()
-"""A row of the log has the number `revision << _SHIFT | place within the transaction`."""
+"""A row of the log has the number `revision << _SHIFT | position within the transaction`."""
 _PAGE = 2000
 """Rows that are read in one step."""
 _PIECE = 8 << 20
-"""Bytes that are written in one step, or a little more."""
+"""Approximate number of bytes that are written in one step."""
 _NOT_EMPTY = b"\0"
-"""Comes before all values: `substr` of an empty blob would be NULL."""
+"""Precedes all values: `substr` of an empty blob would be NULL."""
 
 _META = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -89,7 +88,7 @@ def _text(value: object) -> str:
 
 
 def must_be_brought_up(db: sqlite3.Connection) -> bool:
-    """Return whether an earlier release made the tables."""
+    """Return whether an earlier release made the tables, so that they need an upgrade."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return False
     found = db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
@@ -97,12 +96,12 @@ def must_be_brought_up(db: sqlite3.Connection) -> bool:
 
 
 def epoch(db: sqlite3.Connection) -> int:
-    """Return for the how-many-th time the store is open."""
+    """Return the store's epoch: how often it has been opened."""
     return int(db.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0])
 
 
 def read_meta(db: sqlite3.Connection) -> dict[str, int]:
-    """Return schema, epoch and so on, of a database whose tables are made or brought up."""
+    """Return the metadata (schema, epoch, …); creates or upgrades the tables first."""
     db.execute(_META)
     meta: dict[str, int] = dict(db.execute("SELECT name, value FROM meta"))
     found = meta.get("schema", SCHEMA)
@@ -121,7 +120,7 @@ def write_meta(db: sqlite3.Connection, **values: int) -> None:
 
 
 def revision(db: sqlite3.Connection) -> int:
-    """Return the newest revision; the log has it, or once it was trimmed, the meta table."""
+    """Return the newest revision, from the log or, if that was trimmed, the meta table."""
     return int(db.execute(_REVISION).fetchone()[0])
 
 
@@ -166,7 +165,7 @@ def read_range(
 
 
 def find_revisions(db: sqlite3.Connection, keys: Iterable[str]) -> tuple[dict[str, int], int]:
-    """Return the revisions of those keys that exist, and the epoch of the store."""
+    """Return the revisions of the existing keys, and the epoch of the store."""
     found, epoch = db.execute(_FOUND, (_text(list(keys)),)).fetchone()
     return _REVISIONS.decode(found), epoch
 
@@ -175,7 +174,7 @@ def find_revisions(db: sqlite3.Connection, keys: Iterable[str]) -> tuple[dict[st
 
 
 def write(db: sqlite3.Connection, changes: Sequence[KeyChange]) -> None:
-    """Append changes, in order of revision, to the log and bring the state up to them."""
+    """Append changes, in order of revision, to the log and apply them to the state."""
     last = {change.key: change for change in changes}
     gone = [change.key for change in last.values() if change.value is None]
     if gone:
@@ -220,6 +219,6 @@ def _write_piece(
 
 
 def trim(db: sqlite3.Connection, compacted: int) -> None:
-    """Drop the log up to a revision, and remember that."""
+    """Drop the log up to a revision, and store that revision."""
     db.execute("DELETE FROM log WHERE id < ?", ((compacted + 1) << _SHIFT,))
     db.execute("INSERT OR REPLACE INTO meta VALUES ('compacted', ?)", (compacted,))

@@ -1,4 +1,4 @@
-"""How long the store takes for a transaction, as the processes of a region report it."""
+"""Durations of the store's transactions, as reported by the processes of a region."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KEPT = 1000
 
 
 class WriteTimes:
-    """The times of the last transactions of an engine, refused ones included."""
+    """The durations of an engine's last transactions, including refused ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -19,7 +19,7 @@ class WriteTimes:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Take the time of one transaction; one that raises was answered, or given up."""
+        """Measure one transaction, including one that raises."""
         began = time.perf_counter()
         try:
             yield
@@ -28,6 +28,6 @@ class WriteTimes:
             self._last.append(time.perf_counter() - began)
 
     def percentile(self, share: float) -> float:
-        """Return the time in seconds that a share (0 to 1) of them does not exceed; 0: none."""
+        """Return the percentile `share` (0 to 1) of the durations in seconds; 0: there are none."""
         ordered = sorted(self._last)
         return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0

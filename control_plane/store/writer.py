@@ -1,9 +1,9 @@
-"""The one thread that writes to the durable store, and what its end means.
+"""The single thread that writes to the durable store, and the handling of its failures.
 
-All transactions that wait while one is being synced share the next sync. The thread answers
-each, or it is told why it cannot: a disk that is full refuses a write and takes the next one
-when there is room, one that fails while it syncs leaves the outcome unknown, and a thread that
-dies fails all that waits, is seen by readiness and ends the process (BUG-CP13).
+All transactions that wait during a sync share the next one. Each gets an answer or an error. A full
+disk refuses a write and accepts the next one when there is room. A disk that fails during a sync
+leaves the outcome unknown. A dying thread fails all waiting writes; readiness reports it, and the
+process ends (BUG-CP13).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from wire.errors import Busy, Conflict, TwineError
 
 log = logging.getLogger(__name__)
 _GROUP_MAX = 512
-"""Transactions that share one sync at most, so that the first does not wait too long."""
+"""Most transactions that share one sync, so that the first does not wait too long."""
 _ROWS_MAX = 4096
-"""Rows that do."""
+"""Most rows that share one sync."""
 SLOW_S = 30.0
-"""A disk that does not answer for so long leaves the outcome of what waits unknown, and no more
-is taken until it answers. One that is only slow takes tens of milliseconds for a sync."""
+"""After this time without an answer of the disk, the outcome of waiting writes is unknown, and new
+writes are refused until it answers. A disk that is only slow syncs in tens of milliseconds."""
 _LOOKS = 4
-"""The disk is looked at so often in that time: a pause of this process is one look, no more."""
+"""Checks of the disk in that time: a pause of this process counts as one check."""
 
 
 @dataclass(slots=True)
@@ -49,11 +49,11 @@ class _Write:
 
 
 class Superseded(Busy):
-    """Another process has taken the store over: this one may write nothing any more."""
+    """Another process has taken the store over: this one may no longer write."""
 
 
 class Writer:
-    """Owns the connection that writes; everything but `_run` and below is the loop's."""
+    """Owns the writing connection; everything above `_run` runs in the event loop."""
 
     def __init__(
         self, connection: sqlite3.Connection, checkpoints: Checkpoints, feed: Feed
@@ -67,25 +67,25 @@ class Writer:
         self._epoch = statements.epoch(connection)
         self._outbox: list[_Write] = []
         self._in_flight: deque[_Write] = deque()
-        """All that are not answered, in their order."""
+        """All unanswered writes, in order."""
         self._queue: queue.SimpleQueue[list[_Write] | None] = queue.SimpleQueue()
         self._waiting: deque[_Write] = deque()
         self._group: list[_Write] = []
-        """What the thread is writing now."""
+        """The writes that the thread is committing now."""
         self._look: asyncio.TimerHandle | None = None
         self._looks = 0
-        """How often in a row the same write was the oldest."""
+        """Checks in a row with the same oldest write."""
         self._failure: TwineError | None = None
         self._failed = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="store")
         self._thread.start()
 
     def failure(self) -> str:
-        """Return why nothing can be written any more; empty: it can."""
+        """Return why the store can no longer be written; empty: it can."""
         return str(self._failure or "")
 
     async def wait_failed(self) -> None:
-        """Return never, or raise why nothing can be written any more."""
+        """Never return; raise the reason once the store can no longer be written."""
         await self._failed.wait()
         raise self._failure or AssertionError
 
@@ -109,7 +109,7 @@ class Writer:
         return await done
 
     async def close(self) -> None:
-        """Commit what was accepted, then end."""
+        """Commit accepted writes, then end the thread."""
         self._send()
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -117,7 +117,7 @@ class Writer:
             self._look.cancel()
 
     def _send(self) -> None:
-        """Hand the writer what one turn of the loop wrote: to wake it costs a switch of threads."""
+        """Hand all writes of one turn of the loop over at once: a wake-up is a thread switch."""
         if self._outbox:
             self._queue.put(self._outbox)
             self._outbox = []
@@ -127,7 +127,7 @@ class Writer:
         self._look = self._loop.call_later(SLOW_S / _LOOKS, self._look_at_disk)
 
     def _look_at_disk(self) -> None:
-        """Tell all that wait, once the oldest has waited too long, that the outcome is unknown."""
+        """Fail all waiting writes with `UnknownOutcome` once the oldest has waited too long."""
         self._look = None
         if not self._in_flight:
             return
@@ -140,7 +140,7 @@ class Writer:
         self._look_later()
 
     def _answer(self, group: list[_Write]) -> None:
-        """Back on the loop: show the changes to watchers, then wake the writers."""
+        """In the event loop: pass the changes to watchers, then answer the writes."""
         self._feed.extend(write.changes for write in group if write.changes and not write.error)
         self._looks = 0
         for write in group:
@@ -153,7 +153,7 @@ class Writer:
                 write.done.set_result(write.revision)
 
     def _died(self, error: BaseException, group: list[_Write]) -> None:
-        """Back on the loop: nothing will be written any more, so no caller may wait for it."""
+        """In the event loop: fail all waiting writes, since the thread has ended."""
         if isinstance(error, Superseded):
             self._failure = error
         else:
@@ -178,14 +178,14 @@ class Writer:
     def _run(self) -> None:
         try:
             self._write_all()
-        except BaseException as e:  # what it is does not matter: no other code would see it
+        except BaseException as e:  # of any kind: no other code would see it
             begun = [] if isinstance(e, Superseded) else self._group
             self._loop.call_soon_threadsafe(self._died, e, begun)
         finally:
             self._connection.close()
 
     def _write_all(self) -> None:
-        """Take what waits, write it as one SQLite transaction, answer all."""
+        """Take waiting writes, commit them as one SQLite transaction, answer all; repeat."""
         waiting, stop = self._waiting, False
         while waiting or not stop:
             try:
@@ -211,7 +211,7 @@ class Writer:
                 self._checkpoints.wrote(self._connection, len(changes), size)
 
     def _commit(self, group: list[_Write]) -> list[KeyChange]:
-        """Write a group; if the disk refuses, all of it fails."""
+        """Commit a group; if the disk refuses, all of it fails."""
         connection, syncing = self._connection, False
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -226,7 +226,7 @@ class Writer:
             connection.execute("COMMIT")
         except Superseded:
             raise
-        except Exception as e:  # the thread must live; the writer is told
+        except Exception as e:  # the thread must go on; the callers get the error
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             for write in group:
@@ -237,9 +237,9 @@ class Writer:
         return changes
 
     def _must_be_ours(self, found: int) -> None:
-        """Refuse to write once another process has opened the store (F-43).
+        """Raise `Superseded` once another process has opened the store (F-43).
 
-        The lock on the folder keeps it from that, unless the lock's file was removed.
+        The lock on the folder prevents that, unless the lock's file was removed.
         """
         if found != self._epoch:
             self._connection.execute("ROLLBACK")
@@ -250,7 +250,7 @@ class Writer:
             )
 
     def _trim(self) -> None:
-        """Drop from the log what the feed has forgotten."""
+        """Drop the part of the log that the feed has dropped."""
         compacted = self._feed.compacted
         if compacted > self._trimmed:
             statements.trim(self._connection, compacted)
@@ -258,9 +258,9 @@ class Writer:
 
 
 def _settle(group: list[_Write], revisions: dict[str, int], revision: int) -> list[KeyChange]:
-    """Decide each transaction of a group after the ones before it; return all their changes.
+    """Decide the transactions of a group one after the other; return all their changes.
 
-    `revisions` holds those of the compared keys before the group; 0 or absent: no such key.
+    `revisions` are those of the compared keys before the group; 0 or absent: no such key.
     """
     changes: list[KeyChange] = []
     for write in group:
@@ -283,11 +283,11 @@ def _settle(group: list[_Write], revisions: dict[str, int], revision: int) -> li
 
 
 def _error(error: Exception, *, syncing: bool) -> Exception:
-    """Return what the failure of a group means for each of its writes.
+    """Return the error of each write of a failed group.
 
-    The commit is the last thing that is written to the log. If there was no room for it, it is
-    not there. If the disk failed while it was synced, a crash may still bring it back, until
-    the next write takes its place.
+    The commit is written to the log last. If there was no room for it, it is
+    not there. If the disk failed during the sync, the commit may reappear after a crash, until
+    the next write overwrites it.
     """
     if not isinstance(error, sqlite3.Error):
         return error

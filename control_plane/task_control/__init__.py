@@ -1,5 +1,5 @@
-"""Whom the scheduler asks before it acts: calls of jobs' TaskControllers, and what they answered.
+"""Calls of jobs' TaskControllers, which the scheduler asks before it acts, and their answers.
 
 `controllers.py` keeps a conversation with each, `caller.py` makes the calls, `core/addresses.py`
-says where these may go. What is asked is decided in `scheduler/core/approval.py`.
+restricts their addresses. `scheduler/core/approval.py` decides what is asked.
 """

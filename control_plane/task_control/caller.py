@@ -1,7 +1,7 @@
 """One call of a controller, bounded in time, size and address.
 
-No byte of a request leaves before the other end proved with its certificate that it is the
-controller which the job names: whatever else listens at the address sees a broken handshake.
+No byte of a request is sent before the other end proved with its certificate that it is the
+controller which the job names. Any other server at the address sees a failed handshake.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wire.tls import EXPECTED
 ANSWER_MAX_BYTES = 1 << 20
 """Ids of 30,000 operations."""
 TIMEOUT_S = 5.0
-"""For all of a call: names, connection, handshake, question and answer."""
+"""For a whole call: name resolution, connection, handshake, request and answer."""
 
 
 class ControllerCaller:
@@ -39,7 +39,7 @@ class ControllerCaller:
     async def __call__(
         self, ref: ControllerRef, request: TaskControlRequest
     ) -> TaskControlResponse:
-        """Return the answer; `TwineError` for everything that is none."""
+        """Return the answer; raises `TwineError` for anything else."""
         client = _OneCall(ref, self._context, self._rules, self._timeout_s)
         try:
             async with client:
@@ -52,7 +52,7 @@ class ControllerCaller:
 
 
 class _OneCall(WireClient):
-    """A connection for one call, to an address that was judged."""
+    """A connection for one call, to an address that was checked."""
 
     max_answer_bytes = ANSWER_MAX_BYTES
 
@@ -68,7 +68,7 @@ class _OneCall(WireClient):
         session = self._sessions.get(lane)
         if session is None:
             host = URL(self.endpoint).host or ""
-            if is_ip_address(host):  # no resolver is asked about these
+            if is_ip_address(host):  # these bypass the resolver
                 _judge(self._rules, host, host)
             connector = aiohttp.TCPConnector(
                 ssl=self._tls or True, resolver=_Judging(self._rules), force_close=True, limit=1
@@ -83,7 +83,7 @@ class _OneCall(WireClient):
 
 
 class _Judging(AbstractResolver):
-    """Resolves names to addresses that may be called; the connection goes to these very ones."""
+    """Resolves names to allowed addresses; the connection goes to exactly these."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -94,8 +94,7 @@ class _Judging(AbstractResolver):
     ) -> list[ResolveResult]:
         """Return the addresses of a name; `Forbidden` if any of them may not be called.
 
-        Not just the others: a name that stands for a forbidden address among good ones is no
-        honest one.
+        It does not drop only the forbidden ones: a name with a mix of both is suspicious.
         """
         found = await self._resolver.resolve(host, port, family)
         for address in found:
@@ -103,7 +102,7 @@ class _Judging(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        """Need nothing."""
+        """Close the inner resolver."""
         await self._resolver.close()
 
 

@@ -1,7 +1,7 @@
 """Conversations with the controllers of all jobs: one call at a time for each of them.
 
-Nothing here decides what may be done: the scheduler says what there is to ask, and reads what was
-answered. What is in memory only may be lost: then it is asked again.
+Nothing here decides what may be done: the scheduler supplies the questions and reads the
+answers. State in memory may be lost: then the controller is asked again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 CallController = Callable[[ControllerRef, TaskControlRequest], Awaitable[TaskControlResponse]]
 """Makes one call, bounded in time and size; raises `TwineError`."""
 BLOCK = 1000
-"""Numbers of calls that are taken at once: one write for so many calls."""
+"""Numbers of calls that are reserved at once: one write for this many calls."""
 AGAIN_S = 10.0
-"""What waits is asked again after this long, even if nothing changed."""
+"""A waiting request is repeated after this time, even if nothing changed."""
 _GAP_S = 0.2
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 _TOLD_MAX = 1000
@@ -38,7 +38,7 @@ _AT_ONCE = 32
 
 
 async def no_controller(ref: ControllerRef, _: TaskControlRequest) -> TaskControlResponse:
-    """Call no controller: where this control plane has no way to."""
+    """Raise `Unreachable`: for control planes that cannot call controllers."""
     raise Unreachable(f"this control plane calls no controllers, and not {ref.name}")
 
 
@@ -48,13 +48,13 @@ class _Talk:
 
     ref: ControllerRef
     question: Question | None = None
-    """What there is to ask now; None: the scheduler has not said since the last answer."""
+    """The present question; None: the scheduler has set none since the last answer."""
     said: Question = field(default_factory=Question)
-    """What it was asked last, and answered."""
+    """The last question that was answered."""
     completed: list[JobEvent] = field(default_factory=list)
     heard: Heard = field(default_factory=Heard)
     told: int = 0
-    """Number of the last event that it knows of."""
+    """Number of the last event that was reported to it."""
     next: int = 0
     end: int = 0
     """Numbers of calls that may be used: from `next`, below `end`."""
@@ -65,7 +65,7 @@ class _Talk:
     failures: int = 0
     trouble: str = ""
     strays: int = 0
-    """Acknowledgements of what was not asked."""
+    """Acknowledgements of operations that were not in the request."""
 
 
 class Controllers:
@@ -86,7 +86,7 @@ class Controllers:
         """Make calls until cancelled."""
         await self._workers.run()
 
-    # -- what the scheduler says and reads
+    # -- for the scheduler
 
     def heard(self, job: str) -> Heard:
         """Return what the controller of a job answered last."""
@@ -94,17 +94,17 @@ class Controllers:
         return talk.heard if talk is not None else Heard()
 
     def knows(self, job: str) -> bool:
-        """Return whether a conversation has begun, so that what ended is followed."""
+        """Return whether a conversation has begun, so that ended operations are collected."""
         return job in self._talks
 
     def begin(self, job: str, ref: ControllerRef, told: int, missed: Sequence[JobEvent]) -> None:
-        """Begin a conversation; `missed` ended after event `told`, and may be news."""
+        """Begin a conversation; `missed` are events after number `told`."""
         self._talks[job] = _Talk(
             ref, told=told, completed=list(missed)[-_TOLD_MAX:], began=self._runtime.now()
         )
 
     def age_s(self, job: str) -> float:
-        """Return for how long there has been a conversation."""
+        """Return the age of a conversation in seconds."""
         return self._runtime.now() - self._talks[job].began
 
     def needs_numbers(self, job: str) -> bool:
@@ -113,29 +113,29 @@ class Controllers:
         return talk is not None and talk.next >= talk.end
 
     def number(self, job: str, first: int, end: int) -> None:
-        """Let calls of a job use the numbers from `first` on, below `end`; no other caller will."""
+        """Reserve the numbers from `first` on, below `end`, for calls of a job."""
         talk = self._talks[job]
         talk.next, talk.end = first, end
 
     def told(self, job: str) -> int:
-        """Return the number of the last event that the controller knows of."""
+        """Return the number of the last event that was reported to the controller."""
         talk = self._talks.get(job)
         return talk.told if talk is not None else 0
 
     def ended(self, job: str, events: Sequence[JobEvent]) -> None:
-        """Record that operations ended, to tell of them in the next call."""
+        """Record ended operations, to report them in the next call."""
         talk = self._talks.get(job)
         if talk is not None and events:
             talk.completed = [*talk.completed, *events][-_TOLD_MAX:]
 
     def ask(self, job: str, ref: ControllerRef, question: Question) -> None:
-        """Have the controller asked, if there is anything new or something waits."""
+        """Set the question to a controller; calls it if there is news or a request waits."""
         talk = self._talks[job]
-        if talk.ref != ref:  # another controller: what the former one said does not count
+        if talk.ref != ref:  # another controller: the former one's answers do not count
             talk.ref, talk.heard, talk.said = ref, Heard(), Question()
             talk.failures, talk.trouble = 0, ""
         talk.question = question
-        if talk.failures:  # the next try is due by itself, or sooner if there is news of a deadline
+        if talk.failures:  # the next try is scheduled; a nearer deadline makes it earlier
             soon_s = soonest_try_s(question, self._runtime.date())
             if soon_s is not None:
                 self._workers.wake_at(job, self._runtime.now() + soon_s)
@@ -152,7 +152,7 @@ class Controllers:
         self._workers.forget(job)
 
     def note(self, job: str) -> str:
-        """Return how the conversation goes, for people; empty: there is none."""
+        """Return the state of the conversation in words; empty: there is none."""
         talk = self._talks.get(job)
         if talk is None:
             return ""
@@ -173,7 +173,7 @@ class Controllers:
     # -- calls
 
     def _due_s(self, talk: _Talk) -> float | None:
-        """Return in how long to call; None: there is nothing to say."""
+        """Return the seconds until the next call; None: none is needed."""
         if talk.question is None or talk.next >= talk.end:
             return None
         if talk.failures:
@@ -185,7 +185,7 @@ class Controllers:
         return None
 
     async def _work(self, job: str) -> float | None:
-        """Make a call, if one is due; return when to look again."""
+        """Make a call, if one is due; return the seconds until the next round."""
         talk = self._talks.get(job)
         due_s = self._due_s(talk) if talk is not None else None
         if talk is None or due_s is None or due_s > 0:

@@ -18,13 +18,13 @@ from wire.routes import Route
 from wire.server import Call, Handler, request_id
 
 FRESH_S, STALE_S, SHARED_MAX = 2.0, 10.0, 64
-"""Of answers that viewers share: given as they are; given while the next one is computed; kept."""
+"""Shared answers: fresh for this long; usable while the next is computed; number kept."""
 COST_SHARE, FRESH_MAX_S = 0.05, 30.0
-"""An answer that takes long is fresh for longer: computing it takes 5 % of a core at most."""
+"""A slow answer is fresh for longer: computing it takes at most 5 % of a core."""
 SOON_S = 0.1
-"""How long a page waits for a part that it can be shown without."""
+"""How long a page waits for an optional part."""
 LATER_S = 0.5
-"""After which a long computation is begun that the page does without."""
+"""Delay before the long computation of an optional part begins."""
 
 
 class Handlers(Protocol):
@@ -40,13 +40,13 @@ class Handlers(Protocol):
         ...
 
     def check(self, call: Call) -> None:
-        """Raise `Forbidden` if the caller may not make this very call."""
+        """Raise `Forbidden` if the caller may not make this call."""
         ...
 
     async def refused(
         self, request: web.Request, route: Route, path: Mapping[str, str], error: TwineError
     ) -> None:
-        """Write down that a form was refused, unless that was done."""
+        """Write the refusal of a form to the audit log, unless it is there already."""
         ...
 
 
@@ -68,7 +68,7 @@ class RouteCalls:
     def prepared(
         self, route: str, path: Mapping[str, str] = {}, /, **query: str
     ) -> Callable[[], Awaitable[Any]]:
-        """Return what gets the answer, also after the request; raises if the caller may not."""
+        """Return a call that gets the answer, also after the request; raises if refused."""
         row = self._routes[route]
         peer = self._front_end.authorize(self._request, row)
         given = {name: value for name, value in query.items() if value}
@@ -85,17 +85,17 @@ class RouteCalls:
 
 
 class SharedAnswers:
-    """Answers that viewers share: what is about a whole region is computed once, not per browser.
+    """Answers that viewers share: those about a whole region are computed once, not per browser.
 
-    An answer that is not fresh any more is still given while the next one is computed, for some
-    seconds: the page says its age ("as of"), and a viewer never waits for 50,000 machines.
+    While a new answer is computed, the old one is returned for some seconds more: the page shows
+    its age ("as of"), and a viewer never waits for 50,000 machines.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds."""
         self._clock = clock
         self._answers: dict[str, tuple[float, float, Any]] = {}
-        """Key → since when it is computed, for how long it is fresh, and what it is."""
+        """Key → when its computation began, how long it is fresh, and the answer."""
         self._loading: dict[str, asyncio.Task[Any]] = {}
 
     async def get(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
@@ -114,7 +114,7 @@ class SharedAnswers:
     ) -> Any:
         """Return an answer like `get`; None where it takes longer than `SOON_S`.
 
-        The first answer of a computation that `is_long` is begun once the page was sent, perhaps.
+        The first computation of an `is_long` answer begins `LATER_S` later; the call returns None.
         """
         if is_long and key not in self._answers:
             asyncio.get_running_loop().call_later(LATER_S, self._begin_first, key, load)
@@ -142,10 +142,10 @@ class SharedAnswers:
         fresh_s = min(FRESH_MAX_S, max(FRESH_S, took_s / COST_SHARE))
         self._answers[key] = began, fresh_s, answer
         while len(self._answers) > SHARED_MAX:
-            del self._answers[next(iter(self._answers))]  # the one that was computed first
+            del self._answers[next(iter(self._answers))]  # the oldest one
         return answer
 
     def _loaded(self, key: str, task: asyncio.Task[Any]) -> None:
         self._loading.pop(key, None)
         if not task.cancelled():
-            task.exception()  # its waiters raise it; without any it is not an error of the loop
+            task.exception()  # waiting callers raise it; without any, asyncio must not log it

@@ -28,7 +28,7 @@ class FormAction:
 
     route: str
     words: str
-    """What it does, as people say it."""
+    """Its effect, for display."""
     body: Callable[[Fields], Any] | None = None
 
 
@@ -90,7 +90,7 @@ ACTIONS: tuple[FormAction, ...] = (
 
 
 async def fields_of(request: web.Request) -> dict[str, str]:
-    """Return the fields of a form, or refuse what is none."""
+    """Return the fields of a form, or raise `InvalidInput`."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise InvalidInput("a form is application/x-www-form-urlencoded")
     if (request.content_length or 0) > FORM_MAX:

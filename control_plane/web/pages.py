@@ -28,25 +28,25 @@ EVENTS_A_PAGE = 1000
 PROFILES_A_PAGE, PLANS_A_PAGE = 200, 20
 ROWS_A_PAGE, TASKS_A_PAGE = 200, 200
 HOST_S = 2.0
-"""How long a page waits for the agent of a machine before it is shown without its words."""
+"""How long a page waits for the agent of a machine before it is shown without its answer."""
 WATCH_S = 5
-"""Seconds after which a page about one machine is loaded again: usage is in no store."""
+"""Seconds after which a page about one machine is loaded again: no store has its usage."""
 LINES, LOG_MAX = ("200", "1000", "5000"), 2 << 20
-"""Lines of a log that a page may show, and bytes of them that it reads at most."""
+"""Lines of a log that a page may show, and the most bytes that it reads."""
 _UNIT = re.compile(r"(?<=\d)(?=[A-Z])")
 _COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
-"""What terminals take as a change of colour."""
+"""Escape sequences by which terminals change colour."""
 WINDOWS = {
     **{"15m": 900, "1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400},
     "all": 0,
 }
-"""Span of a chart → seconds; the first is what a page opens with, 0 is all that is known."""
+"""Span of a chart → seconds; the first is the default, 0 means all known events."""
 TIME_MAX = 32_503_680_000
 """The year 3000, in seconds since 1970."""
 
 
 class Api(Protocol):
-    """The routes of the front end, called with the rights of the one who opened the page."""
+    """The routes of the front end, called with the rights of the page's viewer."""
 
     async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
         """Return the answer of a route; raises what the route raises."""
@@ -55,7 +55,7 @@ class Api(Protocol):
     def prepared(
         self, route: str, path: Mapping[str, str] = {}, /, **query: str
     ) -> Callable[[], Awaitable[Any]]:
-        """Return what gets the answer, also after the request; raises if the caller may not."""
+        """Return a call that gets the answer, also after the request; raises if refused."""
         ...
 
     async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
@@ -79,7 +79,7 @@ class Shared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """What a page was opened with."""
+    """The path, parameters and services of one request for a page."""
 
     api: Api
     path: Mapping[str, str]
@@ -201,7 +201,7 @@ async def _jobs(request: PageRequest) -> dict[str, Any]:
 
 
 async def _operations(request: PageRequest, status: JobStatus) -> dict[str, Any]:
-    """Return the chart of a job's operations, and the events that it was made of."""
+    """Return the chart of a job's operations, and the events behind it."""
     events = await _latest_events(request.api, {"job": status.record.name})
     span, shift = request.one_of("window", tuple(WINDOWS)), request.number("back")
     end = request.now - shift * WINDOWS[span]
@@ -267,7 +267,7 @@ async def _latest_events(api: Api, path: Mapping[str, str]) -> list[Any]:
 
 
 async def _host(request: PageRequest, machine: str) -> tuple[HostDescription | None, str]:
-    """Return what the agent of a machine says now, or why nothing is known."""
+    """Return the present answer of a machine's agent, or why there is none."""
     path = {"machine": machine}
     try:
         async with asyncio.timeout(HOST_S):
@@ -303,7 +303,7 @@ async def _task(request: PageRequest) -> dict[str, Any]:
 
 
 def about_size_of(value: float) -> str:
-    """Return a number of bytes with its unit, for people: `11.8 MiB`."""
+    """Return a number of bytes with its unit, for display: `11.8 MiB`."""
     return _UNIT.sub("\u202f", about_size(int(value)))
 
 

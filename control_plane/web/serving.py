@@ -1,7 +1,7 @@
 """Adds the pages to the front end's application: HTML, the same as JSON, and a stream of changes.
 
 A page calls routes through the front end's own handlers, so roles, ownership and the audit log are
-those of the API. Forms are posted to `/ui/do/...` with a token that only our pages know.
+those of the API. Forms are posted to `/ui/do/...` with a token that only the console's pages have.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _FILES = {
 }
 SESSION_COOKIE = "twine-session"
 ENDED_HEADER = "Twine-Session"
-"""Of an answer: `ended` where the session of the browser was ended."""
+"""Header of an answer: `ended` where the session of the browser was ended."""
 PART = 200
 """Items of a long list that are encoded in one call: 200 tasks take 0.3 ms."""
 TEXT_MAX = 600
 """Characters of a text that a page shows."""
 _SESSION = web.RequestKey("session", str)
 _HIDDEN = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\u0000-\u0008\u000b-\u001f\u007f]")
-"""Marks that change the order of letters that follow, and controls: shown as what they are."""
+"""Marks that change the direction of text, and control characters: shown by their code points."""
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 
 
@@ -166,7 +166,7 @@ class Console:
         may |= {"job_logs"} if self._may(request, "job_logs", form=False) else set()
         as_data = urlencode({**request.query, "format": "json"})
         every = values.get("every", 0)
-        # In a thread: a page of 1,000 rows takes 20 ms, in which the loop would do nothing else.
+        # In a thread: a page of 1,000 rows takes 20 ms, which would block the loop.
         text = await asyncio.to_thread(
             self._rendered,
             template,
@@ -185,13 +185,13 @@ class Console:
         return response
 
     def _rendered(self, template: str, **values: Any) -> str:
-        # Beside the loop, too: a template is compiled at its first use, for up to 30 ms.
+        # Runs in the thread, too: a template is compiled at its first use, for up to 30 ms.
         return self._templates.get_template(template).render(values)
 
     def _may(self, request: web.Request, route: str, *, form: bool = True) -> bool:
-        """Return whether the caller is shown a form: the API decides again when it is sent.
+        """Return whether the caller sees a form; the API checks again when it is sent.
 
-        What is for owners is shown on the pages of their jobs.
+        Forms for owners are shown only on the pages of jobs.
         """
         row, path = self._routes[route], dict(request.match_info)
         if row.needs == Needs.OWNER and "job" not in path:
@@ -220,10 +220,10 @@ class Console:
             response.del_cookie(SESSION_COOKIE, path="/ui")
         return response
 
-    # -- who it is
+    # -- the caller
 
     def _peer(self, request: web.Request, path: str) -> Peer:
-        """Return the caller, or raise; the browser is noted as a session of theirs."""
+        """Return the caller, or raise; records the browser as a session of the caller."""
         peer = self._front_end.authorize(request, Route("ui", "GET", path, needs=Needs.VIEWER))
         session = request.cookies.get(SESSION_COOKIE) or secrets.token_hex(6)
         request[_SESSION] = session
@@ -240,7 +240,7 @@ class Console:
             )
 
     def _token(self, peer: Peer, request: web.Request) -> str:
-        """Return what a form of this caller's browser carries, and no other one knows."""
+        """Return the secret token for forms of this caller's browser session."""
         words = f"{peer.name} {request.get(_SESSION, '')}".encode()
         return hmac.new(self._key, words, hashlib.sha256).hexdigest()
 
@@ -271,7 +271,7 @@ class Console:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        # The browser left, or opens another stream: also where the task or the session is gone.
+        # The browser left, or the task or the session ended: the browser may open another stream.
         with contextlib.suppress(ConnectionError, TimeoutError, TwineError):
             await send(response)
         return response
@@ -306,9 +306,9 @@ class Console:
 def as_json(values: Mapping[str, Any], *, packs: bool = False) -> bytes:
     """Return a page's data as JSON, packed by gzip if wanted.
 
-    It is encoded in parts, for use in a thread: an encoder keeps Python's lock until it has ended,
-    for 10 ms with the tasks of a large job, and the loop would wait for it. Of gzip's levels the
-    first takes a fifth of the time of the usual one, for a fifth more bytes.
+    It is encoded in parts, for use in a thread: an encoder holds Python's GIL until it has ended,
+    for 10 ms with the tasks of a large job, and would block the loop. Gzip's level 1 takes a fifth
+    of the time of the default level, for a fifth more bytes.
     """
     parts = _parts({name: value for name, value in values.items() if not callable(value)})
     if not packs:
@@ -338,7 +338,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """Return the fields of what is an object in JSON and may hold long lists; None: it is whole."""
+    """Return the fields of a value that is encoded field by field; None: it is encoded whole."""
     if isinstance(value, dict):
         return value.items() if value and all(type(name) is str for name in value) else None
     if not isinstance(value, msgspec.Struct):
@@ -366,13 +366,13 @@ def _redirect(path: str, status: int) -> web.Response:
 
 
 class WholeText(str):
-    """A text that is shown as long as it is."""
+    """A text that is shown at full length."""
 
 
 def _visible(value: Any) -> Any:
-    """Return a text with its invisible marks spelled out, so that no name looks like another.
+    """Return a text with its invisible marks spelled out, so that no two names look alike.
 
-    A long one is cut: what an agent or an owner says may have 10 kB, and a cell of a table not.
+    A long text is cut: texts of agents and owners may have 10 kB, too much for a table cell.
     """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
@@ -382,7 +382,7 @@ def _visible(value: Any) -> Any:
 
 
 def _ago(at: float, now: float) -> str:
-    """Return a time as people say it: `3 min ago`."""
+    """Return a time relative to now: `3 min ago`."""
     seconds = max(0.0, now - at)
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:

@@ -1,4 +1,4 @@
-"""Streams of server-sent events: that something changed, and what a task writes."""
+"""Streams of server-sent events: changes of the store, and the log of a task."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from aiohttp import web
 
 TICK_S = 2.0
-"""A page is told of changes at most this often; it says "as of" at all times."""
+"""A page is notified of changes at most this often; it always shows "as of"."""
 STREAM_S = 300.0
 """A stream ends after this long; the browser opens another."""
 _BEAT = b": \n\n"
-"""A comment. Only a write that fails says that the browser has left."""
+"""A comment. Only a failing write shows that the browser has left."""
 
 
 async def send_changes(
@@ -22,7 +22,7 @@ async def send_changes(
 ) -> None:
     """Send the newest revision each tick, until `check` raises.
 
-    Each stream ticks at its own moments: after a pause of the loop all would tick in one turn.
+    Each stream has its own phase: else all would tick together after a pause of the loop.
     """
     clock = asyncio.get_running_loop().time
     began = clock()

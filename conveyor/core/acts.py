@@ -1,4 +1,4 @@
-"""What a run does to a job, and how the conveyor knows its own push among those of others."""
+"""The acts of a run on a job, and how the conveyor recognizes its own push."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from conveyor.runs import JobProgress, PipelineRecord, PipelineRun
 
 @dataclass(frozen=True, slots=True)
 class PushStage:
-    """Write the push of a job: the image, on as many tasks as the stage says."""
+    """Write the push of a job: the image, on the stage's part of the tasks."""
 
     job: str
     image: str
     stage: PipelineStage
     expect: int
-    """Version of the push that it replaces; a newer one is refused, and decided on again."""
+    """Version of the push that it replaces; a newer one refuses it, and it is decided again."""
     reason: str
     take_over: bool = False
 
@@ -37,7 +37,7 @@ class PushBack:
 
 @dataclass(frozen=True, slots=True)
 class SetFrozen:
-    """Pause the job's update, or let it go on."""
+    """Pause the job's update, or resume it."""
 
     job: str
     frozen: bool
@@ -45,7 +45,7 @@ class SetFrozen:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Let the next writer own the push of a job."""
+    """Release the push of a job to the next writer."""
 
     job: str
     expect: int
@@ -57,19 +57,19 @@ Jobs = Mapping[str, JobProgress]
 
 
 def named(target: str) -> str:
-    """Return a target for people: `job web`, `fleet agents`."""
+    """Return a target as text: `job web`, `fleet agents`."""
     kind = "fleet" if target.startswith(FLEET) else "job"
     return f"{kind} {target.removeprefix(FLEET)}"
 
 
 def is_pushed(seen: JobProgress, image: str, stage: PipelineStage) -> bool:
-    """Return whether the job wants what a stage says."""
+    """Return whether the job wants the push of a stage."""
     part = push_of(stage)
     return seen.image == image and (seen.push.share, seen.push.tasks) == (part.share, part.tasks)
 
 
 def is_taken(record: PipelineRecord, seen: JobProgress) -> bool:
-    """Return whether another writer owns the push of a job: ours names the pipeline."""
+    """Return whether another writer owns the push of a job: our owner name has the pipeline."""
     return bool(seen.owner) and not seen.push_reason.startswith(_mark(record))
 
 
@@ -78,7 +78,7 @@ def _mark(record: PipelineRecord) -> str:
 
 
 def said(record: PipelineRecord, run: PipelineRun, what: str) -> str:
-    """Return the reason of a write, by which a later round knows it as its own."""
+    """Return the reason of a write, by which a later round recognizes it."""
     return f"{_mark(record)}{run.number}: {what}"[:REASON_MAX]
 
 
@@ -92,14 +92,14 @@ def to_push(
 
 
 def freezing(record: PipelineRecord, jobs: Jobs) -> tuple[DeliveryAct, ...]:
-    """Return what pauses the jobs that are to stay as they are."""
+    """Return the acts that pause the jobs that must stay as they are."""
     return tuple(SetFrozen(j, True) for j in record.frozen if j in jobs and not jobs[j].frozen)
 
 
 def giving_back(
     record: PipelineRecord, run: PipelineRun, names: list[str], jobs: Jobs
 ) -> tuple[DeliveryAct, ...]:
-    """Return what ends the ownership of pushes at the end of a run."""
+    """Return the acts that end the ownership of pushes at the end of a run."""
     return tuple(
         GiveBack(job, jobs[job].push_version, said(record, run, "is over"))
         for job in names

@@ -1,4 +1,4 @@
-"""What people and triggers do to a pipeline: each returns the record to store, or refuses."""
+"""Commands of users and triggers on a pipeline: each returns the record to store, or refuses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def applied(
 ) -> PipelineRecord:
     """Return the record of a pipeline that is created or changed.
 
-    A run that began keeps the file that it began with.
+    A running run keeps its file.
     """
     for other in others:
         if other.name != spec.name and (shared := sorted({*other.targets} & {*spec.targets})):
@@ -49,7 +49,7 @@ def applied(
 def started(
     record: PipelineRecord, image: str, trigger: str, who: str, reason: str, now: float
 ) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
-    """Return the record with a run that waits, and the run that it supersedes."""
+    """Return the record with a waiting run, and the run that it supersedes."""
     active = record.active
     if image.startswith("sha256:") == bool(record.spec.fleets):
         what = "fleets takes releases" if record.spec.fleets else "jobs takes digests"
@@ -81,8 +81,8 @@ def triggered(
 ) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
     """Return the record after a look at the newest image of the trigger's name; empty: none.
 
-    An image starts a run when it becomes the newest, once. It does not supersede a run that waits
-    and was started by hand: the next look comes after that has begun.
+    An image starts a run when it becomes the newest, once. It does not supersede a waiting run that
+    a user started: the next look comes after that began.
     """
     trigger = record.spec.trigger
     if record.waiting is not None and record.waiting.trigger == "hand":
@@ -106,7 +106,7 @@ def triggered(
 def controlled(
     record: PipelineRecord, request: ControlRequest, who: str, last: PipelineRun | None, now: float
 ) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
-    """Return the record after what a person asked for, and runs that ended by it."""
+    """Return the record after a user's request, and the runs that it ended."""
     if request.verb in (ControlVerb.SKIP, ControlVerb.ABORT) and not request.reason:
         raise InvalidInput(
             f"{request.verb} needs a reason: it is kept in the history", hint="--reason TEXT"
@@ -153,7 +153,7 @@ def _because(request: ControlRequest) -> str:
 def _without_run(
     record: PipelineRecord, request: ControlRequest, who: str, now: float
 ) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
-    """Return the record where no run has begun: one that waits can be aborted."""
+    """Return the record if no run has begun: a waiting one can be aborted."""
     run = record.waiting
     if run is not None and request.verb is ControlVerb.ABORT:
         run = ended(run, RunState.ABORTED, f"aborted by {who}{_because(request)}", now)
@@ -186,7 +186,7 @@ def _paused(
 def _resumed(
     record: PipelineRecord, run: PipelineRun, request: ControlRequest, who: str, now: float
 ) -> PipelineRecord:
-    """Return the run going on; its step is observed again from its beginning."""
+    """Return the resumed run; its step is observed again from its beginning."""
     if not run.paused:
         raise _refused(record, request, f"run {run.number} is not paused")
     last = run.steps[-1]
@@ -250,7 +250,7 @@ def _rollback_of_the_past(
     who: str,
     now: float,
 ) -> PipelineRecord:
-    """Return the record with a run that only goes back: from a run that ended."""
+    """Return the record with a run that only rolls back an ended one."""
     if last is None or last.state is RunState.ROLLED_BACK:
         raise _refused(record, request, "no run changed anything that is still there")
     back = record.good if last.state is not RunState.DONE else record.previous

@@ -1,4 +1,4 @@
-"""What a pipeline does next: a pure function of what is stored and what is seen.
+"""The next action of a pipeline: a pure function of the stored and the observed state.
 
 Level-triggered: acts follow from the record and the jobs, so an act that was lost is decided
 again, and one that was carried out is not. Each act is idempotent.
@@ -49,7 +49,7 @@ _LOG_FIRST = 10
 
 @dataclass(frozen=True, slots=True)
 class DeliveryDecision:
-    """The record to store first, runs that ended, and what to do then."""
+    """The record to store first, runs that ended, and the acts that follow."""
 
     record: PipelineRecord
     acts: tuple[DeliveryAct, ...] = ()
@@ -59,7 +59,7 @@ class DeliveryDecision:
 
 
 def advance(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
-    """Return what to store and do; `jobs`: those that could be seen, `now`: seconds since 1970."""
+    """Return what to store and do; `jobs`: the visible ones, `now`: seconds since 1970."""
     run = record.active
     if run is None:
         return _begin(record, jobs, now)
@@ -209,7 +209,7 @@ def _step(
 def _judged(
     record: PipelineRecord, run: PipelineRun, step: DeliveryStep, jobs: Jobs, now: float
 ) -> DeliveryDecision:
-    """Return what the gates of a step that was reached lead to."""
+    """Return the decision that follows from the gates of a step that was reached."""
     time = run.steps[-1]
     found, blocked = judge.judged(run, step.stage, now), _blocked(record, step, jobs)
     if found.failed:
@@ -232,7 +232,7 @@ def _next(
     due: tuple[str, ...] = (),
     blocked: str = "",
 ) -> DeliveryDecision:
-    """Return the next step, or that windows and holds keep it back: gates are measured on."""
+    """Return the next step, or that windows and holds delay it: gates are still measured."""
     plan, number = steps(run.spec), run.step + 1
     is_last = number >= len(plan)
     if not is_last and (why := schedule.held_back(run.spec, now) or blocked):
@@ -269,7 +269,7 @@ def _failed(record: PipelineRecord, run: PipelineRun, reason: str, now: float) -
 
 
 def rolling_back(run: PipelineRun, who: str, reason: str, now: float) -> PipelineRun:
-    """Return the run on its way back."""
+    """Return the run in its rollback."""
     steps_ = run.steps
     if steps_ and steps_[-1].ended is None:
         steps_ = (*steps_[:-1], replace(steps_[-1], ended=now))
@@ -293,7 +293,7 @@ def _stop(
     now: float,
     leave: str = "",
 ) -> DeliveryDecision:
-    """Return the run on its way to an end in which its jobs are paused as they are."""
+    """Return the run on its way to an end that pauses its jobs as they are."""
     run = logged(replace(run, ending=state, reason=reason, waits=""), now, WHO, f"stops: {reason}")
     frozen = tuple(job for job in run.pushed if job != leave)
     return DeliveryDecision(replace(record, active=run, frozen=frozen))
@@ -357,7 +357,7 @@ def _roll_back(
 
 
 def _blocked(record: PipelineRecord, step: DeliveryStep, jobs: Jobs) -> str:
-    """Return which job of a step its owner paused or holds; empty: none."""
+    """Return which job of a step is paused or held by its owner; empty: none."""
     paused = [job for job in step.jobs if jobs[job].frozen and job not in record.frozen]
     if paused:
         return f"{_jobs(paused)} paused by its owner"
@@ -365,7 +365,7 @@ def _blocked(record: PipelineRecord, step: DeliveryStep, jobs: Jobs) -> str:
 
 
 def _timed(run: PipelineRun, is_blocked: bool, now: float) -> PipelineRun:
-    """Return the run with the time noted that its step may not be carried out."""
+    """Return the run with the time since when its step is blocked."""
     since, time = run.blocked_since, run.steps[-1]
     if is_blocked and since is None:
         return replace(run, blocked_since=now)
@@ -409,7 +409,7 @@ def _wait(
     acts: tuple[DeliveryAct, ...] = (),
     measure: tuple[str, ...] = (),
 ) -> DeliveryDecision:
-    """Return the record as it is, with what its run waits for."""
+    """Return the unchanged record, with what its run waits for."""
     run = record.active
     if run is not None and run.waits != why:
         record = replace(record, active=replace(run, waits=why))
@@ -417,10 +417,10 @@ def _wait(
 
 
 def _thaw(record: PipelineRecord, jobs: Jobs, target: Mapping[str, str]) -> DeliveryDecision | None:
-    """Return how jobs that this service paused go on, once they want their target image.
+    """Return the acts that resume jobs of this service, once they want their target image.
 
-    Before that they stay paused: what they wanted before is not updated any further. None: all
-    that may go on do.
+    Before that they stay paused, so that their old target is not updated any further. None: no job
+    can be resumed yet.
     """
     ready = [j for j in record.frozen if j not in target or jobs[j].image == target[j]]
     acts = tuple(SetFrozen(job, False) for job in ready if job in jobs and jobs[job].frozen)

@@ -1,7 +1,7 @@
 """Releases of packages on hosts: which host runs which release, and which one is next.
 
-A fleet is written like the push of a job, so a pipeline takes it through the same stages. Its hosts
-are changed one at a time: the next one begins when the one before is healthy with its release.
+A fleet is written like the push of a job, so a pipeline brings it through the same stages. Its
+hosts are changed one at a time, each when the previous one is healthy with its release.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conveyor.runs import JobProgress
 from wire.errors import Conflict
 
 RETRY_S = 60.0
-"""Between two attempts to put the earlier release back on a host."""
+"""Between two attempts to restore the earlier release on a host."""
 
 
 class HostWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is wanted of a fleet, and how far that is."""
+    """The wanted state of a fleet, and its progress."""
 
     schema: int = 1
     release: str = ""
@@ -51,9 +51,9 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is_owned: bool = False
     is_frozen: bool = False
     is_returning: bool = False
-    """It goes back: what fails is tried again."""
+    """It goes back: failed hosts are tried again."""
     put: dict[str, str] = {}
-    """Host → the release whose installation began last."""
+    """Host → the release whose installation last began."""
     work: HostWork | None = None
     failed: dict[str, str] = {}
     """Host → why it is not healthy with its release."""
@@ -61,17 +61,17 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def part(self) -> PushIntent:
-        """Return on which part of the hosts the release is wanted."""
+        """Return the part of the hosts on which the release is wanted."""
         return PushIntent(version=self.version, share=self.share, tasks=self.tasks)
 
 
 @dataclass(frozen=True, slots=True)
 class HostSeen:
-    """One host as it was seen now."""
+    """One host as it was last observed."""
 
     name: str
     release: str
-    """That it says it runs; empty: not known."""
+    """Its release, as it reports it; empty: unknown."""
     is_healthy: bool
     why: str = ""
     """Why it is not healthy."""
@@ -84,7 +84,7 @@ class FleetPatience:
     healthy_s: float
     """From the end of its command until it is healthy."""
     settle_s: float
-    """So long it is healthy before the next one begins."""
+    """It must be healthy for this long before the next one begins."""
 
 
 def written(record: FleetRecord, act: DeliveryAct, now: str) -> FleetRecord:
@@ -128,13 +128,13 @@ def written(record: FleetRecord, act: DeliveryAct, now: str) -> FleetRecord:
 
 
 def common_release(hosts: Sequence[HostSeen]) -> str:
-    """Return the release that most hosts run, the greater one of two that are equal."""
+    """Return the release that most hosts run; of two equal ones the greater."""
     known = Counter(host.release for host in hosts if host.release)
     return max(known, key=lambda release: (known[release], release), default="")
 
 
 def releases(record: FleetRecord, hosts: Sequence[HostSeen]) -> dict[str, str]:
-    """Return host → the release that it is to run; those that have the new one keep it.
+    """Return host → the release that it is to run; hosts that have the new one keep it.
 
     `hosts` are in the order in which they are changed: the first is the canary.
     """
@@ -150,7 +150,7 @@ def releases(record: FleetRecord, hosts: Sequence[HostSeen]) -> dict[str, str]:
 def advanced(
     record: FleetRecord, hosts: Sequence[HostSeen], patience: FleetPatience, now: float
 ) -> FleetRecord:
-    """Return the record with the host that is changed now: noted first, then carried out."""
+    """Return the record with the host to change now: stored first, then carried out."""
     if record.work is not None:
         return _watched(record, record.work, hosts, patience, now)
     if record.is_frozen:
@@ -167,9 +167,9 @@ def advanced(
 
 
 def _to_change(record: FleetRecord, hosts: Sequence[HostSeen]) -> list[str]:
-    """Return the hosts that have another release than wanted; those to be brought back first.
+    """Return the hosts with another release than wanted; hosts that go back come first.
 
-    One that is away is left alone, unless it is this fleet's release that it does not get on with.
+    A host that is away is skipped, unless this fleet's release is the reason.
     """
     wanted = releases(record, hosts)
     late = [
@@ -181,7 +181,7 @@ def _to_change(record: FleetRecord, hosts: Sequence[HostSeen]) -> list[str]:
 
 
 def _has(record: FleetRecord, host: HostSeen, wanted: str) -> bool:
-    """Return whether a host has a release: it says so, and no other was begun since."""
+    """Return whether a host has a release: it reports it, and no other was begun since."""
     return not wanted or (host.release == wanted == record.put.get(host.name, wanted))
 
 
@@ -228,9 +228,9 @@ def undone(record: FleetRecord, why: str, now: float) -> FleetRecord:
 def fleet_progress(
     target: str, record: FleetRecord, hosts: Sequence[HostSeen], release: str, spare: int
 ) -> JobProgress:
-    """Return how far a fleet is with a release, as a pipeline sees a job.
+    """Return the progress of a fleet with a release, in the form of a job's progress.
 
-    `spare`: so many hosts may be away without keeping the fleet from being settled.
+    `spare`: so many hosts may be away in a settled fleet.
     """
     wanted, at_work = releases(record, hosts), record.work.host if record.work else ""
     new = [h for h in hosts if record.put.get(h.name, h.release) == release]

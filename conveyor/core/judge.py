@@ -1,4 +1,4 @@
-"""Verdicts of gates: when to measure, and what the measurements of a step lead to."""
+"""Verdicts of gates: when to measure, and what follows from the measurements of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class StageJudgement:
-    """What the gates of a stage say together."""
+    """The common verdict of a stage's gates."""
 
     failed: str = ""
     """Why the stage failed."""
@@ -31,7 +31,7 @@ class StageJudgement:
 
 
 def judged(run: PipelineRun, stage: PipelineStage, now: float) -> StageJudgement:
-    """Return what the verdicts of the current step, which was reached, lead to."""
+    """Return what follows from the verdicts of the current step, which was reached."""
     reached = run.steps[-1].reached
     assert reached is not None
     gates = stage_gates(run.spec, stage)
@@ -58,7 +58,7 @@ def judged(run: PipelineRun, stage: PipelineStage, now: float) -> StageJudgement
 
 
 def noted(run: PipelineRun, verdict: GateVerdict) -> PipelineRun:
-    """Return the run with a verdict of its current step."""
+    """Return the run with a verdict on its current step."""
     before = run.verdicts.get(verdict.gate)
     if before is not None and before.outcome is verdict.outcome:
         verdict = replace(verdict, in_a_row=before.in_a_row + 1)

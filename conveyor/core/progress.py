@@ -1,4 +1,4 @@
-"""What a job's status says about a run."""
+"""The progress of a run, from a job's status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TROUBLE = (TaskState.BACKOFF, TaskState.FAILED)
 
 
 def progress(status: JobStatus, image: str) -> JobProgress:
-    """Return how far a job is with an image.
+    """Return the progress of a job with an image.
 
     Tasks of a canary intent belong to its writer: they are neither new nor stable, and no part of
     the push. Extra tasks of an update do not count.

@@ -14,7 +14,7 @@ from wire.errors import InvalidInput
 
 _START = re.compile(r"(?P<days>[a-z]{3}(?:-[a-z]{3})? )?(?P<hour>\d\d):(?P<minute>\d\d)")
 _DAYS_BACK = 8
-"""A weekly time is never further back than this."""
+"""A weekly time is never further in the past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def never(during: Sequence[str], zone: str) -> Never:
 
 
 def start_time(text: str) -> StartTime:
-    """Return the start time of `mon-fri 10:00` or `10:00`; `InvalidInput` says what is taken."""
+    """Return the start time of `mon-fri 10:00` or `10:00`; `InvalidInput` lists valid forms."""
     match = _START.fullmatch(text.strip().lower())
     hint = "for instance mon-fri 10:00, sat 06:30 or 10:00"
     if match is None or int(match["hour"]) > 23 or int(match["minute"]) > 59:

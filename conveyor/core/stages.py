@@ -1,4 +1,4 @@
-"""The steps of a run: which stage on which jobs, and how many tasks each stage is."""
+"""The steps of a run: which stage on which jobs, and the number of tasks in each stage."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def stage_name(stage: PipelineStage) -> str:
 
 
 def wanted(stage: PipelineStage, size: int) -> int:
-    """Return how many of `size` tasks run the new image in a stage, as job control rounds."""
+    """Return how many of `size` tasks run the new image in a stage, rounded as in job control."""
     return push_of(stage).of(size)
 
 
 def push_of(stage: PipelineStage) -> PushIntent:
-    """Return what a stage writes as the push of a job; the caller sets the version."""
+    """Return the push that a stage writes; the caller sets the version."""
     if stage.kind is StageKind.CANARY:
         return PushIntent(version=0, tasks=stage.tasks or 1)
     if stage.kind is StageKind.PERCENT and stage.percent is not None:

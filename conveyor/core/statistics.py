@@ -2,9 +2,9 @@
 
 The null hypothesis is that values of new tasks are not larger than those of stable tasks after the
 stable ones were worsened by the tolerance. U is compared with its normal approximation, corrected
-for ties and for continuity. The test needs no assumption about the distribution of the values;
-it assumes that samples are independent, which samples of one series close in time are not, so the
-step between samples must not be below the scrape interval, and the significance is nominal.
+for ties and for continuity. The test needs no assumption about the distribution of the values; it
+assumes that samples are independent. Samples of one series close in time are not, so the step
+between samples must not be below the scrape interval, and the significance is nominal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """What the test found."""
+    """The result of the test."""
 
     __test__ = False
 

@@ -1,7 +1,7 @@
-"""The status of a pipeline as a page of text that is read in ten seconds.
+"""The status of a pipeline as a page of text that takes ten seconds to read.
 
 First line: what the pipeline does now and what it waits for. Then one line per step, one per gate
-of the current step with the numbers it saw, one per job.
+of the current step with its numbers, one per job.
 """
 
 from __future__ import annotations

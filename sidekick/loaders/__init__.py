@@ -1,7 +1,7 @@
-"""Boot loaders: each can hold one entry of ours beside the host's own, which it never changes.
+"""Boot loaders: each can hold one entry of ours next to the host's own, which stays unchanged.
 
-A new entry is tried once; it becomes what the host boots by default only after a boot with it
-was seen to be healthy. A boot that fails is therefore followed by one of the host's own line.
+A new entry is tried once; it becomes the default only after a boot with it was healthy. A boot
+that fails is therefore followed by one with the host's own line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sidekick.loaders.systemd_boot import SystemdBoot
 from sidekick.setting import Host
 
 LOADERS: tuple[Loader, ...] = (SystemdBoot(), Grub(), Direct())
-"""In the order in which they are looked for; the last one is always there."""
+"""In the order in which they are searched for; the last one is always there."""
 
 
 def find(host: Host) -> Loader:

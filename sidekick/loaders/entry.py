@@ -17,7 +17,7 @@ class Entry(msgspec.Struct, frozen=True):
     version: str = ""
     """Of the kernel; empty for the one that the loader's own default boots."""
     default: bool = False
-    """Whether the host boots it unasked: only what was seen to boot."""
+    """Whether the host boots it by default: only after a healthy boot with it."""
 
 
 class Loader(Protocol):
@@ -31,7 +31,7 @@ class Loader(Protocol):
         """Return whether this host boots through it, and it can take an entry of ours."""
 
     def own_line(self, host: Host) -> str | None:
-        """Return the host's own line, None where only the running kernel knows."""
+        """Return the host's own line, None where only the running kernel has it."""
 
     def read(self, host: Host) -> Entry | None:
         """Return our entry as the loader would boot it, None where there is nothing of ours."""
@@ -52,4 +52,4 @@ class Loader(Protocol):
         """Return why the loader cannot boot our entry just once, "" if it can."""
 
     def boot_once(self, host: Host) -> None:
-        """Let the next boot, and only that one, take our entry. Raises `HostError`."""
+        """Select our entry for the next boot only. Raises `HostError`."""

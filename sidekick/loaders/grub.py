@@ -2,7 +2,7 @@
 
 So nothing has to be generated: no `update-grub`, which may fail, may not be there, and changes
 every entry at once. Our entry is the host's first one with another line. It is the default
-only where the file says so, and then not for a boot that asked for another entry. Source of
+only where the file sets it, and then not for a boot that asked for another entry. Source of
 the syntax and of `next_entry`: the GRUB manual, "custom.cfg" in /etc/grub.d/41_custom and
 "grub-reboot"; tried with GRUB 2.06 of Debian 12.
 """
@@ -93,7 +93,7 @@ class Grub:
         return f"staged in {CUSTOM}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:
-        """Take our block out; a file that we made goes with it."""
+        """Remove our block; a file that we made is removed, too."""
         text = _whole(host, CUSTOM) or ""
         block = _block(text)
         if block is not None:
@@ -151,7 +151,7 @@ def _text(first: _First, entry: Entry) -> str:
 
 
 def _kernel(path: str, version: str) -> str:
-    """Return the path of another version's kernel or initial RAM disk, beside this one's."""
+    """Return the path of another version's kernel or initial RAM disk, in the same folder."""
     folder, _, name = path.rpartition("/")
     stem = re.match(r"(vmlinuz|initrd\.img|initramfs)", name)
     return f"{folder}/{stem[1]}-{version}" if version and stem else path

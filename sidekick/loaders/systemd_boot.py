@@ -1,7 +1,7 @@
-"""systemd-boot: our entry is a file of its own beside the host's.
+"""systemd-boot: our entry is a file of its own next to the host's.
 
-Which entry boots is said in EFI variables, through bootctl(1): `set-oneshot` for the next boot
-alone, `set-default` once it was seen to be healthy. Source of the files: the Boot Loader
+EFI variables select the entry to boot, through bootctl(1): `set-oneshot` for the next boot
+alone, `set-default` after a healthy boot. Source of the files: the Boot Loader
 Specification of the UAPI group; of the variables: the Boot Loader Interface.
 """
 
@@ -17,7 +17,7 @@ from sidekick.setting import Host
 from wire.errors import HostError
 
 PARTITIONS = ("/efi", "/boot/efi", "/boot")
-"""Where bootctl(1) looks for the partition, in its order."""
+"""Where bootctl(1) searches for the partition, in its order."""
 NAME = "twine.conf"
 VARIABLES = "/sys/firmware/efi/efivars"
 _VENDOR = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"

@@ -41,7 +41,7 @@ class Affinity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     nic_irq_threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
     """Hardware threads that take the interrupts of the network interfaces, and run no tasks."""
     busy_loop_threads: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """Hardware threads that tasks are told to keep for a loop that never sleeps."""
+    """Hardware threads that tasks should reserve for a loop that never sleeps."""
     required: bool = False
     """Whether a host with too few processors cannot run the profile."""
 
@@ -55,7 +55,7 @@ class Division(msgspec.Struct, frozen=True):
 
 
 class AffinitySetting(Setting):
-    """Interrupts, the tasks' processors, and what tasks are told of them."""
+    """Interrupts, the tasks' processors, and the file that lists these for tasks."""
 
     kind: ClassVar[str] = "affinity"
     section: ClassVar[type[Affinity]] = Affinity

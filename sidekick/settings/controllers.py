@@ -1,9 +1,9 @@
 """cgroup v2 controllers that are switched off below the slice of all tasks.
 
 For services that have a machine to themselves the CPU controller costs and gives nothing (paper,
-§5.3). systemd is told not to enable it for children (`DisableControllers=`), which takes no boot,
-unlike `cgroup_disable=`. What limits tasks may not go: memory and pids stay. What counts as off is
-what the kernel says in `cgroup.subtree_control`. Source: systemd.resource-control(5); Linux,
+§5.3). `DisableControllers=` keeps systemd from enabling it for children; this needs no boot, unlike
+`cgroup_disable=`. Controllers that limit tasks must stay: memory and pids. A controller counts as
+off if the kernel's `cgroup.subtree_control` lacks it. Source: systemd.resource-control(5); Linux,
 Documentation/admin-guide/cgroup-v2.rst.
 """
 
@@ -64,7 +64,7 @@ class ControllersSetting(Setting):
         return f"there is no {SLICE} in cgroup v2: the agent does not run here"
 
     def read(self, host: Host, setting: str) -> str | None:  # noqa: ARG002
-        """Return what systemd was told to leave off and the kernel has off."""
+        """Return the controllers that are disabled in systemd and off in the kernel."""
         enabled = host.fs.find(f"/sys/fs/cgroup/{SLICE}/cgroup.subtree_control")
         if enabled is None:
             return None

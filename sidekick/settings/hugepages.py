@@ -36,14 +36,14 @@ PREFIX = "hugepages."
 SIZES = {"1g": 1 << 30, "2m": 2 << 20}
 """In the order in which they are asked for."""
 AVAILABLE = "hugepages.available"
-"""Observed beside the pools: how many bytes can be taken while tasks run."""
+"""Observed in addition to the pools: how many bytes can be taken while tasks run."""
 NODES = "/sys/devices/system/node"
 POOLS = "/sys/kernel/mm/hugepages"
 WHOLE = "all"
 """Stands for the node on kernels without NUMA."""
 
 BUDGET_S = 60.0
-"""How long one run looks for memory, over all pools, before it leaves it to a reboot."""
+"""Seconds in which one run tries to get memory, over all pools, before it leaves it to a reboot."""
 KEEP_BYTES = 512 << 20
 KEEP_SHARE = 0.2
 """A profile must leave at least the larger of the two to everything else."""
@@ -69,7 +69,7 @@ class Hugepages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What to do where memory is too fragmented: leave the rest to the next boot, do with what
     there is, or fail and take the whole switch back."""
     budget_s: Annotated[float, Meta(ge=0, le=600)] = BUDGET_S
-    """How long to look for memory."""
+    """How long to try to get memory."""
 
 
 def path_of(setting: str) -> str:
@@ -230,7 +230,7 @@ class HugepagesSetting(Setting):
         return _short(host, change, actual, short)
 
     def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
-        """Say whether the node has its pages, or will have them after the staged boot."""
+        """Return whether the node has its pages, or will have them after the staged boot."""
         report = super().verify(wanted, observed)
         if report.outcome is not ApplyOutcome.DRIFTED or report.actual == "-":
             return report
@@ -263,10 +263,10 @@ class HugepagesSetting(Setting):
 
 
 class Pairs:
-    """What a kernel command line says of huge pages: counts by size, and the default size."""
+    """Huge pages on a kernel command line: counts by size, and the default size."""
 
     def __init__(self, default: int | None, counts: Mapping[int, str]) -> None:
-        """Take sizes in bytes; a count is plain, or by node as `0:16,1:32`."""
+        """Sizes are in bytes; a count is plain, or by node as `0:16,1:32`."""
         self.default = default
         self.counts = dict(counts)
 

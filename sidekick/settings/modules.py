@@ -1,8 +1,8 @@
 """Kernel modules that a profile needs loaded.
 
 Loading is all that is offered: a module that the host had loaded by itself has a user, and is
-not taken away. What a profile loaded is unloaded again when it goes; one that is in use by then is
-told as a failure.
+not taken away. Modules that a profile loaded are unloaded again when it is left; one that is in use
+by then is reported as a failure.
 Source: Linux, Documentation/ABI/stable/sysfs-module; modprobe(8).
 """
 

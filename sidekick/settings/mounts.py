@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 COMMITS = frozenset({"ext4", "btrfs"})
-"""File systems that know `commit`."""
+"""File systems that have the option `commit`."""
 _POINT = re.compile(r"/[A-Za-z0-9_./-]{0,200}\Z")
 
 

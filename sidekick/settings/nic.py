@@ -1,7 +1,7 @@
 """Network interfaces: queues, rings, coalescing of interrupts, offloads.
 
 For every interface with a device behind it, or those named. What a driver lacks is unsupported, and
-so is a number beyond what it can: `"max"` asks for as many as there are. Source: Linux,
+so is a number above its maximum; `"max"` asks for the maximum. Source: Linux,
 Documentation/networking/ethtool-netlink.rst for what the words mean.
 """
 

@@ -34,7 +34,7 @@ class PowerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Words are checked by `check` and not by their type: msgspec 0.22 frees a type `W | list[W]`
     # wrongly where W has a pattern, and the process dies at its end, if not before.
     governor: str | list[str] | None = None
-    """Who chooses the frequency, or several of them, best first."""
+    """The kernel's governor that chooses the frequency, or several of them, best first."""
     energy_preference: str | list[str] | None = None
     """What the processor itself leans to, between `performance` and `power`."""
     required: bool = False
@@ -63,7 +63,7 @@ class PowerSetting(Setting):
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the first of the values that this host offers.
 
-        Where it offers none the name says which one it lacks, so that reading it finds nothing.
+        Where it offers none the name contains the missing choice, so that reading it finds nothing.
         """
         found: PowerFiles | None = profile.section(self.kind)
         wanted = []
@@ -112,7 +112,7 @@ class PowerSetting(Setting):
 
 
 def _key(setting: str) -> tuple[str, str]:
-    """Return the key, and the choice that the host does not offer where the name says so."""
+    """Return the key, and the choice in the name that the host does not offer; empty: none."""
     key, _, choice = setting.removeprefix("power.").partition(":")
     return key, choice
 

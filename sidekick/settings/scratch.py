@@ -1,8 +1,8 @@
 """A file system for scratch data: XFS or btrfs on a device or in a file that is ours to use.
 
 Made only where there is nothing: both ends of the device read as zeros, or it carries a file system
-that was labelled by us before. Everything else is data of others and is left alone, whatever a
-profile says. What was on it is gone with the profile: it is scratch.
+that was labelled by us before. Everything else is data of others and is left alone, whatever the
+profile. The contents are lost when the profile is left: it is scratch.
 
 With a share only that much of the device is ever written: a flash device that keeps the rest for
 itself lasts longer and stays even under writes (paper, 2.6: profiles expose a fraction of flash).
@@ -27,7 +27,7 @@ from sidekick.setting import Host, Setting
 from wire.errors import FieldError, HostError
 
 LABEL = "twine"
-"""Of every file system that we make; at most 12 bytes fit into XFS."""
+"""Label of every file system that we make; at most 12 bytes fit into XFS."""
 MIB = 1 << 20
 LEAST = {"xfs": 300 * MIB, "btrfs": 110 * MIB}
 """What mkfs takes at least (mkfs.xfs 6.0, mkfs.btrfs 6.2)."""
@@ -38,7 +38,7 @@ _MKFS = {
     "btrfs": ("/sbin/mkfs.btrfs", "--quiet", "--force", "--label", LABEL),
 }
 LOOP_S, LOOP_POLL_S = 30.0, 0.1
-"""How long a loop device of a file may take to go away: udev looks at it when it is unmounted."""
+"""How long a loop device of a file may take to go away: udev opens it when it is unmounted."""
 _SIZE_ARGUMENT = {"xfs": ("-d", "size={}m"), "btrfs": ("--byte-count", "{}m")}
 WHOLE_SHARE = 0.97
 """A file system of more than this share of its device is the whole one: mkfs leaves crumbs."""

@@ -53,7 +53,7 @@ class Recorded:
     """
 
     def __init__(self, fs: KernelFs, *, groups: bool = True) -> None:
-        """Take the files; without `groups` the host has no systemd, so that it has no service."""
+        """Without `groups` the host has no systemd, and so no service."""
         self._fs, self._is_recorded = fs, groups
 
     def load(self, unit: str) -> ServiceUnit | None:

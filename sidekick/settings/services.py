@@ -2,7 +2,7 @@
 
 Started and stopped, never enabled or disabled: the host's own choice holds again at the next boot,
 before `resume` brings the profile back. Twine's own services and those without which a host is lost
-are refused, also by an alias. How a service stands is the word of systemd over D-Bus, which knows
+are refused, also by an alias. The state of a service is read from systemd over D-Bus, which covers
 aliases, instances of templates, generated units, other slices and oneshots without processes.
 Source of the states: org.freedesktop.systemd1(5), and `ServiceState` of systemd 257.
 """
@@ -34,7 +34,7 @@ UP = frozenset({RUNNING, STARTING, RESTARTING})
 JOB_S = 100.0
 """The most that a start or a stop may take: systemd gives up after 90 s by default."""
 SETTLE_S = 2.0
-"""For so long a service must stay as it was brought: one that crashes has crashed by then."""
+"""Seconds that a service must keep its new state: one that crashes has crashed by then."""
 POLL_S = 0.05
 REFUSED = re.compile(
     r"(twine-|sidekick|systemd-|dbus|ssh|getty@|serial-getty@|console-getty|container-getty@|"
@@ -157,7 +157,7 @@ class ServicesSetting(Setting):
 
 
 def state_of(unit: ServiceUnit) -> str:
-    """Return how a service stands, in one word."""
+    """Return the state of a service, in one word."""
     if unit.active == "activating":
         return RESTARTING if unit.sub.startswith("auto-restart") else STARTING
     if unit.active == "deactivating":

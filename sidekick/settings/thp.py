@@ -27,13 +27,13 @@ class TransparentHugepages(
     enabled: Literal["always", "madvise", "never"] | None = None
     """Which heaps get huge pages: all, those that ask for them, none."""
     defrag: Literal["always", "defer", "defer+madvise", "madvise", "never"] | None = None
-    """Who waits for memory to be compacted when there is no huge page free."""
+    """Which heaps wait for memory to be compacted when there is no huge page free."""
     shmem_enabled: Literal["always", "within_size", "advise", "never"] | None = None
     """The same for shared memory. `deny` and `force` are for tests of the kernel."""
     khugepaged_scan_sleep_millisecs: Count | None = None
     """How long the collapsing thread rests between two passes."""
     khugepaged_pages_to_scan: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
-    """How much it looks at in one pass."""
+    """How many pages it scans in one pass."""
     khugepaged_max_ptes_none: Annotated[int, Meta(ge=0, le=511)] | None = None
     """How many empty pages it may fill up; 0 never makes a sparse heap larger."""
     required: bool = False

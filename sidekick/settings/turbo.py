@@ -2,7 +2,7 @@
 
 Intel's driver has `no_turbo` (its sense is the other way round), others `boost`, for the whole
 machine or for each policy. Firmware can have switched Turbo off for good: the processor's flag
-`ida` is then missing and the kernel refuses the write, so the host is told to be unable.
+`ida` is then missing and the kernel refuses the write, so the setting is unsupported there.
 Source: Linux, Documentation/admin-guide/pm/{intel_pstate,cpufreq,amd-pstate}.rst; Intel SDM,
 IA32_MISC_ENABLE bit 38 and CPUID.06H:EAX[1].
 """

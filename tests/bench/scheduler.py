@@ -7,8 +7,9 @@ a health change and a round of a release (goals: 20 and 300 ms). The rest is of 
 control plane on SQLite, with agents in memory, all of whose jobs run since long ago: `start_s` is
 the time until every machine was heard, `start_cpu_s` the computing time until every job was looked
 at besides, `events_per_s` task events that are taken in, decided about and stored (by computing
-time, without that of standing still), `rss_mb` the memory, and `other_jobs_factor` the cost of an
-event with all other jobs over that in a region with the asked jobs alone (goal: 1.2).
+time, without that of standing still), `idle_percent` what standing still takes of a core, `rss_mb`
+the memory, and `other_jobs_factor` the cost of an event with all other jobs over that in a region
+with the asked jobs alone (goal: 1.2).
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ async def run(machines: int, tasks: int, jobs: int) -> dict[str, float]:
                 await _until(cp.shards.all[0].scheduler._workers.is_idle)
                 _tell(f"{len(region.sizes)} jobs looked at", began, used)
                 start_cpu_s = time.process_time() - used
-                cost_s = await _events(cp, region)
+                idle, cost_s = await _events(cp, region)
             finally:
                 await cp.__aexit__(None, None, None)
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -188,6 +189,7 @@ async def run(machines: int, tasks: int, jobs: int) -> dict[str, float]:
         "start_s": round(start_s, 1),
         "start_cpu_s": round(start_cpu_s, 1),
         "event_ms": round(cost_s * 1e3, 3),
+        "idle_percent": round(100 * idle, 2),
         "rss_mb": round(rss),
     }
 
@@ -204,8 +206,11 @@ def _all_heard(cp: ControlPlane, silent: list[str]) -> bool:
     return not silent
 
 
-async def _events(cp: ControlPlane, region: Region) -> float:
-    """Return the computing time of one event: each asked task fails and is healthy again."""
+async def _events(cp: ControlPlane, region: Region) -> tuple[float, float]:
+    """Return the share of a core without events, and the computing time of one, in seconds.
+
+    Each asked task fails and is healthy again.
+    """
     idle = await _standing_still()
     began, used, told = time.perf_counter(), time.process_time(), 0
     for health in (Health.UNHEALTHY, Health.HEALTHY) * (EVENTS // (2 * ASKED_JOBS)):
@@ -220,7 +225,7 @@ async def _events(cp: ControlPlane, region: Region) -> float:
     took = time.perf_counter() - began
     computed = time.process_time() - used
     _tell(f"{told} events, {idle:.1%} of a core without any,", began, used)
-    return max(1e-6, (computed - idle * took) / told)
+    return idle, max(1e-6, (computed - idle * took) / told)
 
 
 async def _standing_still() -> float:

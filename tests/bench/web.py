@@ -34,7 +34,7 @@ import aiohttp.web
 
 from agent.api import Limits
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase
 from control_plane.api.routes import ROUTES
 from control_plane.api.stored_jobs import intent_of
 from control_plane.front_end.access import Access
@@ -101,7 +101,7 @@ class WebBench(Bench):
         await self.cp.put_entitlement("e0", EntitlementSpec(machines=self.machines // 2))
         async with self._phase("deploy"):
             await self.cp.apply_job(_spec(BIG, self.big_tasks))
-            await self._until(lambda: self.hosts.running.get("1", 0) >= self.big_tasks)
+            await self._until(lambda: self.cp.census.tasks[TaskPhase.RUNNING] >= self.big_tasks)
         self.pauses.phase = UNCOUNTED
         with tempfile.TemporaryDirectory(prefix="twine-web-") as folder:
             async with self._served(Path(folder)) as session:

@@ -45,7 +45,7 @@ spec = JobSpec(name="w", entitlement="e", tasks=9, image="sha256:" + "0" * 64, c
 places = [Placement(machine=name) for name in names[:9]]
 tasks = [TaskRecord(index=n, version=1, generation=1, placement=places[n]) for n in range(9)]
 record = JobRecord(name="w", spec=spec, version=1, tasks=tasks)
-print(list(TaskDirectory().settle("w", record)))
+print(list(TaskDirectory().settle("w", None, record)))
 quotas = {f"p{n}": Quota(machines=2, types=frozenset(rng.sample("abcd", 2))) for n in range(9)}
 supply = {MachineClass(t, dc, 4): 3 for t in "abcd" for dc in ("x", "y")}
 sums = Promises(quotas, supply)

@@ -5,6 +5,6 @@
     recipe   runs the scripts
     app      the demo application's image, two versions of it
 
-The shell scripts beside these modules are the recipes; each runs in a mount
+The shell scripts in this folder are the recipes; each runs in a mount
 namespace of its own, so that an interrupted build leaves no mount behind.
 """

@@ -1,6 +1,6 @@
 """The guest's image in four cached layers, each named by the hash of what makes it.
 
-base      Debian 13 on btrfs, kernel, initrd          packages and scripts beside this file
+base      Debian 13 on btrfs, kernel, initrd          packages and scripts in this folder
 deps      virtual environment with the wheels needed   base + the project's requirements
 project   the project's wheel, installed               deps + the wheel
 image     disk for vagrant = base + deps + project
@@ -29,7 +29,7 @@ GRUB_DISK_GIB = 9  # with the partition of its own for /boot (grub.sh)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A built image: a vagrant box's content, with the kernel to boot it beside it."""
+    """A built image: a vagrant box's content, with the kernel to boot it."""
 
     folder: Path
     deps_layer: Path | None

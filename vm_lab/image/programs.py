@@ -1,8 +1,8 @@
 """Images of well-known servers from Debian's archive, with their own clients in them.
 
 Each listens on $PORT and keeps what it has in /data, or in /tmp where nothing is mounted there.
-Beside them is podman, with what it needs to run containers in the network that it is in, and
-systemd-oomd, which a test puts into a host.
+The image also has podman, with what it needs to run containers in its own network, and
+systemd-oomd, which a test installs on a host.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class GuestProgram:
 PROGRAMS = {
     "redis": GuestProgram(
         ("redis-server", "redis-tools"),
-        # one of the first two is the other by another name: it looks at how it is called
+        # one of the first two is a link to the other, which checks the name it is called by
         ("/usr/bin/redis-check-rdb", "/usr/bin/redis-server", "/usr/bin/redis-cli"),
         'exec redis-server --port "$PORT" --bind "*" --dir "$DATA" --protected-mode no\n',
     ),
@@ -58,7 +58,7 @@ PROGRAMS = {
             "/usr/share/zoneinfo/UTC",
             "/usr/lib/x86_64-linux-gnu/libnss_wrapper.so",
         ),
-        # It wants a name for its user id; the image knows none, since the id is made for the task.
+        # It needs a name for its user id; the image has none, since the id is made for the task.
         'echo "postgres:x:$(id -u):$(id -g)::/tmp:/bin/sh" > /tmp/passwd\n'
         'echo "postgres:x:$(id -g):" > /tmp/group\n'
         "export LD_PRELOAD=libnss_wrapper.so NSS_WRAPPER_PASSWD=/tmp/passwd"

@@ -1,4 +1,4 @@
-"""Runs the shell scripts beside this module, each in a mount namespace of its own."""
+"""Runs the shell scripts of this folder, each in a mount namespace of its own."""
 
 import subprocess
 from pathlib import Path

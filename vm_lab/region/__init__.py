@@ -1,4 +1,4 @@
-"""Regions as production has them, made up: `generator` makes machines, `workload` who uses them.
+"""Synthetic regions like those of production: `generator` makes machines, `workload` their users.
 
 Pure and seeded: the same arguments give the same region, on every machine.
 """

@@ -20,7 +20,7 @@ from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
 from wire.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
 
 Reply = Callable[[object], None]
-"""Takes the answer, or the error that is the answer."""
+"""Called with the answer, or with the error."""
 
 
 def get_machine(machine: SimulatedMachine) -> api.MachineFacts:
@@ -44,7 +44,7 @@ def get_profile(machine: SimulatedMachine) -> api.ProfileStatus:
 
 
 def pull_image(machine: SimulatedMachine, pull: api.ImagePull, reply: Reply) -> None:
-    """Fetch an image and answer once it is there, together with all who asked meanwhile."""
+    """Fetch an image once for all callers that wait for it, and answer them when it is there."""
     digest = pull.digest
     if digest in machine.images:
         reply(_image(digest))
@@ -77,7 +77,7 @@ def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str]
 
 
 def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
-    """Take the desired state of a task."""
+    """Store the desired state of a task."""
     known = machine.copies.get(task_id)
     _fence(machine, task_id, spec.epoch, spec.generation, known)
     if known is not None and known.wanted and known.spec.generation == spec.generation:
@@ -143,13 +143,13 @@ def delete_task(
 
 
 def put_notices(machine: SimulatedMachine, told: HostNotices) -> HostNotices:
-    """Take what the tasks are to be told; modelled work finds it on its machine."""
+    """Store the notices for the machine's tasks; modelled work reads them there."""
     machine.notices = told
     return told
 
 
 def put_profile(machine: SimulatedMachine, spec: api.ProfileSpec) -> api.ProfileStatus:
-    """Take the profile that the host shall run."""
+    """Store the profile that the host shall run."""
     current = machine.profile
     if (spec.epoch, spec.generation) < (current.epoch, current.generation):
         raise Conflict(f"profile {spec.name} is not applied: generation {spec.generation} is old")
@@ -195,7 +195,7 @@ def _key(spec: api.TaskSpec) -> tuple[object, ...]:
 
 
 def _hear(machine: SimulatedMachine, request: AgentCall) -> None:
-    """Take note of who owns the machine's entitlement; `Conflict`: an earlier owner commands."""
+    """Record the owner of the machine's entitlement; `Conflict` for a change by an earlier one."""
     told = request.owner
     if told is None:
         return
@@ -210,7 +210,7 @@ def _image(digest: str) -> api.ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class AgentCall:
-    """What one request asks of an agent, and what it says of its sender."""
+    """One request to an agent, and its sender."""
 
     handle: Callable[..., object]
     args: tuple[object, ...]

@@ -1,7 +1,8 @@
 """TaskControllers of a simulated region, good ones and bad, and a checker of their answers.
 
 The ready controllers of `taskcontrol` answer here, for made-up ensembles and shards. The checker
-knows what each of them really said: what is taken down on purpose without that breaks a rule.
+records each of their answers: taking a task down on purpose without an acknowledgement is a
+violation.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ KINDS = ("shards", "quorum", "stateless", "never")
 CALL_S = 0.02
 TIMEOUT_S = 5.0
 ELECTION_S = 4.0
-"""There is no leader for so long after the last one went."""
+"""Seconds without a leader after the last one went."""
 NOTICE_S = 30.0
-"""So long before a deadline must a notice have come, if nothing was wrong meanwhile."""
+"""Seconds before a deadline by which a notice must have come, if there was no trouble meanwhile."""
 REBUILD_S = 120.0
-"""So long are replicas missing of a task that was given up while it did not serve."""
+"""Seconds in which replicas are missing of a task that was given up while it did not serve."""
 _QUIET = Never.of(["00:00-00:05", "00:20-00:25", "00:40-00:45"])
 
 
@@ -54,7 +55,7 @@ class Application:
     """What is wrong with it, and how many faults say so."""
     said: dict[int, Said] = field(default_factory=dict)
     told: dict[str, float] = field(default_factory=dict)
-    """Machine → when it was told first that it will be taken."""
+    """Machine → when the first notice about it came."""
     serving: set[int] = field(default_factory=set)
     """Tasks that were listed, and whose shards have not left them."""
     calls: int = 0
@@ -71,7 +72,7 @@ class Application:
         return frozenset(f"s{task - n}" for n in range(self.replicas))
 
     def answer(self, request: TaskControlRequest, now: float) -> TaskControlResponse:
-        """Answer as its controller does; what it says is remembered."""
+        """Answer as its controller does, and record the answer."""
         self.calls += 1
         for notice in request.advance_notices:
             self.told.setdefault(notice.machine, now)
@@ -105,7 +106,7 @@ class Application:
         return Stateless(at_most=0.5).answer(request, self.load)
 
     def _rebuild(self, request: TaskControlRequest, now: float) -> None:
-        """Have replicas elsewhere, after a while, of tasks that are not the job's any more."""
+        """Move the replicas of tasks that left the job to other tasks after `REBUILD_S`."""
         gone = request.gone(self.serving)
         self._given_up = {task: self._given_up.get(task, now) for task in gone}
         for task, since in self._given_up.items():
@@ -135,7 +136,7 @@ class Applications:
         self.of: dict[str, Application] = {}
 
     def own(self, job: str, kind: str) -> ControllerRef:
-        """Have a job controlled; returns what its file says of that."""
+        """Add a controller for a job; returns the reference for its job file."""
         self.of[job] = Application(job, kind, replicas=self._replicas_of_shard)
         return ControllerRef(url="https://10.0.0.1:7450", name=kind, failure_wait_s=120.0)
 
@@ -164,7 +165,7 @@ class Applications:
     # -- the checker
 
     def listed(self, job: str, now: Collection[str]) -> None:
-        """Take in which tasks serve."""
+        """Record which tasks serve."""
         application = self.of.get(job)
         if application is not None:
             tasks = {int(task.rpartition("-")[2]) for task in now}
@@ -208,7 +209,7 @@ class Applications:
                 )
 
     def overdue(self, machine: str, jobs: Collection[str], announced_at: float) -> None:
-        """At a deadline every controller with tasks there must have been told."""
+        """Check at a deadline that every controller with tasks there got a notice."""
         for job in sorted(jobs):
             application = self.of.get(job)
             if application is None or any(application.troubles.values()):

@@ -1,7 +1,7 @@
 """Best-effort work in a simulated region: the production Optimus as a client, and its checker.
 
 Pieces of work of three users are handed in during the story. A modelled task has so many seconds of
-work to do. It saves what it did when it is told to stop (its checkpoint); a machine that loses its
+work to do. It saves its progress when it is stopped (its checkpoint); a machine that loses its
 power saves nothing. The checker counts for itself (EL8):
 
 - `opportunistic`: a task of the work runs on a machine that is on loan to the work's entitlement;
@@ -40,8 +40,8 @@ EVERY_S = 10.0
 USERS = ("ann", "bob", "cay")
 AHEAD = 12
 RETURNED_S = 60.0
-"""A task that cannot be stopped may run so long on a machine that was taken away: its agent is not
-heard, or the machine was given back by force while the task was stopping."""
+"""Seconds that a task may run on a machine that was taken away: its agent cannot be reached, or the
+machine was given back by force while the task was stopping."""
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class BestEffortWork:
             await asyncio.sleep(0)  # it is handed in again in the next life
 
     def queue(self) -> dict[str, QueuedWork]:
-        """Return all work by name, as the scheduler says."""
+        """Return all work by name, from the scheduler."""
         return {} if self._optimus is None else {w.name: w for w in self._optimus.queue().work}
 
     # -- what tasks do

@@ -2,7 +2,7 @@
 
 It shares nothing with the control plane's decisions. It sees what runs on the machines, what
 is written to the stores (decoded here, the few fields it needs), what clients were granted
-and which endpoints they are told. Each rule looks only at what an event changed.
+and the endpoints they receive. Each rule checks only what an event changed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 MACHINES = "machines/"
 LAG_S = 20.0
-"""So old may news be for the control plane to be excused from knowing them."""
+"""Age in s up to which the control plane may not have noticed an event."""
 POLL_S = 4.0
-"""The last sign of life of a machine may be so much older than the silence."""
+"""Seconds by which a machine's last sign of life may be older than its silence."""
 TALK_S = 8.0
-"""So long without trouble does it take to be sure that a machine was heard."""
+"""Seconds without trouble after which contact with a machine is certain."""
 DOUBLE_S = 120.0
-"""So long may two copies last once both machines can be reached."""
+"""Seconds that two copies may last once both machines can be reached."""
 PAUSE_S = 2.5
 """A process that stood still for less may take it for a busy host."""
 NEWS_S = 3.0
-"""So long may it take to act on what was just stored."""
+"""Seconds that it may take to act on a stored change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def is_profile_of(name: str, base: str) -> bool:
 
 @dataclass(slots=True)
 class CheckerStanding:
-    """What the checker knows of one machine."""
+    """The checker's state of one machine."""
 
     store: str = ""
     entitlement: str = ""
@@ -85,10 +85,10 @@ class CheckerStanding:
     up_since: float = 0.0
     down_since: float = 0.0
     sound: bool = True
-    """Nothing keeps it from answering in time."""
+    """Whether it can answer in time: no fault of it or its network prevents that."""
     sound_since: float = float("-inf")
     heard_at: float = 0.0
-    """When it could surely be heard last, if it cannot now: after a while without trouble."""
+    """When contact was last certain, if there is none now: after `TALK_S` without trouble."""
     gone_since: float | None = None
     """Since when it cannot be reached at all."""
     drained: bool = False
@@ -107,7 +107,7 @@ class CheckerStanding:
 
 @dataclass(slots=True)
 class Checker(Observer):
-    """Looks on, and writes down what is wrong."""
+    """Observes the region, and records violations."""
 
     region: SimulatedRegion
     violations: list[Violation] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Checker(Observer):
     """Task → machine → its copy there, of all that are alive."""
     standings: dict[str, CheckerStanding] = field(default_factory=dict)
     endpoints: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Job → task → machine, as clients know it."""
+    """Job → task → machine, as clients received it."""
     failed_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """Task and machine → since when its copy there is not well."""
     undisturbed_since: float = 0.0
@@ -131,7 +131,7 @@ class Checker(Observer):
     _seen: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Know all machines."""
+        """Start with all machines."""
         self.standings = {name: CheckerStanding() for name in self.region.machines}
 
     @property
@@ -170,7 +170,7 @@ class Checker(Observer):
         self._capacity(machine)
 
     def _surge(self, job: str) -> None:
-        """Never more tasks beside the wanted ones than the job's owner allows."""
+        """Check that there are never more extra tasks than the job's owner allows."""
         owned = self.region.clients.jobs.get(job)
         if owned is None or owned.asked is None or not owned.asked.update.surge:
             return
@@ -190,7 +190,7 @@ class Checker(Observer):
         self.region.timeline.after(DOUBLE_S, self._still_double, task)
 
     def _still_double(self, task: str) -> None:
-        """Two copies of a `keep` task must not last once both machines can be told.
+        """Check that two copies of a `keep` task end once both machines can be reached.
 
         One that is on its way out takes the time that its owner allows.
         """
@@ -272,7 +272,7 @@ class Checker(Observer):
                 )
 
     def reach_changed(self, machine: SimulatedMachine) -> None:
-        """Note since when a machine can or cannot be expected to answer in time."""
+        """Record since when a machine can or cannot be expected to answer in time."""
         path = self.region.network.paths.get(machine.name)
         answers = path is not None and self.region.network.answers(machine)
         sound = (
@@ -374,7 +374,7 @@ class Checker(Observer):
             )
 
     def plane_changed(self, what: str) -> None:
-        """Note since when the control plane runs undisturbed; later look for what is lost."""
+        """Record since when the control plane runs undisturbed; check for losses later."""
         if what == "frozen":
             self._before_pause, self._paused_at = self.undisturbed_since, self.now
         is_short = what == "thawed" and self.now - self._paused_at < PAUSE_S
@@ -413,7 +413,7 @@ class Checker(Observer):
             self.violate("waves", f"{announced} waves of {plan} ({work}) at once", plan)
 
     def _deadline(self, names: Sequence[str], deadline: float, announced_at: float) -> None:
-        """No deadline passes without those having been told whose tasks are there."""
+        """Check that controllers with tasks there got a notice before the deadline."""
         calm = self.undisturbed_since <= announced_at - NOTICE_S
         if not calm or not self.region.stores_sound(deadline - announced_at + NOTICE_S):
             return
@@ -468,7 +468,7 @@ class Checker(Observer):
             )
 
     def _consulted(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
-        """Nothing is taken down on purpose without the word of the job's controller."""
+        """Check that tasks are taken down on purpose only as the job's controller acknowledged."""
         owned = self.region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
             return
@@ -489,7 +489,7 @@ class Checker(Observer):
         return well and sound and standing.state == "up" and not standing.overdue(self.now)
 
     def _could_serve(self, task: str, name: str) -> bool:
-        """Return whether the control plane may still believe that a task serves."""
+        """Return whether the control plane may still list a task as serving."""
         standing, copy = self.standings[name], self.copies.get(task, {}).get(name)
         if standing.gone_since is not None and self.now - standing.gone_since > LAG_S:
             return False

@@ -20,7 +20,7 @@ from wire.errors import InvalidInput, TwineError
 
 @click.group()
 def region() -> None:
-    """Simulate a region with its control plane, hours in seconds, and look for what breaks."""
+    """Simulate a region with its control plane, hours in seconds, and report violations."""
 
 
 @region.command("list")

@@ -46,7 +46,7 @@ class ClientWish:
 
 @dataclass(slots=True)
 class Owned:
-    """A job as its owner knows it."""
+    """A job from its owner's view."""
 
     asked: JobSpec | None
     """What was asked for last; None: that it stops."""
@@ -87,7 +87,7 @@ class Owned:
 
 
 class Clients:
-    """Owners, operators, and those who look for endpoints."""
+    """Owners, operators, and clients of discovery."""
 
     def __init__(self, timeline: Timeline, history: History) -> None:
         self._timeline, self._history = timeline, history
@@ -159,7 +159,7 @@ class Clients:
         self.want(ClientWish(f"entitlement {name}", f"entitlement {name}", ask, granted))
 
     def want(self, wish: ClientWish) -> None:
-        """Take a wish; it is asked until it is granted, or refused for good."""
+        """Queue a wish; it is requested until it is granted, or refused for good."""
         queue = self._queues.setdefault(wish.about, deque())
         queue.append(wish)
         if len(queue) == 1:

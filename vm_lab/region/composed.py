@@ -21,7 +21,7 @@ from vm_lab.region.story import Fault, event
 from vm_lab.region.topology import MachinePlace, places
 
 MEET_S = 60.0
-"""The second event of a pair begins at most so long after a shorter first one began."""
+"""Most seconds from the start of a pair's first event, if shorter, to that of the second."""
 _WISHES = (
     *("patience", "move-job", "release", "bad-release", "resize", "move-task", "restart"),
     *("stop-job", "drain", "propose-profile"),

@@ -1,8 +1,7 @@
 """What clients of a simulated region call where shards run in processes: the front end of a core.
 
 Requests about a job go through the product's forwarding to the process of its shard, and through
-its front end. Between the two lies a line that is slow, cut, or leads to a process that stands
-still.
+its front end. The line between the two may be slow, cut, or lead to a stopped process.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class CoreFrontEnd:
         return await self._ask("stop_job", job=name)  # type: ignore[no-any-return]
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
-        """Have a task run elsewhere."""
+        """Move a task to another machine."""
         wish = MoveWish(to=to, reason=reason)
         return await self._ask("move_task", wish, job=name, index=str(index))  # type: ignore[no-any-return]
 
@@ -93,12 +92,12 @@ class CoreFrontEnd:
         return await self._ask("restart_task", wish, job=name, index=str(index))  # type: ignore[no-any-return]
 
     async def move_job(self, name: str, entitlement: str) -> JobStatus:
-        """Have a job run in another entitlement."""
+        """Move a job to another entitlement."""
         wish = JobMove(entitlement=entitlement)
         return await self._ask("move_job", wish, job=name)  # type: ignore[no-any-return]
 
     async def list_machines(self) -> Machines:
-        """Return all machines, each as the process says that follows it."""
+        """Return all machines, each as reported by the process that follows it."""
         return await self._ask("list_machines")  # type: ignore[no-any-return]
 
     async def _ask(self, name: str, body: Any = None, **path: str) -> Any:

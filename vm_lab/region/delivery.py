@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 LOOK_S = 1.0
-"""Between two looks at what runs."""
+"""Seconds between two checks of what runs."""
 CANARIES = 1
 LASTS_S = 30.0
-"""A task that moves may be seen twice for so long."""
+"""Seconds that a moving task may be seen twice."""
 IMAGE_S, SIZE_S, HOLD_S = 240.0, 60.0, 400.0
-"""On average there is a new image, a new size and a hold of a job so often."""
+"""Average seconds between two new images, new sizes and holds of a job."""
 HELD_S = (20.0, 120.0)
 """Shortest and longest hold."""
 ME = "user:conveyor"
 
 
 class DeliveredJobs:
-    """Pipelines of the first jobs of a region, and all who write to these jobs."""
+    """Pipelines of the first jobs of a region, and all writers of these jobs."""
 
     def __init__(self, region: SimulatedRegion, count: int, *, is_random: bool = True) -> None:
-        """Begin when the region does; without chance nothing is written but what is asked for."""
+        """Start with the region; without `is_random` only explicit calls write something."""
         self._region = region
         self._chance = random.Random(f"{region.scenario.name} {region.number} deliveries")
         self.jobs = [f"job{number}" for number in range(count)]
@@ -87,7 +87,7 @@ class DeliveredJobs:
         region.timeline.after(LOOK_S, self._look)
 
     def _write(self, job: str) -> None:
-        """Have writers want something of a job, now and then."""
+        """Draw wishes of a job's writers at random."""
         if self._chance.random() < LOOK_S / IMAGE_S:
             self.release(job, self._chance.choice(["good", "good", "good", "wrong", "ill"]))
         if self._chance.random() < LOOK_S / SIZE_S:
@@ -118,7 +118,7 @@ class DeliveredJobs:
             owned.asked = replace(asked, tasks=min(asked.tasks, tasks))
 
     def release(self, job: str, kind: str) -> str:
-        """Have a new image of a job: `good`, `wrong` (its gate fails) or `ill` (never healthy)."""
+        """Make a new image of a job: `good`, `wrong` (its gate fails) or `ill` (never healthy)."""
         self._made += 1
         digest = "sha256:" + hashlib.sha256(f"{job} {self._made} {kind}".encode()).hexdigest()
         region = self._region
@@ -182,7 +182,7 @@ class DeliveredJobs:
         return [*found, *(f"pipeline of {job} is not known" for job in missing)]
 
     def saw(self, record: JobRecord) -> None:
-        """Take over what a job wants by now: owners here write no image and no size."""
+        """Record a job's present image and size as granted: owners here write neither."""
         owned = self._region.clients.jobs[record.name]
         if owned.granted is None or owned.asked is None:
             return

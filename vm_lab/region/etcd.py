@@ -22,10 +22,10 @@ LEADERS = b"/meta/leader"
 DATA = b"/data/"
 """In all other keys that are looked at here."""
 EXPIRY_S = 0.5
-"""How often etcd looks for leases that have expired: each ends at most so much later."""
+"""Seconds between etcd's checks for expired leases: each ends at most so much later."""
 
 Applied = Callable[[int, list[pb.Event]], None]
-"""Is told who sent a transaction (0: etcd itself) and what it changed."""
+"""Called with the sender of a transaction (0: etcd itself) and what it changed."""
 
 
 @dataclass(slots=True)

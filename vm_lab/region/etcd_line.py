@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vm_lab.region.processes import ProcessLife
 
 TRIES = 6
-"""Of a read: two for each of three members, as the client has it."""
+"""Attempts of a read: two for each of three members, as in the client."""
 WAY_S = (0.0002, 0.001)
 """From a process to etcd, or back."""
 RESUME_S = 2.0
@@ -71,7 +71,7 @@ class EtcdLine:
     async def watch(
         self, key: bytes, range_end: bytes, after: int
     ) -> AsyncGenerator[pb.WatchResponse]:
-        """Yield responses with all changes of a range after a revision, for ever."""
+        """Yield responses with all changes of a range after a revision, without end."""
         watch = _EtcdWatch(self._etcd, self._life, (key, range_end), after)
         self._watches.append(watch)
         self._etcd.watchers.append(watch.changed)
@@ -84,7 +84,7 @@ class EtcdLine:
             self._watches.remove(watch)
 
     def ways_changed(self) -> None:
-        """Let watches go on where they ended, if the line is there again."""
+        """Resume watches where they ended, if the line is restored."""
         for watch in self._watches:
             watch.resume()
 

@@ -28,7 +28,7 @@ Strike = Callable[["SimulatedRegion", Fault, int], None]
 
 
 def strike(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Let one event happen now; `number` tells it from others of its kind."""
+    """Carry out one event now; `number` distinguishes it from others of its kind."""
     region.history.note(f"fault {fault}")
     _STRIKES[fault.kind](region, fault, number)
 
@@ -263,7 +263,7 @@ def _stop_job(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _controller(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    """Have something be wrong with the controller of a job for a while, if it has one."""
+    """Inject a fault into the controller of a job for a while, if it has one."""
     application = region.applications.of.get(_job(fault))
     if application is None:
         return

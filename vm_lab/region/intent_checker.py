@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 ENDS_S = 10.0
-"""An intent that ends by itself is there for at most so much longer."""
+"""Tolerance in s around the end of an intent that ends by itself."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class GrantedIntents:
     owned: set[str] = field(default_factory=set)
     """Dimensions that were written."""
     versions: dict[int, int] = field(default_factory=dict)
-    """Of tasks under the hold: index → version."""
+    """Index of a task under the hold → its version."""
     runtimes: dict[int, str] = field(default_factory=dict)
     """Version → the runtime that it began with."""
 
@@ -61,7 +61,7 @@ def half_up(share: float, size: int) -> int:
 
 
 def in_force(owned: Owned, now: float) -> None:
-    """Have the rules of the checker count with the size that is in force."""
+    """Make the checker's rules use the size that is in force."""
     intents, asked, granted = owned.intents, owned.asked, owned.granted
     if intents is None or asked is None or granted is None:
         return
@@ -71,7 +71,7 @@ def in_force(owned: Owned, now: float) -> None:
 
 
 class IntentChecker:
-    """Looks at each job with writers after every event that concerns it."""
+    """Checks each job with writers after every event that concerns it."""
 
     def __init__(self, region: SimulatedRegion) -> None:
         self._region = region
@@ -80,7 +80,7 @@ class IntentChecker:
         """How often all was exact, and how often an operation explained a difference."""
 
     def happened(self) -> None:
-        """Look at all jobs with writers as soon as what happens now is over."""
+        """Check all jobs with writers as soon as the present event is over."""
         life = self._region.plane.life
         if life is None or life.control_plane is None or life.frozen:
             return

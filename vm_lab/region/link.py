@@ -139,7 +139,7 @@ class AgentLink:
         return found  # type: ignore[no-any-return]
 
     async def put_notices(self, told: HostNotices) -> HostNotices:
-        """Say what the tasks of the machine are to be told."""
+        """Send the notices for the tasks of the machine."""
         return await self._call(agents.put_notices, told, mutates=True)  # type: ignore[no-any-return]
 
     async def get_profile(self) -> api.ProfileStatus:
@@ -170,14 +170,14 @@ class AgentLink:
 class FollowedEvents:
     """Implements the control plane's `EventStream`: long polls that are not made.
 
-    When the agent was heard last is computed when it is read, so a machine on which
-    nothing happens costs nothing.
+    The time of the last contact with the agent is computed when it is read, so an idle machine
+    costs nothing.
     """
 
     def __init__(
         self, network: SimulatedNetwork, life: PlaneLife, machine: SimulatedMachine, after: int
     ) -> None:
-        """Begin to listen now."""
+        """Start listening now."""
         self._network, self._life, self._machine = network, life, machine
         self._after, self._boot = after, machine.boot_id()
         self._anchor = network.timeline.now
@@ -218,7 +218,7 @@ class FollowedEvents:
         return events
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self.sever()
 
     # -- what the world does
@@ -259,7 +259,7 @@ class FollowedEvents:
         self._life.contact_changed(machine)
 
     def heard_by_agent(self) -> float | None:
-        """Return until when the agent was surely heard; None: it still is.
+        """Return when contact with the agent was last certain; None: there is contact now.
 
         It counts from the last answer that a later request confirmed.
         """

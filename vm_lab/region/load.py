@@ -66,7 +66,7 @@ class LoadedJobs:
     def __init__(
         self, region: SimulatedRegion, policies: dict[str, Autoscale], loads: dict[str, Load]
     ) -> None:
-        """Begin when the region does; `policies` are put into the jobs' files."""
+        """Start with the region; `policies` are put into the jobs' files."""
         self._region, self.policies, self._loads = region, policies, loads
         self._cpu_s: dict[tuple[str, int], float] = defaultdict(float)
         """By task and invocation."""
@@ -171,7 +171,7 @@ class LoadedJobs:
         return ""
 
     def release(self, job: str, digest: str, tasks: int) -> None:
-        """Let the owner apply the job's file with a new image: its `tasks` never changed."""
+        """Apply the job's file with a new image as its owner does: its `tasks` never changed."""
         asked = self._region.clients.jobs[job].asked
         if asked is not None:
             self._region.plane.images.add(digest)
@@ -179,7 +179,7 @@ class LoadedJobs:
             self._region.clients.apply_job(replace(asked, image=digest, tasks=tasks))
 
     def observe(self, job: str, tasks: int) -> None:
-        """Note the size that a job has now, also if the answer to its resize was lost."""
+        """Record the size that a job has now, also if the answer to its resize was lost."""
         owned = self._region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None:
             return

@@ -3,7 +3,7 @@
 The machines, their agents, the network and the faults are no asyncio program: they are
 events on a `Timeline`, so one that is idle costs nothing. Only the control plane runs on the
 `VirtualLoop`, whose selector, instead of waiting, lets the timeline go on until something of
-the control plane's is due. Nothing here looks at a real clock.
+the control plane's is due. Nothing here reads a real clock.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Killed(BaseException):
 
 
 class Stuck(RuntimeError):
-    """Nothing will ever happen again, or time does not go on."""
+    """No event is left, or virtual time does not advance."""
 
 
 class Timeline:
     """Events in the order of time, then in the order in which they were announced."""
 
     def __init__(self) -> None:
-        """Begin at 0 with nothing ahead."""
+        """Start at 0 without events."""
         self.now = 0.0
         """Seconds since the beginning."""
         self.events = 0
@@ -48,12 +48,12 @@ class Timeline:
         self._announced = 0
 
     def at(self, when: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Let something happen at a time; one that is past means at once."""
+        """Schedule a call at a time; a past time means at once."""
         self._announced += 1
         heapq.heappush(self._heap, (max(when, self.now), self._announced, call, args))
 
     def after(self, delay_s: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Let something happen after a while."""
+        """Schedule a call after `delay_s`."""
         self._announced += 1
         heapq.heappush(self._heap, (self.now + delay_s, self._announced, call, args))
 
@@ -62,14 +62,14 @@ class Timeline:
         return self._heap[0][0] if self._heap else float("inf")
 
     def step(self) -> None:
-        """Let the next event happen."""
+        """Run the next event."""
         when, _, call, args = heapq.heappop(self._heap)
         self.now = when
         self.events += 1
         call(*args)
 
     def run_until(self, when: float) -> None:
-        """Let everything happen up to a time, which it then is."""
+        """Run all events up to a time, and set the clock to it."""
         while self._heap and self._heap[0][0] <= when:
             self.step()
         self.now = max(self.now, when)
@@ -132,7 +132,7 @@ class _Selector(selectors.BaseSelector):
                 return
 
     def _sit_out(self) -> None:
-        """Let the world go on alone while the process is stopped."""
+        """Run other events while the process is stopped."""
         while self.timeline.now < self.frozen_until and not self.killed:
             due = self.timeline.next_at()
             if due > self.frozen_until:
@@ -187,7 +187,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, timeline: Timeline, *, shared: bool = False) -> None:
         """Run on a timeline that goes on after this loop.
 
-        With `shared` other loops run on it, too: who has them all lets time pass (`run_while_due`).
+        With `shared` other loops run on it, too: their owner lets time pass (`run_while_due`).
         """
         self._virtual = _Selector(timeline)
         self._shared = shared
@@ -298,7 +298,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual.killed = True
 
     def kill_at_step(self, turns: int) -> None:
-        """End the process after so many more turns of the loop."""
+        """End the process after `turns` more turns of the loop."""
         self._virtual.kill_at_step = self._virtual.steps + max(1, turns)
 
     def freeze(self, until: float) -> None:
@@ -339,7 +339,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
     def _make_self_pipe(self) -> None:
-        """Nothing ever wakes this loop from outside."""
+        """Do nothing: no other thread wakes this loop."""
 
     def _close_self_pipe(self) -> None:
         """There is none."""

@@ -84,7 +84,7 @@ class MachineSetting:
     history: History
     observer: Observer = field(default_factory=Observer)
     obeyed: Callable[[SimulatedMachine, int], None] = lambda _machine, _sender: None
-    """Is told of each command that an agent obeyed, and whose it was: a life of a process."""
+    """Called with the machine and the sender (life of a process) of each obeyed command."""
     known_images: set[str] = field(default_factory=set)
     bad_images: set[str] = field(default_factory=set)
     """Versions whose tasks never get healthy."""
@@ -138,7 +138,7 @@ class SimulatedMachine:
         self.streams: list[FollowedEvents] = []
         self.in_contact = False
         self.heard_at = 0.0
-        """When the agent heard from its control plane last, if it is not in contact."""
+        """When the agent last had contact with its control plane, if it has none now."""
         self._contacts = 0
         self._powers = 0
         self._switches = 0
@@ -154,7 +154,7 @@ class SimulatedMachine:
         return f"{self.name}-boot-{self.boots}"
 
     def facts(self) -> api.MachineFacts:
-        """Return what the agent says about its host."""
+        """Return the facts that the agent reports about its host."""
         return api.MachineFacts(
             machine_id=self.name,
             boot_id=self.boot_id(),
@@ -201,7 +201,7 @@ class SimulatedMachine:
     # -- the event log
 
     def say(self, kind: str, name: str, task: api.TaskStatus | None = None) -> None:
-        """Add an event, and let those who follow know."""
+        """Add an event, and notify the streams that follow the agent."""
         self.sequence += 1
         event = api.Event(
             sequence=self.sequence, at=self.wall(), kind=kind, object=name, message="", task=task
@@ -241,7 +241,7 @@ class SimulatedMachine:
     # -- a task's life
 
     def start(self, copy: Copy) -> None:
-        """Start the processes of a task, unless the control plane was not heard for too long."""
+        """Start the processes of a task, unless there was no contact for too long."""
         if self.ran_out(copy.spec):
             self._cut_off_done(copy)
             return
@@ -261,7 +261,7 @@ class SimulatedMachine:
         self.become(copy, TaskState.RUNNING, Health.HEALTHY)
 
     def end(self, copy: Copy, result: str, reason: str) -> None:
-        """Let a task end by itself; the agent starts it again if its policy says so."""
+        """Let a task end by itself; the agent starts it again if its policy asks for it."""
         copy.last_exit = api.Exit(result=result, at=self.wall())
         when = copy.spec.restart.when
         again = when is RestartWhen.ALWAYS or (
@@ -303,10 +303,10 @@ class SimulatedMachine:
     # -- contact with the control plane, for jobs that must not outlive it
 
     def contact(self, heard: bool, last_heard: float) -> None:
-        """Record that polls are answered and heard again, or that none was since `last_heard`.
+        """Record that answers to polls arrive again, or that none has since `last_heard`.
 
-        Nothing else counts: a request that arrives says nothing of answers (docs/adr/0024). What
-        ran out of time meanwhile is ended before time counts again.
+        Nothing else counts: an arriving request is no proof for answers (docs/adr/0024). Tasks that
+        ran out of time meanwhile are ended before time counts again.
         """
         if heard == self.in_contact:
             return
@@ -414,14 +414,14 @@ class SimulatedMachine:
         self.agent_is(up=True)
 
     def agent_is(self, *, up: bool) -> None:
-        """Let the agent end or come back; tasks do not notice."""
+        """Stop or start the agent; tasks are not affected."""
         self.agent_up = up and self.on
         if not up:
             self.pulls.clear()
         self.reach_changed()
 
     def reach_changed(self) -> None:
-        """Tell those who follow the agent that it answers differently now, or not at all."""
+        """Notify the agent's streams and the observer that its reachability has changed."""
         for stream in list(self.streams):
             stream.path_changed()
         self.setting.observer.reach_changed(self)
@@ -480,13 +480,13 @@ class SimulatedMachine:
             self.say("profile", spec.name)
 
     def renumbered(self, spec: api.ProfileSpec) -> None:
-        """Take a request that changes only who asked last."""
+        """Apply a request that changes only the profile's generation and epoch."""
         self.wanted_profile = spec
         self.profile = replace(self.profile, generation=spec.generation, epoch=spec.epoch)
 
 
 def patience_of(spec: api.TaskSpec) -> float | None:
-    """Return how long a task may outlive the silence of its control plane; None: for ever."""
+    """Return how long a task may run without contact to its control plane; None: no limit."""
     rule = getattr(spec, "disconnect", None)
     if rule is None or str(rule.policy) != "stop":
         return None

@@ -26,7 +26,7 @@ CONNECT_S = 4.0
 ANSWER_S = 30.0
 """Until an answer that does not come is given up (`WireClient`)."""
 KEPT_S = 5.0
-"""Requests on a connection that exists arrive for so long after the way back was cut."""
+"""Seconds that requests on an existing connection still arrive after the way back was cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Condition:
     """What a fault does to the way between the control plane and a machine."""
 
     cut_in: bool = False
-    """Nothing reaches the machine."""
+    """Whether no packet reaches the machine."""
     cut_out: bool = False
-    """Nothing comes back from it."""
+    """Whether no packet leaves it."""
     delay_s: float = 0.0
     """The most that is added to each way; drawn for each, so requests overtake."""
     loss: float = 0.0
@@ -59,7 +59,7 @@ class Path:
     duplicate: float = 0.0
 
     def refresh(self, now: float) -> None:
-        """Take all conditions together."""
+        """Combine all conditions."""
         conditions = self.conditions.values()
         was = self.cut_in or self.cut_out
         self.cut_in = any(c.cut_in for c in conditions)
@@ -93,12 +93,12 @@ class SimulatedNetwork:
         self.paths[machine.name] = Path(base_s=machine.random.uniform(0.0005, 0.004))
 
     def impose(self, fault: int, machine: SimulatedMachine, condition: Condition) -> None:
-        """Let a fault act on the way to a machine."""
+        """Apply a fault to the path to a machine."""
         self.paths[machine.name].conditions[fault] = condition
         self._changed(machine)
 
     def lift(self, fault: int, machine: SimulatedMachine) -> None:
-        """End what a fault did to the way to a machine."""
+        """Lift a fault from the path to a machine."""
         if self.paths[machine.name].conditions.pop(fault, None) is not None:
             self._changed(machine)
 

@@ -14,37 +14,37 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Hears everything and cares for nothing."""
+    """Interface of an observer of a region; this one does nothing."""
 
     # -- machines
 
     def copy_changed(self, machine: SimulatedMachine, copy: Copy, *, was_alive: bool) -> None:
-        """Hear that the processes of a task began or ended, or what its agent says of it."""
+        """Called after the processes of a task began or ended, or its agent's report changed."""
 
     def put_accepted(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
-        """Hear that an agent took a specification."""
+        """Called after an agent accepted a specification."""
 
     def reach_changed(self, machine: SimulatedMachine) -> None:
-        """Hear that it may be harder or easier now for a machine to answer."""
+        """Called after the reachability of a machine may have changed."""
 
     # -- the control plane
 
     def put_sent(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
-        """Hear that the control plane sends a task to a machine."""
+        """Called when the control plane sends a task to a machine."""
 
     def delete_sent(self, machine: SimulatedMachine, task_id: str) -> None:
-        """Hear that the control plane sends for a task to be removed."""
+        """Called when the control plane asks an agent to remove a task."""
 
     def stored(self, store: str, operations: Sequence[Operation]) -> None:
-        """Hear of a transaction that is durable now."""
+        """Called with a transaction that is durable now."""
 
     def plane_changed(self, what: str) -> None:
-        """Hear that the process of the control plane began, ended, froze or went on."""
+        """Called when the process of the control plane began, ended, froze or went on."""
 
     def plane_failed(self, reason: str) -> None:
-        """Hear that the process ended by itself."""
+        """Called when the process ended by itself."""
 
     # -- people and clients
 
     def listed(self, endpoints: Endpoints) -> None:
-        """Hear which tasks of a job a client may call now."""
+        """Called with the tasks of a job that a client may call now."""

@@ -118,7 +118,7 @@ class OperatorPlan:
 
 
 def upgrade(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have machines rebooted for a kernel: wave by wave, or all with a deadline."""
+    """Ask to reboot machines for a kernel: wave by wave, or all with a deadline."""
     if fault.value:
         wish = MaintenanceWish(
             work=Work.KERNEL, reason="-", deadline_s=fault.value, duration_s=REBOOT_S
@@ -129,7 +129,7 @@ def upgrade(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have tasks leave machines for want of power, and let them have it again at the end.
+    """Cap the power of machines, so that tasks leave them, and lift the cap at the end.
 
     Wave by wave; with a value all machines are short of power at once, as where a feed fails.
     """

@@ -1,4 +1,4 @@
-"""What owners of a simulated region do beside releases and resizes.
+"""What owners of a simulated region do in addition to releases and resizes.
 
 Versions that never get healthy, moves of tasks and of jobs, proposals for the profile of machines.
 """
@@ -96,7 +96,7 @@ def patient(spec: JobSpec, value: float) -> JobSpec:
 
 
 def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have a task of a job run elsewhere, perhaps on a machine of its owner's choice."""
+    """Ask to move a task of a job, in half of the cases to a machine of its owner's choice."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     if spec is None or not spec.tasks:
@@ -114,7 +114,7 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have every task of a job restarted where it is, each as an operation."""
+    """Ask to restart every task of a job in place, each as an operation."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     wish = RestartWish(reason=f"restart {number}")
@@ -130,7 +130,7 @@ def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have a job run in the next entitlement; from then on it does not go back by itself."""
+    """Ask to move a job to the next entitlement; from then on it does not roll back by itself."""
     name = fault.target.partition(":")[2]
     owned, names = region.clients.jobs[name], sorted(region.clients.entitlements)
     spec = owned.asked
@@ -183,10 +183,10 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
 
 
 def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
-    """Return what an owner finds who knows that a job may have gone back by itself.
+    """Return the specification that an owner expects; a job may have rolled back by itself.
 
-    It goes back to what the owner once asked for as a whole: the image of one wish with the
-    environment of another is none of that.
+    A rollback returns to one earlier wish as a whole, never to the image of one wish with the
+    environment of another.
     """
     if owned.intents is not None:
         return granted_spec(owned, record)

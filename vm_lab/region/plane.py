@@ -118,7 +118,7 @@ class PlaneLife:
         return self._frozen_at if self.timeline.now < read_at else read_at
 
     def contact_changed(self, machine: SimulatedMachine) -> None:
-        """Tell a machine whether it hears its control plane, from whichever process."""
+        """Tell a machine whether it has contact with any process of its control plane."""
         heard = [stream.heard_by_agent() for stream in machine.streams if stream.is_alive]
         last = [at for at in heard if at is not None]
         if not heard:
@@ -157,7 +157,7 @@ class Plane:
         self.life: PlaneLife | None = None
         self.lives = 0
         self.writer: ProcessLife | None = None
-        """Which of several processes made the write that is being told."""
+        """The process that made the write being reported."""
         self.cpu_steps = 0
         self.started: list[Callable[[PlaneLife], None]] = []
         """Called with each life once it serves."""
@@ -177,7 +177,7 @@ class Plane:
         return [str(shard.number) for shard in shards if shard.allocator.region.owns(entitlement)]
 
     def run(self, until: float) -> None:
-        """Let the region live up to a time."""
+        """Run the region up to a time."""
         self.timeline.at(until, self.finish)
         self._over = False
         while not self._over:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PREFIX = "/twine"
 TTL_S = 4
-"""Of the lease of a leader (`EtcdSettings.ttl_s`)."""
+"""Time to live of a leader's lease (`EtcdSettings.ttl_s`)."""
 BEGIN_S = 0.3
 """From the start of one process to the next: the core is there first."""
 
@@ -80,14 +80,14 @@ class WritePoint:
     life: ProcessLife | None = None
 
     def before(self) -> bool:
-        """Let it happen, if it is to be before; return whether the write is lost by it."""
+        """Trigger the fault if it is due before the write; return whether the write is lost."""
         assert self.life is not None
         if not self.is_after:
             self.strike(self.life)
         return not self.is_after and not self.life.alive
 
     def after(self) -> None:
-        """Let it happen, if it is to be after."""
+        """Trigger the fault if it is due after the write."""
         assert self.life is not None
         if self.is_after:
             self.strike(self.life)
@@ -144,7 +144,7 @@ class ProcessLife(PlaneLife):
         return not (self.host.way.cut_in or self.host.to_etcd.cut_in)
 
     def store_failure(self) -> str:
-        """Return why it leads no longer, as it knows itself; empty: it leads."""
+        """Return why it leads no longer, by its own state; empty: it leads."""
         return self.store.failure() if self.store is not None else "it is not open"
 
     def revision(self) -> int:
@@ -165,7 +165,7 @@ class ProcessLife(PlaneLife):
         return None
 
     def ways_changed(self) -> None:
-        """Take note that the network of its host is not what it was."""
+        """Handle a change of its host's network."""
         self._is_awake()
         for stream in list(self.streams):
             stream.path_changed()
@@ -174,7 +174,7 @@ class ProcessLife(PlaneLife):
 
 
 class RegionProcesses(Plane):
-    """All processes of the control plane, their hosts, and who leads what."""
+    """All processes of the control plane, their hosts, and which process leads each role."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class RegionProcesses(Plane):
         """Every life that there ever was."""
         self._leaders: dict[str, int] = {}
 
-    # -- who leads
+    # -- leaders
 
     @property
     def serving(self) -> ControlPlane | None:
@@ -222,7 +222,7 @@ class RegionProcesses(Plane):
         return self.leader(life.host.role) is life
 
     def led(self, key: bytes, sender: int | None) -> None:
-        """Take note that a leader's key was written by a life, or is gone."""
+        """Record that a life wrote a leader's key, or that the key is gone."""
         role = key.partition(LEADERS)[2].decode().removeprefix("-") or CORE
         if sender is None:
             self._leaders.pop(role, None)
@@ -251,7 +251,7 @@ class RegionProcesses(Plane):
     # -- the course of events
 
     def run(self, until: float) -> None:
-        """Let the region live up to a time."""
+        """Run the region up to a time."""
         self.timeline.at(until, self.finish)
         self._over = False
         for number, host in enumerate(self.hosts):
@@ -265,7 +265,7 @@ class RegionProcesses(Plane):
                 self._free(host.life)
 
     def _let_run(self) -> None:
-        """Let each process do what is due at this moment."""
+        """Run what is due in each process at this moment."""
         busy = True
         while busy and not self._over:
             busy = False
@@ -276,7 +276,7 @@ class RegionProcesses(Plane):
                     self._turn(host, life)
 
     def _let_time_pass(self) -> None:
-        """Let the world go on until something is due in a process."""
+        """Run other events until something is due in a process."""
         line = self.timeline
         loops = [host.life.loop for host in self.hosts if host.life is not None]
         due = min((loop.next_at() for loop in loops), default=float("inf"))
@@ -367,11 +367,11 @@ class RegionProcesses(Plane):
         *,
         is_after: bool,
     ) -> None:
-        """Let something befall a process at its n-th write from now on: before it, or after."""
+        """Schedule a fault of a process at its n-th write from now on: before it, or after."""
         life.points.append(WritePoint(left, is_after, strike))
 
     def ways_changed(self, host: ProcessHost) -> None:
-        """Take note that the network of a host is not what it was."""
+        """Handle a change of a host's network."""
         for way in (host.way, host.to_etcd):
             way.refresh(self.timeline.now)
         self.observer.plane_changed("network")

@@ -48,7 +48,7 @@ class _Granted(msgspec.Struct):
 
 
 class PromiseChecker:
-    """Hears every transaction of etcd, and judges the machines that it takes and what it grants."""
+    """Checks in every transaction of etcd the machines that it takes and the quotas it grants."""
 
     def __init__(self, violate: Callable[[str, str], None]) -> None:
         """Call `violate(rule, text)` for each promise that was broken."""
@@ -57,7 +57,7 @@ class PromiseChecker:
         self._machines: dict[str, _Stored] = {}
 
     def applied(self, operations: Sequence[Operation]) -> None:
-        """Take note of one transaction, and compare what it leaves with what it found."""
+        """Record one transaction, and compare the state after it with that before."""
         lacked, taken, granted = self._lacking(), list[str](), list[str]()
         for operation in operations:
             kind, _, name = operation.key.partition("/")

@@ -78,8 +78,8 @@ async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[s
 def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[str]) -> list[str]:
     """Return which profiles are not everywhere yet.
 
-    One may wait for ever for machines whose tasks must stay: `held`, by jobs whose
-    version never gets healthy, as their owners want it.
+    One may wait without end for machines whose tasks must stay (`held`), because their jobs'
+    versions never get healthy, as their owners want it.
     """
     rollouts = [control_plane.profiles.show(name).rollout for name in region.clients.entitlements]
     return [
@@ -94,7 +94,7 @@ def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[st
 async def _jobs(
     region: SimulatedRegion, control_plane: ControlPlane, found: list[str]
 ) -> tuple[dict[str, str], set[str]]:
-    """Look at all jobs; return task → machine as their records say, and jobs that cannot update."""
+    """Check all jobs; return task → machine by their records, and jobs that cannot update."""
     placed, bound = dict[str, str](), set[str]()
     for name, owned in region.clients.jobs.items():
         spec = owned.granted
@@ -161,8 +161,8 @@ def is_hopeless(record: JobRecord) -> bool:
 def is_bound(status: JobStatus) -> bool:
     """Return whether so many tasks of a job wait for room that none may be taken down.
 
-    A release has to wait then: its owner asked for more than there is room for, and for no more
-    than that many being away.
+    A release has to wait then: its owner asked for more tasks than there is room for, and allows
+    at most `max_unavailable` to be away.
     """
     record = status.record
     waiting = sum(1 for task in record.tasks if task.placement is None)

@@ -1,8 +1,8 @@
-"""The checker of roles in a simulated region: who led and who owned, and what is against it.
+"""The checker of roles in a simulated region: it records leaders and owners, and finds violations.
 
-It looks at etcd and at the agents, from outside: no write of a process that does not lead takes
-effect, no agent does what an earlier owner commands once it did what a later one did, no process
-takes what others were promised, and in the end each entitlement has one owner.
+It observes etcd and the agents from outside. No write of a process that does not lead takes effect.
+No agent obeys an earlier owner once it has obeyed a later one. No process takes what others were
+promised, and in the end each entitlement has one owner.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Owned(msgspec.Struct):
 
 
 class RoleChecker:
-    """Hears every change of etcd and every command that an agent obeyed."""
+    """Checks every change of etcd and every command that an agent obeyed."""
 
     def __init__(self, region: SimulatedRegion, plane: RegionProcesses) -> None:
-        """Begin to look on."""
+        """Subscribe to etcd and to the agents."""
         self._region, self._plane = region, plane
         self._promises = PromiseChecker(region.checker.violate)
         self._shards: dict[str, int] = {}
@@ -50,7 +50,7 @@ class RoleChecker:
         region.more_unrest = self.unrest
 
     def applied(self, sender: int, events: Sequence[pb.Event]) -> None:
-        """Take note of a transaction that etcd has carried out; `sender` 0: a lease expired."""
+        """Record a transaction that etcd has carried out; `sender` 0: a lease expired."""
         operations = list[Operation]()
         for event in events:
             key, gone = event.kv.key, event.type == pb.Event.DELETE
@@ -85,7 +85,7 @@ class RoleChecker:
         self._region.checker.stored("main", operations)
 
     def _count_tenures(self) -> None:
-        """Note the present owner of each entitlement, if there is one."""
+        """Record the present owner of each entitlement, if there is one."""
         for name in {*self._region.clients.entitlements, *self._shards}:
             owner = self._plane.leader(role_of(self._shards.get(name, 0)))
             tenures = self._tenures.setdefault(name, [])
@@ -93,7 +93,7 @@ class RoleChecker:
                 tenures.append(owner.number)
 
     def obeyed(self, machine: SimulatedMachine, sender: int) -> None:
-        """Compare who commands with who was obeyed before."""
+        """Check that the sender's tenure is not older than the one obeyed before."""
         entitlement = self._region.checker.standings[machine.name].entitlement
         if not entitlement:
             return

@@ -64,19 +64,19 @@ class ScenarioWork(_Written, frozen=True, kw_only=True):
     controlled_away: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Share of the tasks of a controlled job that may be away; the rest is up to its controller."""
     replicas: Annotated[int, Meta(ge=2, le=10)] = 3
-    """On so many neighbouring tasks is each shard, where a controller knows of shards."""
+    """Number of neighbouring tasks with each shard, for controllers with shards."""
     paced: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs with canaries, gates, extra tasks and a way back of their own."""
     slow_to_stop: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs whose tasks use up two minutes to stop; machines that are cut off stop
     them."""
     delivered: Annotated[int, Meta(ge=0, le=100)] = 0
-    """So many of the jobs have a pipeline, a scaler and an operator (`delivery.py`)."""
+    """Number of jobs that have a pipeline, a scaler and an operator (`delivery.py`)."""
     surge_tasks: Annotated[int, Meta(ge=0)] = 0
     """Extra tasks that the jobs of an entitlement may have at once; no task of a job may be missed
     then, and each has one extra. 0: as it is said of `paced`."""
     best_effort: Annotated[int, Meta(ge=0, le=1000)] = 0
-    """So many pieces of best-effort work are handed to Optimus (`best_effort.py`)."""
+    """Pieces of best-effort work that are given to Optimus (`best_effort.py`)."""
     overgranted: bool = False
     """Quotas add up to more than there is: not all of them are used at once."""
     bound: Annotated[int, Meta(ge=0)] = 0
@@ -132,7 +132,7 @@ class Scenario(_Written, frozen=True, kw_only=True):
     """What happens in every seed, as the lines of a story: `30.0s release job:job0`."""
     pairs: Annotated[int, Meta(ge=0, le=100)] = 0
     """Pairs of kinds of `faults` that each seed composes, in a region that it draws itself; the
-    rates do not count then. 0: the region is as it says here."""
+    rates do not count then. 0: the region is as given here."""
     wishes: Annotated[int, Meta(ge=0, le=100)] = 0
     """Pairs of a wish and a cut that each seed adds to these."""
     settings: dict[str, int | float | dict[str, int | float | str]] = {}

@@ -46,9 +46,9 @@ APART_S = 4.0
 """From one job to the next there: each entitlement goes to the shard with least to do by then."""
 LOOK_EVERY_S = 5.0
 Passed = Callable[[float], None]
-"""Is told now and then how much virtual time has passed, in seconds."""
+"""Called at times with the virtual time that has passed, in seconds."""
 STAY_S = 45.0
-"""So long must a region stay at rest."""
+"""Seconds that a region must stay at rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class SeedOutcome:
     story: list[Fault]
     violations: list[Violation]
     digest: str
-    """Of the event log: the same for the same seed, on every machine."""
+    """Digest of the event log: the same for the same seed, on every machine."""
     events: int
     lines: int
     virtual_s: float
@@ -177,7 +177,7 @@ class SimulatedRegion:
         return msgspec.convert(self.scenario.settings, SchedulerSettings)
 
     def stores_sound(self, for_s: float) -> bool:
-        """Return whether nothing has been wrong with any store for so long."""
+        """Return whether no store has had a fault for `for_s` seconds."""
         return all(disk.sound(self.timeline.now, for_s) for disk in self.disks.values())
 
     # -- the course of events
@@ -219,7 +219,7 @@ class SimulatedRegion:
             self.timeline.after(0.4 + number * apart_s, self.clients.apply_job, spec)
 
     def _begin(self, story: Sequence[Fault]) -> None:
-        """Let the faults begin: everything runs as it should."""
+        """Start the faults, once everything runs as it should."""
         start = self.timeline.now
         self.history.note("the story begins")
         self._begun, self.story_at = True, start

@@ -1,7 +1,7 @@
 """Makes a failing story short enough to be read: fewer events, then shorter and milder ones.
 
 Delta debugging (Zeller and Hildebrandt, 2002) over the events; a shorter story counts when it
-breaks the same rule. What is left is small enough to be told in a sentence.
+breaks the same rule. What is left is small enough for one sentence.
 """
 
 from __future__ import annotations

@@ -29,19 +29,19 @@ WRITE_S = (0.0005, 0.004)
 """How long a transaction takes on a healthy disk."""
 
 LATE_S = 8.0
-"""So late may a write be made whose outcome its sender does not know."""
+"""Seconds by which a write with an unknown outcome may be late."""
 
 
 @dataclass(slots=True)
 class Trouble:
-    """What is the matter with a store."""
+    """The faults of a store now."""
 
     slow_s: float = 0.0
     """The most that is added to each operation."""
     full: bool = False
     """Writes fail, reads work (SQLite on a full disk)."""
     failing: bool = False
-    """Nothing works."""
+    """Whether every call fails."""
     unknown: float = 0.0
     """Share of the writes that end without an answer, made or not."""
 
@@ -70,7 +70,7 @@ class SimulatedDisk:
         self.transactions = self.largest_value = self.largest_transaction = 0
 
     def sound(self, now: float, for_s: float) -> bool:
-        """Return whether nothing has been wrong with it for so long."""
+        """Return whether it has had no fault for `for_s` seconds."""
         return self.trouble == Trouble() and now - self.troubled_at >= for_s
 
 

@@ -21,7 +21,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MachinePlace:
-    """Where one machine stands."""
+    """The location of one machine."""
 
     machine: str
     rack: str
@@ -29,7 +29,7 @@ class MachinePlace:
     datacenter: str
 
     def location(self) -> Location:
-        """Return it as the machine itself says it."""
+        """Return it in the form that the machine itself reports."""
         return Location(
             region="sim",
             datacenter=self.datacenter,

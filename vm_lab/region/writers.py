@@ -1,7 +1,7 @@
 """Writers of intents in a simulated region: five of them, each with its own dimension.
 
 A conveyor pushes, an autoscaler sizes, a tester has canaries, operators hold and roll out a
-runtime, and an owner has an old file. Each writes when the story says so, one request at a time.
+runtime, and an owner has an old file. The story triggers writes; each sends one at a time.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def stage(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def size(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    """Say another size, as the autoscaler does."""
+    """Write another size, as the autoscaler does."""
     name = fault.target.partition(":")[2]
     fewest, most = region.scenario.work.tasks
     tasks = round(fewest + fault.value * (most - fewest))
@@ -135,7 +135,7 @@ def stale_size(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def canary(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have a few tasks run a variant for a while, or end the canary that there is."""
+    """Start a canary of a few tasks, or end the present one."""
     name = fault.target.partition(":")[2]
     tasks, digest = 1 + number % 3, _image(region, name, _CANARY_IMAGES + number)
     ends = fault.value < _WITHDRAWN
@@ -173,7 +173,7 @@ def hold(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def runtime(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Say which runtime the next push starts with."""
+    """Write the runtime that the next push starts with."""
     name = fault.target.partition(":")[2]
     wish = InfrastructureWish(runtime=f"r{number}")
 

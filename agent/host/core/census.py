@@ -1,7 +1,7 @@
-"""What is found on a host against what is recorded: whose each thing is, and what is wrong.
+"""Compares what is found on a host with the records: the owner of each object, and errors.
 
-Pure. `host/gc.py` looks, asks here, looks once more so that what is only under way
-is not taken for wrong, and mends.
+Pure. `host/gc.py` inspects the host, calls this, inspects once more so that changes under way do
+not count as errors, and repairs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OWN = {
 
 @dataclass(frozen=True, slots=True)
 class SubvolumeStore:
-    """The subvolumes of a folder, and the descriptions beside them, by digits of the digest."""
+    """The subvolumes of a folder and their description files, by digits of the digest."""
 
     subvolumes: Collection[str] = ()
     described: Collection[str] = ()
@@ -49,7 +49,7 @@ class SubvolumeStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundOnHost:
-    """One look at a host."""
+    """Everything that one inspection found on a host."""
 
     tasks: Mapping[str, KnownTask] = field(default_factory=dict)
     unreadable: Collection[str] = ()
@@ -73,14 +73,14 @@ class FoundOnHost:
     ports: Collection[str] = ()
     """Programs for ports, by name (docs/adr/0112)."""
     veths: Mapping[str, str] = field(default_factory=dict)
-    """Host end → the task it says it is for."""
+    """Host end of a link → the task that its alias names."""
     mounts: Collection[str] = ()
     """Mounts below the state folder, by path; the folder itself is none of them."""
     files: Collection[str] = ()
     """Other names in the state folder and in those of roots, images and layers."""
     bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     fates: Mapping[tuple[str, str], RetentionFate] = field(default_factory=dict)
-    """What retention says of each image and layer."""
+    """What retention decided for each image and layer."""
 
 
 def judge(found: FoundOnHost) -> list[Account]:

@@ -14,12 +14,12 @@ from wire.units import about_size
 SHORT = 0.4
 """Share of time in which no task at all got on for want of memory: the host mostly waits."""
 LOOKS = 3
-"""So many looks in a row find it short before a task goes; a peak passes by itself."""
+"""Checks in a row that find memory short before a task is evicted; a peak passes by itself."""
 CALM = 0.05
-"""Below that a host is calm. From there it takes 4.6 s in which nothing gets on until the average
-over ten seconds is at `SHORT`."""
+"""Below this pressure a host is calm. From there 4.6 s without progress raise the average over ten
+seconds to `SHORT`."""
 PAUSE_S = 30.0
-"""After one went, so long none does: its end takes time, and PSI tells of the last ten seconds."""
+"""Seconds between two evictions: an end takes time, and PSI averages the last ten seconds."""
 
 
 FULL = 0.95
@@ -27,8 +27,8 @@ FULL = 0.95
 WAITING = 0.1
 """Share of time from which on a task counts among those that wait for memory."""
 FULL_S = 20.0
-"""So long a task counts as one at its limit after it was: where the kernel's killer ends what took
-the memory there is room at once, while PSI tells of the last ten seconds."""
+"""Seconds that a task counts as at its limit after it was: the kernel's OOM killer frees memory at
+once, while PSI averages the last ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ def is_calm(waits: Waits) -> bool:
 def starts_at_once(cpus: int, waits: Waits) -> int:
     """Return how many tasks may be starting at the same time; never none.
 
-    What counts is what the agent itself waits for, not how busy tasks are: a host that is full of
-    work still has to start what it is told.
+    What counts is the agent's own waiting, not how busy tasks are: a fully loaded host must still
+    start the tasks that it is given.
     """
     if waits.agent >= 0.5 or waits.tasks >= 0.2:
         return 1
@@ -148,7 +148,7 @@ def victim(loads: Iterable[Load]) -> Load | None:
 
 
 def why_evicted(load: Load, waits: Waits) -> str:
-    """Return the reason that the task's owner is told."""
+    """Return the reason of an eviction, for the task's owner."""
     kept = f" ({about_size(load.kept_bytes)} of it promised)" if load.kept_bytes else ""
     return (
         f"it was evicted: for {waits.tasks:.0%} of the last 10 s no task of the host got on for"

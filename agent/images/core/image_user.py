@@ -18,7 +18,8 @@ LISTS = ("etc/passwd", "etc/group")
 """Where an image has its users and its groups."""
 LIST_MAX_BYTES = 1 << 20
 NUMBER_MAX = (1 << 31) - 1
-"""Of users and groups, as in other engines; higher ones are negative somewhere."""
+"""Highest id of users and groups, as in other engines; some programs read higher ones as negative.
+"""
 PATH_MAX = 4096
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}\$?")
 
@@ -40,14 +41,14 @@ class ListedUsers:
 
 
 def asks(user: str) -> bool:
-    """Return whether an image names a user who may not be root; then its lists are read."""
+    """Return whether an image names a user other than root; then its lists are read."""
     return user.partition(":")[0] not in ("", "0", "root")
 
 
 def resolve(user: str, users: ListedUsers, groups: ListedUsers) -> ImageUser | None:
-    """Return who `USER[:GROUP]` is, by names or numbers; None for root.
+    """Return the user of `USER[:GROUP]`, by names or numbers; None for root.
 
-    Raises `Unprocessable` for a name that the image does not list and for what is no number.
+    Raises `Unprocessable` for a name that the image does not list, and for a bad number.
     """
     who, _, group = user.partition(":")
     if not asks(user):
@@ -73,7 +74,7 @@ def resolve(user: str, users: ListedUsers, groups: ListedUsers) -> ImageUser | N
 
 
 def login(user: ImageUser | None) -> dict[str, str]:
-    """Return the variables that tell a program who it is; empty for one without a name."""
+    """Return `HOME`, `USER` and `LOGNAME` of a user; empty for one without a name."""
     if user is None or not user.name:
         return {}
     return {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}

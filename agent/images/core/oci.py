@@ -25,7 +25,7 @@ from wire.errors import Unprocessable
 T = TypeVar("T")
 
 DOCUMENT_MAX_BYTES = 4 << 20
-"""Of a manifest or configuration; registries refuse larger ones (distribution spec)."""
+"""Largest manifest or configuration; registries refuse larger ones (distribution spec)."""
 LAYERS_MAX = 127
 """What overlay-based engines take; no engine makes more."""
 LAYER_MAX_BYTES = 1 << 40
@@ -52,7 +52,7 @@ TAG = "org.opencontainers.image.ref.name"
 """Annotation of an image in a layout: its tag (`image-layout.md`)."""
 _DIGEST = re.compile(DIGEST_PATTERN)
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Of an image that says none, as container engines have it: programs may be in /bin alone.
+"""PATH of an image without one, as in container engines: programs may be in /bin alone.
 
 systemd's own, where /bin is a link on the host, has no /bin."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
@@ -73,9 +73,9 @@ class Processor:
     """What this host runs programs for."""
 
     machine: str
-    """As `uname -m` says."""
+    """As printed by `uname -m`."""
     level: int = 1
-    """Of x86-64: 1 to 4, as in the variants v1 to v4 of amd64."""
+    """Level of x86-64: 1 to 4, as in the variants v1 to v4 of amd64."""
 
     @property
     def name(self) -> str:
@@ -195,7 +195,7 @@ def choose(data: bytes, processor: Processor) -> str:
     """Return the digest of the image for this processor out of an index.
 
     Of variants that run here the plain one is taken, else the highest. Raises `Unprocessable`
-    where there is none, or more than one that says nothing of itself.
+    where there is none, or more than one without a platform.
     """
     listed = _decoded(data, _Manifest, "the index").manifests or []
     images = [m for m in listed if m.media_type in _MANIFESTS | _INDEXES]
@@ -233,7 +233,7 @@ def _platform_text(platform: _Platform) -> str:
 
 
 def read_manifest(data: bytes, expected: str = "") -> Manifest:
-    """Return what a manifest says. Raises `Unprocessable` for one we cannot or must not use."""
+    """Return a decoded manifest. Raises `Unprocessable` for one we cannot or must not use."""
     digest = digest_of(data)
     if expected and digest != expected:
         raise Unprocessable(f"the manifest {expected} has digest {digest}: it was changed")
@@ -404,6 +404,7 @@ def image_properties(spec: TaskSpec, config: OciConfig | None) -> dict[str, obje
     found: dict[str, object] = {"ExecSearchPath": [p for p in path.split(":") if p.startswith("/")]}
     if config is None:
         return found
+    found["KillMode"] = "mixed"  # its main process ends the others (docs/adr/0222)
     if config.working_dir.rstrip("/"):
         found["WorkingDirectory"] = config.working_dir
     if config.stop_signal:

@@ -13,7 +13,7 @@ is about to start from it."""
 
 @dataclass(frozen=True, slots=True)
 class ImageUse:
-    """An image, and who needs it."""
+    """An image, and the tasks that use it."""
 
     digest: str
     last_used: float

@@ -18,8 +18,8 @@ from agent.runtime.core.unit_parts import NO_RINGS
 _S = 1_000_000
 UNPACK_TIMEOUT_S = 900
 FETCH_IDLE_S = 300.0
-"""A fetch that got not a byte for so long is given up: skopeo itself waits for ever. On a starved
-host of one emulated CPU nine at once took 140 s until the first image was there."""
+"""Seconds without a byte after which a fetch is given up: skopeo itself never gives up. On a host
+with one overloaded emulated CPU nine at once took 140 s until the first image was there."""
 UNPACK_MEMORY_BYTES = 512 << 20
 FILL_BYTES_PER_S = 1_000_000_000
 """As fast as an unpacking may fill a disk."""
@@ -59,7 +59,7 @@ _SANDBOX: dict[str, object] = {
 }
 
 _TAR_CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER")
-"""Enough to own files as the archive says; without CAP_MKNOD a device node fails."""
+"""Enough to set the owners in the archive; without CAP_MKNOD a device node fails."""
 _RECEIVE_CAPABILITIES = (
     *_TAR_CAPABILITIES, "CAP_SYS_ADMIN", "CAP_FSETID", "CAP_SETFCAP",
 )  # fmt: skip
@@ -67,8 +67,8 @@ _RECEIVE_CAPABILITIES = (
 would allow, mounts above all, the filter of system calls refuses."""
 
 _NOTHING_IS_FLUSHED = "~@sync:0"
-"""fsync(2) and its like are answered with success and not done. skopeo flushes each blob, which
-lives for a few seconds, is read and compared with its digest, and is gone with any power cut."""
+"""fsync(2) and similar calls return success without effect. skopeo flushes each blob, which lives
+for a few seconds, is read and compared with its digest, and need not survive a power cut."""
 
 FIND_SETUID = (
     "-xdev",
@@ -86,10 +86,10 @@ FIND_SETUID = (
 
 
 def until_next_look_s(free_bytes: int, reserve_bytes: int) -> float:
-    """Return how long the room on the disk need not be looked at while something is unpacked.
+    """Return how long the free space need not be checked while something is unpacked.
 
     Until then nothing of the reserve is used up, or at most what is written in `LOOK_LEAST_S`.
-    Ten looks a second are felt by an unpacking on a small host.
+    Ten checks a second slow down an unpacking on a small host.
     """
     room_s = (free_bytes - reserve_bytes) / FILL_BYTES_PER_S
     return min(max(room_s, LOOK_LEAST_S), LOOK_MOST_S)

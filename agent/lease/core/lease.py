@@ -1,10 +1,10 @@
-"""How long a task may run without its control plane being heard (docs/adr/0024).
+"""How long a task may run without contact to its control plane (docs/adr/0024).
 
-An agent answers a poll at some moment and names that answer; the next request says the name
-of the newest answer that arrived. Then, and only then, is it certain that the control plane
-heard this host at the named moment. So what the host counts from is never later than what the
-control plane counts from, whatever the network delays, repeats, loses or lets through one way
-only. All times are seconds since boot with suspend (CLOCK_BOOTTIME): no clock step moves them.
+An agent answers a poll at some moment and names that answer. The next request carries the name
+of the newest answer that arrived. Only this proves that the control plane received an answer of
+that moment. So the host never counts from a later moment than the control plane does, whatever
+the network delays, repeats, loses or delivers in one direction only. All times are seconds since
+boot with suspend (CLOCK_BOOTTIME): no clock step changes them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class LeaseMoment:
     wall: float
     """Seconds since 1970: only to be shown."""
     boot_s: float
-    """Seconds since boot: for every duration."""
+    """Seconds since boot; used for every duration."""
     heard_s: float | None = None
-    """Seconds since boot at which the control plane certainly heard this host; None: not yet."""
+    """Moment of the newest answer that reached the control plane, in s since boot; None: none."""
     lapsed: bool = False
-    """The task's time ran out once, whatever was heard since."""
+    """The task's time ran out once, even if contact was restored since."""
 
 
 def is_bound(spec: TaskSpec) -> bool:
-    """Return whether a task may only run while its control plane is heard."""
+    """Return whether a task may only run while there is contact to its control plane."""
     return spec.disconnect.policy is DisconnectPolicy.STOP
 
 
@@ -83,7 +83,7 @@ class Bond:
     after_s: float
     stop_timeout_s: float
     kill_at_s: float | None = None
-    """Its time ran out: when no process may be left, whatever is heard later."""
+    """Set once its time ran out: when no process may be left, even if contact is restored."""
 
     @staticmethod
     def of(spec: TaskSpec) -> Bond:
@@ -106,7 +106,7 @@ class Bond:
         return heard_s + self.after_s + self.stop_timeout_s + FENCE_GRACE_S
 
     def lapsed(self, heard_s: float | None) -> Bond:
-        """Return the bond once its time ran out; hearing more later changes it no more."""
+        """Return the bond after its time ran out; later contact does not change it."""
         return Bond(self.after_s, self.stop_timeout_s, self.kills_at(heard_s))
 
     def overdue(self, heard_s: float | None, now_s: float) -> bool:

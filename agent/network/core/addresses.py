@@ -1,8 +1,8 @@
 """Names and addresses of tasks' private networks: all follow from the host and the task.
 
 An IPv6 address is the region's prefix (32 bits), the host's IPv4 address (32), a hash of the job
-(32) and one of the task (32). So any host knows where a packet goes, and whose it is, without
-being told: the tunnel is 6rd's (RFC 5969), the firewall compares the hashes.
+(32) and one of the task (32). So any host can derive the destination host and the sending task of a
+packet from its addresses: the tunnel is 6rd's (RFC 5969), the firewall compares the hashes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def address6(site: Site, task_id: str, job: str) -> IPv6Address:
 
 
 def gateway4(site: Site) -> IPv4Address:
-    """Return the address by which tasks know their host."""
+    """Return the IPv4 address of the host that its tasks use as gateway."""
     return IPv4Network(site.prefix4).network_address + 1
 
 

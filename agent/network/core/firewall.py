@@ -1,6 +1,6 @@
 """The firewall of a host as values: one table, replaced as a whole (docs/network.md).
 
-A rule is a list of matches and a verdict. `agent/machine/nft.py` knows how the kernel wants them.
+A rule is a list of matches and a verdict. `agent/machine/nft.py` encodes them for the kernel.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _own_addresses(net: TaskNet) -> list[Rule]:
 
 
 def _let_in(site: Site, net: TaskNet) -> list[Rule]:
-    """Let the tasks in that may reach this one, wherever in the region they are."""
+    """Return rules that accept the tasks that may reach this one, from anywhere in the region."""
     to = _to(f"{net.address6}/128")
     region = Match("ip6 saddr", str(IPv6Network(site.prefix6)))
     return [

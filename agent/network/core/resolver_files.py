@@ -39,7 +39,7 @@ class HostNames:
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """What a resolv.conf says."""
+    """The settings of a resolv.conf."""
 
     servers: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Resolver:
 
 
 def read_resolver(text: str) -> Resolver:
-    """Return what a resolv.conf says; lines that mean nothing are left out."""
+    """Return the settings of a resolv.conf; lines without a known keyword are skipped."""
     servers, search, options = list[str](), tuple[str, ...](), list[str]()
     for line in text.splitlines():
         match line.split():
@@ -63,7 +63,7 @@ def read_resolver(text: str) -> Resolver:
 def resolver_of(spec: TaskSpec, host: HostNames, region: Resolver) -> Resolver:
     """Return how a task finds names: by its own keys, then the region's, then the host's.
 
-    `region` is what the agent's configuration says. Servers that the task cannot reach are left
+    `region` is from the agent's configuration. Servers that the task cannot reach are left
     out: those on the loopback in a network of its own, and 169.254.0.0/16 everywhere.
     """
     dns, found = spec.network.dns, read_resolver(host.resolv_conf)
@@ -103,7 +103,7 @@ def resolver_file(resolver: Resolver) -> str:
 
 
 def host_name(task_id: str, spec: TaskSpec, host: HostNames) -> str:
-    """Return the host name that a task's programs are told by the kernel: its own for a machine."""
+    """Return the host name in a task: its own with an init of its own, else the host's."""
     return task_id if has_own_init(spec) else host.name
 
 
@@ -111,7 +111,7 @@ def hosts_file(task_id: str, spec: TaskSpec, addresses: Sequence[str], host: Hos
     """Return the text of a task's /etc/hosts.
 
     `addresses` are those of its private network. In the host's network the host's own entries
-    follow, and the task's name stands for the host's address.
+    follow, and the task's name maps to the host's address.
     """
     lines = ["127.0.0.1\tlocalhost", f"::1\t{' '.join(_OWN)}"]
     lines += [f"{address}\t{name}" for name, address in sorted(spec.network.dns.hosts.items())]
@@ -124,7 +124,7 @@ def hosts_file(task_id: str, spec: TaskSpec, addresses: Sequence[str], host: Hos
 
 
 def _is_entry(line: str) -> bool:
-    """Return whether a line of the host's list says something that is not said already."""
+    """Return whether a line of the host's /etc/hosts names nothing that the task's has already."""
     fields = line.partition("#")[0].split()
     return len(fields) > 1 and not {*fields[1:]} & {*_OWN}
 

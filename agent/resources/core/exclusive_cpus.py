@@ -18,7 +18,7 @@ class Taken:
     """What of a machine's CPUs is spoken for by other tasks."""
 
     own: frozenset[int] = frozenset()
-    """Of the tasks that have CPUs of their own."""
+    """CPUs of tasks that have CPUs of their own."""
     pinned: frozenset[int] = frozenset()
     """Named by tasks in `resources.cpus`."""
     sharing: int = 0
@@ -70,7 +70,7 @@ def _ordered(cores: Iterable[Core]) -> list[Core]:
 
 
 def _filled(groups: Iterable[list[Core]], count: int) -> tuple[int, ...]:
-    """Return exactly so many CPUs from groups of cores, earlier groups first; none if not exact."""
+    """Return exactly `count` CPUs from groups of cores, earlier groups first; else none."""
     found: set[int] = set()
     for group in groups:
         for core in _ordered(group):
@@ -95,14 +95,14 @@ def online(cores: Iterable[Core]) -> frozenset[int]:
 
 
 def still_good(cores: Sequence[Core], own: Collection[int], count: int) -> bool:
-    """Return whether CPUs that were chosen once are so many, and whole cores for tasks yet."""
+    """Return whether CPUs chosen earlier are `count`, and still whole cores for tasks."""
     whole = frozenset(cpu for core in cores if core.whole for cpu in core.cpus)
     cut = any(0 < len(set(c.cpus) & set(own)) < len(c.cpus) for c in cores)
     return len(set(own)) == count and whole.issuperset(own) and not cut
 
 
 def refusal(cores: Sequence[Core], taken: Taken, count: int, had: Collection[int] = ()) -> str:
-    """Return why a task cannot have so many CPUs of its own, with the numbers; empty if it can."""
+    """Return why a task cannot have `count` CPUs of its own, with numbers; empty if it can."""
     everything, attempt = usable(cores), f"resources.exclusive_cpus {count}"
     sizes = {len(core.cpus) for core in cores if core.cpus and core.whole}
     if len(sizes) == 1 and count % (size := min(sizes)):
@@ -155,5 +155,5 @@ def allowed_cpus(
 
 
 def own_values(own: Sequence[int]) -> dict[str, str]:
-    """Return what a file of its cgroup then says (cgroup-v2.rst)."""
+    """Return the value of the cgroup file that must then be in force (cgroup-v2.rst)."""
     return {"cpuset.cpus.effective": listed(own)} if own else {}

@@ -81,12 +81,12 @@ def bounds(spec: TaskSpec, sizes: Iterable[int]) -> dict[str, str]:
 
 
 def none_of(sizes: Iterable[int]) -> dict[str, str]:
-    """Return what files say of who has none."""
+    """Return the values of a cgroup's limit files that allow no huge pages."""
     return {file_of(size, kind): "0" for size in sorted(sizes) for kind in ("rsvd.max", "max")}
 
 
 def lifted(sizes: Iterable[int]) -> dict[str, str]:
-    """Return what files say of who has no bound."""
+    """Return the values of a cgroup's limit files that set no bound."""
     return dict.fromkeys(none_of(sizes), NO_BOUND)
 
 

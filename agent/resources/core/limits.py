@@ -12,7 +12,7 @@ from agent.api.resources import changes, io_after
 _S = 1_000_000
 _UNLIMITED = 2**64 - 1
 _PERIOD_USEC = 100_000
-"""Of cpu.max, systemd's default."""
+"""Period of cpu.max, systemd's default."""
 _PAGE = 4096
 _DEV = "/dev/"
 IO_FILES = {
@@ -66,7 +66,7 @@ def kept_bytes(resources: Resources) -> int:
 
 
 def _preference(spec: TaskSpec) -> str:
-    """Return what systemd-oomd is told: a task with a promise goes last, one within it never."""
+    """Return the preference for systemd-oomd: tasks with a promise last, those within it never."""
     kept = kept_bytes(spec.resources)
     if not kept:
         return "none"
@@ -221,7 +221,7 @@ def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
 
 
 def cannot_be_kept(spec: TaskSpec, others: Iterable[TaskSpec], memory_bytes: int) -> str:
-    """Return why a task cannot be promised its memory beside others that are not over."""
+    """Return why a task cannot be promised its memory in addition to the other tasks'."""
     more = spec.resources
     kept = sum(other.resources.memory_min_bytes for other in others)
     if kept + more.memory_min_bytes > memory_bytes:

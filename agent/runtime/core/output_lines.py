@@ -16,7 +16,7 @@ BURST_LINES = 10_000
 WINDOW_S = 10.0
 _LENGTH = struct.Struct("<Q")
 DROPPED = "a596d6fe7bfa4994828e72309e95d61e"
-"""Marks what journald says of dropped lines (sd-messages.h, SD_MESSAGE_JOURNAL_DROPPED)."""
+"""Id of journald's message on dropped lines (sd-messages.h, SD_MESSAGE_JOURNAL_DROPPED)."""
 
 
 def entry(fields: bytes, message: bytes) -> bytes:
@@ -55,7 +55,7 @@ class OutputLines:
         return self._within([last], now) if last else []
 
     def told(self, now: float) -> int:
-        """Return how many lines the window that is over dropped; each is told once."""
+        """Return how many lines were dropped in the window that is over; each is reported once."""
         if not self.dropped or now < self.window_ends:
             return 0
         lost, self.dropped = self.dropped, 0

@@ -59,7 +59,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Invocation whose end is already counted."""
     started_at: float | None = None
     started_boot_s: float | None = None
-    """Seconds since boot when it was first seen running: what its back-off goes by."""
+    """Seconds since boot when it was first seen running; its back-off depends on it."""
     next_start_at: float | None = None
     """For people; the clock may be stepped, so `next_start_boot_s` decides."""
     next_start_boot_s: float | None = None
@@ -79,9 +79,9 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     ids: int | None = None
     """First of the users of its machine, where it has an init of its own (tasks.core.own_init)."""
     addresses: list[str] = []
-    """Of its private network, IPv6 first; none in the host's."""
+    """Addresses in its private network, IPv6 first; none in the host's."""
     cut_off: bool = False
-    """It was ended because its control plane was not heard; only a command starts it again."""
+    """It was ended for lost contact to its control plane; only a command starts it again."""
     started_up: str = ""
     """Invocation whose startup probe succeeded."""
     previous: TaskSpec | None = None
@@ -123,7 +123,7 @@ def key_of(spec: TaskSpec) -> str:
     if spec.life.init or spec.life.max_run_s is not None:
         process += (("life", [_sorted(step) for step in spec.life.init], spec.life.max_run_s),)
     if spec.life.notice is not None:
-        process += (("notice",),)  # where its hook is and what it is told of is no part of the unit
+        process += (("notice",),)  # the address and the kinds of its hook are no part of the unit
     if spec.volumes:
         process += (("volumes", volumes_in_key(spec)),)
     if spec.resources.exclusive_cpus:

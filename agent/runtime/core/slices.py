@@ -23,8 +23,8 @@ def slice_of(entitlement: str) -> str:
 def slice_for(spec: TaskSpec) -> str:
     """Return the slice that a task runs in.
 
-    Those with CPUs or huge pages of their own are beside the others, who are kept off these by
-    their slice; no entitlement's name has a `_`.
+    Tasks with CPUs or huge pages of their own have sibling slices; the slice of the other tasks
+    keeps those off these CPUs and pages. No entitlement's name has a `_`.
     """
     own = "_own" if spec.resources.exclusive_cpus else ""
     huge = "_huge" if has_huge_pages(spec) else ""

@@ -1,4 +1,4 @@
-"""Whether a request about a task is taken: who asked last, and does it fit."""
+"""Whether a request about a task is accepted: it is not outdated, and the task fits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stale(
 def contradiction(spec: TaskSpec, known: TaskRecord) -> RefusedRequest | None:
     """Return why a generation that is in force cannot be put again, None where it can.
 
-    A generation names one specification: who sends another one under the same number has
+    A generation names one specification. A caller that sends another one under the same number
     made a mistake, and a success would hide that what runs is not what was asked for.
     """
     current = known.spec
@@ -104,7 +104,7 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
 def to_be_stopped(task: TaskRecord, why: str) -> TaskRecord:
     """Return the task once its owner wants what runs of it to end.
 
-    It says so at once: the observed state must not pass for that of the new generation.
+    The change is visible at once: the old state must not pass for that of the new generation.
     """
     if task.state is not TaskState.RUNNING:
         return task
@@ -115,8 +115,8 @@ def is_over(task: TaskRecord) -> bool:
     """Return whether a task has ended and stays so until it is put or restarted.
 
     It uses no memory and no huge pages, so what it was promised of both is there for others
-    meanwhile, and its restart is admitted again. What its volumes hold is on the disk until it is
-    removed, so their limits count on; and the CPUs of its own stay its, as its record says.
+    meanwhile, and its restart is admitted again. Its volumes are on the disk until it is removed,
+    so their limits still count. It also keeps its own CPUs, which are in its record.
     """
     ended = task.state in (TaskState.STOPPED, TaskState.FAILED) and not task.restart_asked
     return ended and task.reason != LINGERS

@@ -56,7 +56,7 @@ STEPS: dict[int, str] = {
     242: "its memory policy could not be set",
     243: "its credentials could not be set up",
 }
-"""Exit codes by which systemd says which step before the command failed.
+"""Exit codes of systemd for the steps before the command that can fail.
 
 Source: systemd.exec(5), "Process Exit Codes".
 """
@@ -80,7 +80,7 @@ RESULTS = {
 
 
 def describe(end: Exit, *, ran_s: float = 0.0, max_run_s: float | None = None) -> str:
-    """Return one sentence on how the main process ended, which ran for so long.
+    """Return one sentence on how the main process ended after `ran_s` seconds.
 
     systemd has one result for a task that ran for too long and for one that was stopped by
     another program and did not end in time.

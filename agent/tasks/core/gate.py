@@ -35,7 +35,7 @@ def with_gate(new: TaskRecord, before: TaskRecord) -> TaskRecord:
 def begun_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
     """Return a task of whose old version nothing runs any more: now the time of its gate counts.
 
-    How long that took to end, hook included, says nothing about the new one.
+    The time that the old version took to end, hook included, does not count.
     """
     gate_s = task.spec.life.health_gate_s
     if task.previous is None or task.gate_boot_s is not None or gate_s is None:
@@ -72,7 +72,7 @@ def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
 
 
 def is_late(task: TaskRecord, now: LeaseMoment) -> bool:
-    """Return whether the time of its gate is over for a task that was just looked at."""
+    """Return whether the gate's time is over for a task that was just observed."""
     return (
         task.previous is not None
         and task.gate_boot_s is not None

@@ -1,7 +1,7 @@
-"""What is run for a task beside its main process: steps before it, and commands inside it.
+"""Units of a task other than its main one: init steps before it, and commands inside it.
 
-Both are units of their own, made from the task's own unit: same root, user, sandbox, limits
-and slice, so there is no right that the task itself has not. A command inside also joins
+Both are made from the task's own unit: same root, user, sandbox, limits
+and slice, so they have no right that the task itself lacks. A command inside also joins
 the task's network and IPC, ends with it, and has memory of its own: one that takes too much ends
 alone (docs/adr/0041, 0178).
 """

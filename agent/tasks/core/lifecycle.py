@@ -2,8 +2,8 @@
 
 One pure function serves the first start, every restart, the repair after a crash of the
 agent between any two steps, and the adoption of tasks that ran on meanwhile: there is no
-separate recovery path that could differ (docs/adr/0003). `tasks/supervisor.py` looks at
-the host, calls `decide`, saves the record, carries out the action, and looks again.
+separate recovery path that could differ (docs/adr/0003). `tasks/supervisor.py` observes
+the host, calls `decide`, saves the record, carries out the action, and observes again.
 
     accepted → preparing → starting → running ⇄ (healthy | unhealthy)
         ↑                                │ ends
@@ -60,7 +60,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SeenUnit:
-    """What systemd says of the task's unit."""
+    """The state of the task's unit, as systemd reports it."""
 
     active: str
     sub: str
@@ -73,7 +73,7 @@ class SeenUnit:
     exited_at: float | None = None
     started_at: float | None = None
     why: str = ""
-    """Why it ended, where the host knows more than its result says (tasks.core.oomd)."""
+    """Why it ended, where the journal has more than its result (tasks.core.oomd)."""
 
     @property
     def lingers(self) -> bool:
@@ -197,8 +197,8 @@ def _towards_gone(task: TaskRecord, seen: SeenTask) -> Decision:
 
 
 def _while_cut_off(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
-    """End the task and keep it ended, even when its control plane is heard again: by then a
-    copy may run elsewhere. Only a command takes `cut_off` back (tasks.core.admission).
+    """End the task and keep it ended, even when contact to its control plane is restored: by then
+    a copy may run elsewhere. Only a command resets `cut_off` (tasks.core.admission).
     """
     here = replace(task, restart_asked=False, next_start_at=None, next_start_boot_s=None)
     unit = seen.unit
@@ -231,21 +231,21 @@ def _while_leaving(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisi
 
 
 def _while_lingering(task: TaskRecord, unit: SeenUnit, seen: SeenTask) -> Decision:
-    """Start nothing beside what is left, and say so; it ends when the kernel lets go."""
+    """Start nothing while processes are left, and report it; they end when the kernel can."""
     if task.state in (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED):
         return Decision(replace(task, reason=LINGERS, boot_id=seen.boot_id), Action.REST)
     return _let_go(task, unit, LINGERS, seen)
 
 
 def _stop(unit: SeenUnit) -> Action:
-    """Return how a unit is ended; one that is on its way, or beyond help, is waited for."""
+    """Return how to end a unit: `REST` if it is stopping or cannot be killed, else `STOP`."""
     return Action.REST if unit.lingers or unit.active == "deactivating" else Action.STOP
 
 
 def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTask) -> Decision:
-    """The owner wants this unit away: its end is expected and does not count against it.
+    """Stop a unit that its owner wants removed: its end is expected, and not held against the task.
 
-    How a unit ended that had done so before it was asked for is still kept.
+    The exit of a unit that had ended before the request is still recorded.
     """
     stopping = replace(
         task,
@@ -358,8 +358,8 @@ def _uncounted(task: TaskRecord) -> bool:
 def _after_reboot(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRecord:
     """Return the task in a new boot of the host, where nothing of it can run.
 
-    Whatever it was about to do, it only comes back by itself where its specification says
-    so: meanwhile its owner may have started it elsewhere (promise P8).
+    Whatever it was about to do, it starts again by itself only where its specification allows it:
+    meanwhile its owner may have started it elsewhere (promise P8).
     """
     alone = task.spec.offline_restart and not is_bound(task.spec)
     here = replace(task, boot_id=seen.boot_id, restart_asked=task.restart_asked and alone)

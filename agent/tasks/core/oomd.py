@@ -1,7 +1,7 @@
-"""What systemd-oomd did to tasks: told from those that reached their own limit (ADR 0122).
+"""Distinguishes tasks killed by systemd-oomd from those that reached their own limit (ADR 0122).
 
-Pure. systemd says `oom-kill` of both. Which it was only the journal has: the service manager notes
-there what systemd-oomd did to a unit, and systemd-oomd why. `tasks/oomd.py` reads it.
+Pure. The result of both is `oom-kill`. Only the journal has the difference: the service manager
+logs what systemd-oomd did to a unit, and systemd-oomd logs why. `tasks/oomd.py` reads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OOMD_KILL = "oomd-kill"
 _NOTED = "d989611b15e44c9dbf31e3c81256e4ed"
 """MESSAGE_ID of the service manager's note on a unit (SD_MESSAGE_UNIT_OOMD_KILL)."""
 _BEFORE_S = 60.0
-"""So long before an end systemd-oomd's own words are looked for."""
+"""Seconds before an end from which the log of systemd-oomd is searched."""
 _KILLED = re.compile(r"Killed (/workload\.slice/\S+) due to (.+)")
 
 
@@ -42,7 +42,7 @@ def _journal(since: float, *matches: str) -> list[str]:
 
 
 def killed(said: str) -> dict[str, str]:
-    """Return the cgroups of tasks that systemd-oomd killed, and why, as it says."""
+    """Return the cgroups of tasks that systemd-oomd killed → the reason in its log."""
     found = (_KILLED.fullmatch(line.strip()) for line in said.splitlines())
     return {line[1]: line[2] for line in found if line is not None}
 

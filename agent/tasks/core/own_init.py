@@ -85,9 +85,9 @@ SANDBOX: Mapping[str, object] = MappingProxyType(
         "UMask": 0o022,
     }
 )
-"""Of systemd-nspawn, of all in the machine, and of what is run inside it from the host. The rest of
-the sandbox is the machine itself: users that do not exist outside, its own mounts, processes, names
-and network."""
+"""Sandbox of systemd-nspawn, of everything in the container, and of commands run inside it from the
+host. The rest of the sandbox is the container itself: users that do not exist outside, its own
+mounts, processes, names and network."""
 _WITHOUT = frozenset(
     (
         *("BindReadOnlyPaths", "Environment", "ExecSearchPath", "ExecStartPre", "ExecStopPost"),
@@ -95,13 +95,13 @@ _WITHOUT = frozenset(
         *("RootDirectoryStartOnly", "User", "WorkingDirectory"),
     )
 )
-"""Properties of a plain unit that systemd-nspawn is told otherwise, or that are not its."""
+"""Properties of a plain unit that systemd-nspawn gets in another way, or does not have."""
 _OF_START = ("Delegate", "ExecCondition", "ExecStartPre", "ExecStopPost")
 _SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
 ROOT, BELOW, MEMORY, NESTED = ".root", ".below", ".memory", ".nested"
-"""What is mounted for the root of a machine, beside its volumes: no volume's name has a dot. What
-the machine writes to its root is in memory, over the task's root, which it cannot change. The last
-is there for containers inside."""
+"""Mounts for the root of a system container, in the folder of its volumes: no volume's name has a
+dot. What it writes to its root is in memory, over the task's root, which it cannot change. The
+last is for containers inside."""
 _STAGE = (
     "owner=$1; ids=$2; count=$3; at=$4; root=$5; size=$6; shift 6; "
     'off() { while umount -l "$1" 2>/dev/null; do :; done; mkdir -p -m 0700 "$1"; }; '

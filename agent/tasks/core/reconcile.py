@@ -11,7 +11,7 @@ from agent.runtime.core.records import TaskRecord, Wanted, key_of, task_of
 
 @dataclass(frozen=True, slots=True)
 class KnownTask:
-    """What the agent knows of a task."""
+    """What the agent's record has of a task."""
 
     state: TaskState
     leaving: bool = False
@@ -42,10 +42,10 @@ def rebuilt(
 ) -> dict[str, TaskRecord]:
     """Return the records that take the place of those that cannot be read (F-06).
 
-    `copies` is what is remembered in memory of their tasks, `keys` says from which specification
-    each unit that there is was started. A copy of something else than what runs is not believed:
-    that task runs on untouched until an owner speaks up. One that is being removed stays so. Of a
-    record that is not there, and so is not `unreadable`, only what runs is proof that it was.
+    `copies` are the copies of their records in memory. `keys` maps each existing unit to the key of
+    the specification it was started from. A copy that differs from the running unit is not used:
+    that task runs on untouched until an owner sends a request. One that is being removed stays so.
+    For a missing record, which is not `unreadable`, only a running unit proves that it existed.
     """
     return {
         task_id: record

@@ -172,7 +172,7 @@ def unit_properties(
 
 
 def _of_processes(spec: TaskSpec) -> dict[str, object]:
-    """Return what a specification says of each process; the hardening has the defaults."""
+    """Return the properties that a specification sets for each process; others have defaults."""
     more = spec.ulimits
     named = {
         "LimitNOFILE": more.nofile,
@@ -205,7 +205,7 @@ _SYS = tuple(
         *("kernel", "module", "power"),
     )
 )
-"""All there is in /sys: systemd 257 would not take `/sys` itself beside `ProtectKernelTunables`."""
+"""All there is in /sys: systemd 257 refuses `/sys` itself together with `ProtectKernelTunables`."""
 
 
 def relaxed(
@@ -223,7 +223,7 @@ def relaxed(
         return {**found, "User": "root"}
     if Relaxation.PROC in relaxations and "ProcSubset" in found:
         found["ProcSubset"] = "all"
-        found["ProtectKernelTunables"] = True  # /proc/sys and its like are there now
+        found["ProtectKernelTunables"] = True  # /proc/sys and similar files are there now
         found["ReadOnlyPaths"] = _SYS  # it leaves /sys open in the host's network
     if Relaxation.NETLINK in relaxations:
         families = dict.fromkeys((*_texts(found.get("RestrictAddressFamilies")), "AF_NETLINK"))

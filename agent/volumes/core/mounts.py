@@ -2,7 +2,7 @@
 
 A dynamic user has another number with each start, and files keep theirs. So what is on disk is
 mounted in a way that shows the owner of the files as the task's user and back, by one shell of
-the host's that knows the number (docs/adr/0076, 0118). Source: mount(8), X-mount.idmap.
+the host's that gets the number (docs/adr/0076, 0118). Source: mount(8), X-mount.idmap.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _VOLUMES = (
     "fi || exit 1; shift 3; done"
 )
 """Makes a folder, or mounts each first path at the second below the root, files of the owner shown
-as a dynamic user's. Nothing runs in the root at that time, so no link comes after the look for
-one. The top folder of a volume is given to the owner here: the agent may not (docs/adr/0084)."""
+as a dynamic user's. Nothing runs in the root at that time, so no link can appear after the check
+for one. The top folder of a volume gets its owner here: the agent may not (docs/adr/0084)."""
 _UNMOUNT = (
     'root=$(readlink -f "$1") || exit 0; shift; '
     'for at; do [ "$(readlink -m "$root$at")" = "$root$at" ] || continue; '

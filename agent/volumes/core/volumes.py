@@ -25,7 +25,7 @@ class Named:
     task_id: str
     volume: str
     label: str = ""
-    """Of a snapshot."""
+    """Label of a snapshot; empty for a volume."""
 
 
 def name_of(task_id: str, volume: str, label: str = "") -> str:

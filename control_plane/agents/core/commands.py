@@ -1,4 +1,4 @@
-"""What agents are told about tasks, and which tasks were not asked for."""
+"""The commands to agents about tasks, and the tasks of theirs that no record wants."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def strays(
 ) -> list[Stop]:
     """Return stops for tasks of ours that no record places on this machine.
 
-    `known` holds the ids that belong there, or that their job is already removing. Tasks
-    that a local operator started (no epoch, no job) are none of our business. What was told in
-    the term `restored` or before is none either, unless an operator let it go: the store was put
-    back then from a copy, which may only not know of it (docs/adr/0111).
+    `known` holds the ids that belong there, or that their job is already removing. Tasks that a
+    local operator started (no epoch, no job) are left alone. So are tasks that were commanded in
+    the term `restored` or before, unless an operator released them: the store was restored then
+    from a copy, which may lack them (docs/adr/0111).
     """
     return [
         Stop(machine, name, status.generation, urgent=True)

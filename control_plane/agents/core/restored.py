@@ -12,7 +12,7 @@ _THERE = (TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.DRAINING)
 
 
 def is_of_before(status: TaskStatus, epoch: int) -> bool:
-    """Return whether a task of ours was told in a term that a restored store may not know of.
+    """Return whether a task of ours was commanded in a term that a restored store may not know.
 
     `epoch` is the one in which the store was restored; 0: it never was.
     """
@@ -28,8 +28,8 @@ def differences(
 ) -> Iterator[FoundTask]:
     """Yield what differs on one machine, by task.
 
-    `wanted` maps the tasks that the store has there to their jobs, `jobs` are all that tasks
-    seen there belong to, as far as the store has them.
+    `wanted` maps the tasks that the store has there to their jobs. `jobs` are the stored jobs of
+    all tasks that were seen there.
     """
     for name in sorted(seen.keys() | wanted.keys()):
         status, record = seen.get(name), wanted.get(name)

@@ -1,4 +1,4 @@
-"""Machines as the scheduler sees them: what broker and agent last said, in one value."""
+"""Machines as the scheduler sees them: the last reports of broker and agent, in one value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from control_plane.api.machines import UnavailabilityEvent
 
 
 class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A machine of a job, as its agent and the broker last said.
+    """A machine of a job, as its agent and the broker last reported it.
 
     A round of a job makes one for each of its machines: a dataclass takes four times as long.
     """
@@ -39,13 +39,13 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     deadline: float | None = None
     """When its tasks must be gone, in seconds since 1970."""
     plans: tuple[UnavailabilityEvent, ...] = ()
-    """What is planned for it and has not ended, also what lies ahead."""
+    """What is planned for it and has not ended, including future work."""
     known: bool = True
-    """It is down, or this process has listed what it has: what is said of its tasks is so."""
+    """It is down, or this process has listed its tasks: the known state of its tasks is true."""
     excused: bool = False
     """It cannot be reached because of work that was announced, and its tasks run on."""
     returning: bool = False
-    """It is being taken for maintenance only: it will be there again."""
+    """It is being taken for maintenance only and will return."""
     tasks: Mapping[str, TaskStatus] = msgspec.field(default_factory=dict)
     stopped: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Task id → generation of the last stop that the agent confirmed."""
@@ -54,9 +54,9 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     restored: int = 0
     """The term in which the store was restored from a copy; 0: it never was."""
     unheard_s: float = 0.0
-    """Of a machine that is down or does not answer: since its agent certainly answered last;
-    since the start of this process if it never did. Pauses of this process count. An answer
-    takes time: the agent heard us before that."""
+    """Of a machine that is down or does not answer: since the last certain answer of its agent, or
+    since the start of this process without one. Pauses of this process count. An answer takes time:
+    the agent had its request before that."""
 
     def held_by(self, entitlement: str) -> bool:
         """Return whether the machine is assigned to the pool of an entitlement of the job."""

@@ -1,8 +1,8 @@
-"""In which order tasks are stopped, and how fast: what the rate limit lets pass next.
+"""The order in which tasks are stopped: what the rate limit lets pass next.
 
-A bug that wants to stop everything gets no further than the limit (F-54). Within it a task
-that must not run where it runs goes first; all others by turns of their entitlements, so that
-the end of a large job does not hold up the update of a small one.
+A bug that wants to stop everything is held to the limit (F-54). A task that must not run where it
+runs goes first. The others go by turns of their entitlements, so that the end of a large job does
+not delay the update of a small one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StopQueue:
         self._where: dict[QueuePlace, str] = {}
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return how many places wait."""
         return len(self._urgent) + len(self._where)
 
     def __contains__(self, place: object) -> bool:
@@ -36,7 +36,7 @@ class StopQueue:
         return place in self._urgent or place in self._where
 
     def add(self, place: QueuePlace, entitlement: str, *, urgent: bool) -> None:
-        """Let a place wait; one that waits already may only become urgent."""
+        """Queue a place; one that is queued already may only become urgent."""
         if place in self._urgent or (place in self._where and not urgent):
             return
         self.discard(place)
@@ -47,7 +47,7 @@ class StopQueue:
             self._by_entitlement.setdefault(entitlement, OrderedDict())[place] = None
 
     def first(self) -> QueuePlace | None:
-        """Return who is next, and leave it there."""
+        """Return the next place to stop, and leave it in the queue."""
         if self._urgent:
             return next(iter(self._urgent))
         for places in self._by_entitlement.values():
@@ -62,7 +62,7 @@ class StopQueue:
             self._by_entitlement.move_to_end(entitlement)
 
     def discard(self, place: QueuePlace) -> None:
-        """Remove a place, if it waits."""
+        """Remove a place, if it is queued."""
         self._urgent.pop(place, None)
         entitlement = self._where.pop(place, None)
         if entitlement is not None:

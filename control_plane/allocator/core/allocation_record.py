@@ -19,7 +19,7 @@ from control_plane.api.requirements import In, is_pair, text_of
 def restoring(record: AllocationRecord, index: RegionIndex, step: int) -> Iterator[int]:
     """Restore what a record says about machines that the region still has, in steps.
 
-    Yields how many tasks were looked at, `step` at most.
+    Yields how many tasks were read, `step` at most.
     """
     machines = index.machines
     if len(record.demands) == 1 and not record.ports:  # nearly all jobs are like this
@@ -52,7 +52,7 @@ def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list
 def record_after(
     change: Change, claims: Claims | None, near: Near = ALONE
 ) -> AllocationRecord | None:
-    """Return the record of a job after a change that is reserved and not yet settled."""
+    """Return the record of a job after a change that is reserved and not settled."""
     after = (claims or Claims(change.job, change.pool)).after(change)
     if not after.machines:
         return None
@@ -71,7 +71,7 @@ def record_after(
 
 
 def near_of(record: AllocationRecord) -> Near:
-    """Return what a job says of others, as far as its allocation has it."""
+    """Return a job's terms about others, as far as its allocation has them."""
     return Near(record.apart_from, record.together_with)
 
 

@@ -1,8 +1,8 @@
-"""In which order bins of machines are tried, while tasks come to them.
+"""The order in which bins of machines are tried while tasks are placed in them.
 
-Two orders do the same: `HeapOrder` for any preferences, and `EvenOrder` for what most jobs
-are: new, and spread evenly over MSBs, then data centers. It need not score anything, because
-the next bin is known from those that had a task already.
+Two orders do the same: `HeapOrder` for any preferences, and `EvenOrder` for what most jobs are:
+new, and spread evenly over MSBs, then data centers. It scores nothing, because the next bin follows
+from the bins that have a task already.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def first_bins(
 ) -> Sequence[Bins]:
     """Return the bins that `bin_order` begins with as long as each of them has room.
 
-    They end where machines must be taken, or a bin would come for the second time. Empty: there
-    is no saying beforehand.
+    They end where machines must be taken, or a bin would come for the second time. Empty: the order
+    cannot be known beforehand.
     """
     if not _is_even(ranking, own, free, growing):
         return ()
@@ -60,13 +60,13 @@ def first_bins(
     datacenters, begin = _datacenters(own, free, begin)
     rows = [_from(mine, begin) for mine, _ in datacenters]
     growing_at = [len(mine) for mine, grows in datacenters if grows]
-    if growing_at:  # in that turn one of them has nothing of its own any more
+    if growing_at:  # in that turn one of them has no machines of its own left
         rows = [row[: min(growing_at) + 1] for row in rows]
     return [bins for turn in zip_longest(*rows) for bins in turn if bins is not None]
 
 
 def _is_even(ranking: Ranking, own: Binned, free: Binned, growing: int) -> bool:
-    """Return whether `EvenOrder` does for a plan."""
+    """Return whether `EvenOrder` suffices for a plan."""
     return (
         isinstance(own, Partition)
         and isinstance(free, Partition)
@@ -78,8 +78,8 @@ def _is_even(ranking: Ranking, own: Binned, free: Binned, growing: int) -> bool:
 def _datacenters(
     own: Partition[Bucket], free: Partition[Bucket], begin: int
 ) -> tuple[list[tuple[list[Bins], list[Bins]]], int]:
-    """Return by data center its bins and those where machines must be taken, one data center
-    after the other; and what is left of `begin`, to say at which bin of each to begin.
+    """Return by data center its bins and those where machines must be taken, one data center after
+    the other; and the rest of `begin`, which selects the first bin of each.
     """
     found = _from(own.beside(free), begin)
     return found, begin // (len(found) or 1)
@@ -190,10 +190,10 @@ class HeapOrder:
         self._next()
 
     def _follow(self, heap: list[_Entry], tie: int) -> None:
-        """Let the bins come that follow those with a tie; here all are there from the start."""
+        """Add the bins that follow those with a tie; this order has all bins from the start."""
 
     def _score_again(self, placed: list[_Entry], bins: Bins) -> None:
-        """Score all that a task may have made better, by strategies that do so."""
+        """Score again all bins that a task may have improved, by strategies that do so."""
         finest = self._ranking.finest
         for heap in self._with[bins[finest]]:
             if heap is not placed:
@@ -230,8 +230,8 @@ class HeapOrder:
 class LazyOrder(HeapOrder):
     """The same for a new job whose finest preference finds all its bins equal at first.
 
-    The bins of a group then come one after the other: the next one is only looked at once a task
-    came to the one before, or it was dropped. What a plan costs does not grow with the racks.
+    The bins of a group then come one after the other: the next one is read only after a task came
+    to the one before, or it was dropped. What a plan costs does not grow with the racks.
     """
 
     __slots__ = ("_after",)
@@ -287,7 +287,7 @@ class _Datacenter:
     def __init__(self, own: list[Bins], growing: list[Bins]) -> None:
         self.own = own
         self.growing = growing
-        """Those where machines must be taken."""
+        """Bins where machines must be taken."""
 
 
 class EvenOrder:
@@ -319,7 +319,7 @@ class EvenOrder:
         self._next()
 
     def placed(self) -> None:
-        """Go on after a task came to the best bins and was counted."""
+        """Continue after a task came to the best bins and was counted."""
         if self._after is not None:
             self._after.placed()
             self._copy(self._after)

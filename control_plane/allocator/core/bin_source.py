@@ -19,14 +19,14 @@ from control_plane.broker.core.capacity import Capacity
 from control_plane.broker.core.matching import holds
 
 _PAUSE_AFTER = 2_000
-"""Machines that are judged between two chances for others to run."""
+"""Machines that are judged between two chances for other tasks of the loop to run."""
 _MANY = 1 << 30
 _AT_SIGHT = 16
-"""Machines that are looked at before a search is made that remembers where it was."""
+"""Machines that are tried before a search starts that remembers its position."""
 
 
 class Search:
-    """For which tasks machines are searched, and what that means for all bins."""
+    """The tasks for which machines are searched, and what follows for all bins."""
 
     __slots__ = (
         "_filled",
@@ -75,7 +75,7 @@ class Search:
         return found
 
     def keeps(self, part: Part) -> bool:
-        """Return whether machines are kept for tasks that need what is rare elsewhere."""
+        """Return whether machines are kept for tasks that need a rare resource."""
         capacity = part.capacity
         found = self._kept.get(id(capacity))
         if found is None:
@@ -111,8 +111,8 @@ class Search:
     def at_sight(self, work: Draft, kinds: Kinds) -> Machine | None:
         """Return the machine that a `Source` of whole buckets would offer first.
 
-        Only if that is easily said: it is if the search `is_simple`, and one of the machines that
-        are looked at first has room. None says nothing.
+        Only if that is quick to find: the search `is_simple`, and one of the first machines has
+        room. None: the answer is unknown.
         """
         demand, mine, spaces, gained = self.demand, work.mine, work.spaces, work.gained
         powered, tried = work.power is not None, 0
@@ -145,8 +145,8 @@ class Search:
     def first_empty(self, work: Draft, parts: Sequence[Part]) -> Machine | None:
         """Return the machine without tasks that a `Source` of one cell would offer first.
 
-        None says nothing. Preferences over racks and rows begin with such a machine in each bin,
-        and a `Source` for each of them costs more than all else (BUG-AL27).
+        None: the answer is unknown. Preferences over racks and rows begin with such a machine in
+        each bin, and a `Source` for each of them costs more than all else (BUG-AL27).
         """
         demand, mine = self.demand, work.mine
         if len(parts) != 1 or not self.plain or self.tight or demand.gpus or demand.requires:
@@ -239,7 +239,7 @@ class Source:
             yield machine, True
 
     def _with_few_gpus(self) -> Iterator[Machine | None]:
-        """Yield machines of the pool that have no more GPUs left than any free one that fits."""
+        """Yield machines of the pool with at most as many GPUs left as any free one that fits."""
         lacks = self._work.allowance.lacks
         samples = (next(part.usable(), None) for part in self._parts)
         free = [m.capacity.gpus for m in samples if m and self._fits(m) and not lacks(m)]

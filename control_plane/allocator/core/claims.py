@@ -1,4 +1,4 @@
-"""What jobs claim of machines: one object per job, not one per task."""
+"""The claims of jobs on machines: one object per job, not one per task."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Change:
     takes: list[Machine] = field(default_factory=list)
     """Free machines that the pool gets."""
     credits: dict[Machine, FreedRoom] = field(default_factory=dict)
-    """What it frees on machines, as far as it may use that itself."""
+    """Freed room on machines, as far as the change itself may use it."""
     charged: int = 0
     """How many of the claims are charged to their machines."""
     granted: int = 0
-    """How much of what it frees is in the credits, in order."""
+    """How much of the freed room is in the credits, in order."""
     took: bool = False
     """Whether the machines of `takes` are in the pool because of this change."""
 
@@ -68,13 +68,13 @@ class Claims:
         self.pool = pool
         self.machines: list[Machine | None] = []
         self.demand: Demand | None = None
-        """Of all tasks but those in `_others`."""
+        """The demand of all tasks except those in `_others`."""
         self.valid = True
-        """Whether the machines are as they were when they were chosen (AL13)."""
+        """Whether the machines are unchanged since they were chosen (AL13)."""
         self.needs_usable = True
-        """Whether that includes that they take tasks: it does not matter to tasks that run."""
+        """Whether that includes that they take tasks: it does not matter to running tasks."""
         self.reserved: Change | None = None
-        """What is charged to machines already, but not settled."""
+        """A change that is charged to machines, but not settled."""
         self._others: dict[int, Demand] = {}
         self._ports: dict[int, dict[str, int]] = {}
 
@@ -114,7 +114,7 @@ class Claims:
                     self._others[task] = demand
 
     def unset(self, index: int) -> None:
-        """Forget a task; one that claims nothing is no error."""
+        """Forget a task; a task without a claim is no error."""
         if index < len(self.machines):
             self.machines[index] = None
         self._others.pop(index, None)
@@ -206,7 +206,7 @@ def holders(machine: Machine) -> tuple[Claims, ...]:
 
 
 def counted_anew(machine: Machine) -> int:
-    """Return what is left of a machine's CPU, in grains of the capacity that it has now."""
+    """Return the CPU that is left of a machine, in grains of its present capacity."""
 
     def cpu(claims: Iterable[Claim]) -> int:
         return sum(c.demand.cpu_on(machine.capacity) for c in claims if c.machine is machine)
@@ -246,7 +246,7 @@ def charge(claim: Claim) -> None:
 
 
 def uncharge(claim: Claim) -> None:
-    """Give them back."""
+    """Give the room and the ports of a claim back to its machine."""
     machine, demand = claim.machine, claim.demand
     if claim.ports and machine.ports:
         machine.ports.taken.difference_update(claim.ports.values())

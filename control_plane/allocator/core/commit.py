@@ -1,7 +1,7 @@
 """Whether a plan may still be carried out: the limits of its pool are judged again at the commit.
 
-A plan is made in steps, and other jobs of the pool take machines meanwhile. So what was allowed
-when it began is asked again in the step that reserves it (`RegionIndex.reserving`).
+A plan is made in steps, and other jobs of the pool take machines meanwhile. So the limits are
+checked again in the step that reserves it (`RegionIndex.reserving`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from control_plane.broker.core.matching import holds
 
 
 def overtaken(change: Change, request: Request, allowance: Allowance) -> list[str]:
-    """Return the machines of a change that its pool may not take, or its job not use, any more.
+    """Return the machines of a change that its pool may no longer take, or its job no longer use.
 
     `allowance` and the terms of `request` are those of this moment; `allowance` is used up.
     """

@@ -26,7 +26,7 @@ _OF_RELAXATIONS = {
     Relaxation.NESTED: Because(Exists(CAPABILITY + NESTED), "its tasks have the relaxation nested"),
 }
 _OF_CONFIGURATION = Because(Exists(CAPABILITY + CONFIGURATION), "it has a configuration")
-"""What is required of machines by jobs that have these, as if their owners had written it."""
+"""Requirement of jobs that have a configuration, as if their owners had written it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Demand:
     """Equal for demands that fit equally well, whatever they require or name their ports."""
 
     def __post_init__(self) -> None:
-        """Compute once what is asked again and again."""
+        """Compute values that are read often."""
         object.__setattr__(self, "micro_cpus", micro(self.cpus))
         object.__setattr__(self, "micro_rru", micro(self.rru))
         size = (self.memory_bytes, self.cpus, self.rru, self.gpus, self.network_mbps)
@@ -98,7 +98,7 @@ def demand_of(spec: JobSpec, datacenter: str | None = None, requires: Iterable[s
 
 
 def _shared(amount: float, overcommit: float) -> float:
-    """Return what is claimed of an amount, rounded down: three thirds of a core are one."""
+    """Return the claim on an amount, rounded down: three thirds of a core are one."""
     return amount if overcommit == 1 else floor(micro(amount) / overcommit) / MICRO
 
 

@@ -1,4 +1,4 @@
-"""A plan in the making: what it has taken and freed, which the index does not show."""
+"""A draft of a plan: the room that it takes and frees, which the index does not show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from control_plane.broker.core.capacity import Place
 
 
 class Draft:
-    """One plan in the making: what it has taken and freed, which the index does not show."""
+    """A draft of a plan: the room that it takes and frees, which the index does not show."""
 
     def __init__(self, index: RegionIndex, request: Request, allowance: Allowance) -> None:
         self.request = request
@@ -29,9 +29,9 @@ class Draft:
         self.ranking = Ranking(request.preferences)
         self.change = Change(request.job, request.pool)
         self.spaces: dict[Machine, PlannedRoom] = {}
-        """What is left on machines on which the plan takes or frees something."""
+        """The room on machines on which the plan takes or frees something."""
         self.lone: dict[Machine, Demand] = {}
-        """Machines that get one task so far: their space is made when it is read."""
+        """Machines that get one task so far: their `PlannedRoom` is made when it is read."""
         self.mine: dict[Machine, int] = {}
         self.taken: set[Machine] = set()
         self.gained: set[Bucket] = set()
@@ -44,13 +44,13 @@ class Draft:
         self._watts: dict[Budget, int] = {}
         """… and what they draw, by budget."""
         self.lacks_own = False
-        """Whether machines were passed over whose power the plan itself uses up."""
+        """Whether machines were passed over because the plan itself uses up their power."""
         self.apart: set[Machine] = set()
-        """Machines with bins of their own, because a preference is about single ones."""
+        """Machines with bins of their own, because a preference is about single machines."""
         self.gave_up = False
         """Whether machines were passed over that may fit."""
         self.was_refused = False
-        """Whether single machines were refused, which is a matter of the moment."""
+        """Whether single machines were refused, which may change at any moment."""
         self._refused: dict[Bucket, str] = {}
         self.reasons: list[str] = []
         self.claims = index.claims.get(request.job)
@@ -63,7 +63,7 @@ class Draft:
         return self.index.pool(self.request.pool)
 
     def free_claim(self, claim: Claim) -> None:
-        """Let a task go from its machine; its room is for the tasks that the request names."""
+        """Remove a task from its machine; its room is for the tasks that the request names."""
         self.change.freed.append(claim)
         if not self.request.groups:
             return
@@ -71,7 +71,7 @@ class Draft:
         self.space(claim.machine).take(claim.demand, claim.machine.capacity, -1)
 
     def space(self, machine: Machine) -> PlannedRoom:
-        """Return the plan's copy of what is left on a machine."""
+        """Return the plan's copy of a machine's room."""
         space = self.spaces.get(machine)
         if space is None:
             space = self.spaces[machine] = PlannedRoom(machine)
@@ -81,7 +81,7 @@ class Draft:
         return space
 
     def room(self, machine: Machine) -> Room:
-        """Return what is left on a machine, as the plan stands."""
+        """Return the room on a machine, with the plan's changes."""
         if machine in self.spaces or machine in self.lone:
             return self.space(machine)
         return machine
@@ -95,7 +95,7 @@ class Draft:
             self._watts[budget] = self._watts.get(budget, 0) + machine.capacity.power_w
 
     def has_power(self, place: Place, watts: int) -> bool:
-        """Return whether a machine in a place may get its first task."""
+        """Return whether a machine in a place has power for its first task."""
         power = self.power
         if power is None or power.has(place, watts, self._watts):
             return True
@@ -103,7 +103,7 @@ class Draft:
         return False
 
     def is_short(self, machine: Machine) -> bool:
-        """Return whether a machine may get no first task for want of power."""
+        """Return whether a machine lacks the power for a first task."""
         if self.power is None or machine in self.lit:
             return False
         return self.power.short(machine, self._watts) is not None
@@ -121,7 +121,7 @@ class Draft:
         self.allowance.take(machine)
 
     def refuses_all(self, bucket: Bucket) -> str:
-        """Return why the entitlement would not have any of these free machines."""
+        """Return why the entitlement refuses all of these free machines; empty: it does not."""
         why = self._refused.get(bucket)
         if why is None:
             refuses_all = self.allowance.refuses_all
@@ -130,7 +130,7 @@ class Draft:
         return why
 
     def refuses(self, machine: Machine) -> str:
-        """Return why the entitlement would not have this free machine; empty: it would."""
+        """Return why the entitlement refuses this free machine; empty: it does not."""
         refuses = self.allowance.refuses
         why = refuses(machine) if refuses is not None else ""
         self.was_refused = self.was_refused or bool(why)

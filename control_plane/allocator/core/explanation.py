@@ -17,7 +17,7 @@ from control_plane.api.requirements import Because, text_of
 from control_plane.broker.core.matching import holds
 
 _EXPLAINED = 1_000
-"""Machines of one pool that are counted for it; `twinectl job explain` counts all of them."""
+"""Machines of one pool that an explanation counts; `twinectl job explain` counts all of them."""
 _MACHINES = 20_000
 """Machines that are passed, to find the roomiest, between two chances for others to run."""
 _PAUSE_AFTER = 1_000

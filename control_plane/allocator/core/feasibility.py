@@ -1,4 +1,4 @@
-"""Whether a machine can take a task, and the reason in words if it cannot.
+"""Judges whether a machine can take a task, and why not, in words.
 
 The planner, the check at the commit, the check of a job before it is accepted and
 `twinectl job explain` all ask `judge`, so they cannot disagree.
@@ -26,7 +26,7 @@ PORTS = LAST_PORT + 1 - FIRST_PORT
 
 
 class Lack(IntFlag):
-    """What keeps a machine from taking a task; several at once are possible."""
+    """A reason why a machine cannot take a task; several at once are possible."""
 
     NOTHING = 0
     EXCLUDED = 1
@@ -47,7 +47,7 @@ _EXCLUDED, _BLOCKED, _MEMORY, _CPU, _GPUS, _NETWORK, _PORTS, _DISK = (
 
 
 class Room(Protocol):
-    """What is left on a machine."""
+    """The free room on a machine."""
 
     free_cpu: int
     """In grains of the machine's capacity."""
@@ -63,7 +63,7 @@ class Room(Protocol):
 
 
 class Candidate(Protocol):
-    """A machine as it is judged: what it is, where it is, and whether it takes tasks."""
+    """The properties of a machine that `judge` reads."""
 
     @property
     def name(self) -> str: ...
@@ -80,8 +80,8 @@ class Candidate(Protocol):
 def judge(demand: Demand, machine: Candidate, room: Room) -> int:
     """Return every `Lack` that keeps the machine from taking one more such task; 0: it can.
 
-    `room` is what is left there: the machine itself, or a copy in which a plan has already
-    taken or freed something.
+    `room` is the free room there: the machine itself, or a copy in which a plan has already taken
+    or freed something.
     """
     lacks = 0
     if demand.requires and not admits(demand, machine):
@@ -110,7 +110,7 @@ SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
 OF_BUCKETS = SHARED | {"rru", "cpus", "gpus", "network_mbps", "power_w"}
 """Properties that all machines of one bucket have in common."""
 _OF_KINDS = frozenset({*SHARED, *NUMBERS})
-"""What a kind of machine tells: not its row, rack and name, nor what each is called and can do."""
+"""What a kind of machine determines: not row, rack and name, nor single names and capabilities."""
 
 
 def is_large_enough(demand: Demand, capacity: Capacity) -> bool:
@@ -142,7 +142,7 @@ def fits_each(demand: Demand, bucket: Candidate) -> bool:
 
 
 def of_kind(demand: Demand) -> Demand:
-    """Return a demand without what only single machines can tell: their row, rack and name."""
+    """Return a demand without what only single machines determine: row, rack and name."""
     return as_far_as(demand, _OF_KINDS)
 
 
@@ -190,7 +190,7 @@ class Tally:
         return lacks
 
     def compare(self, machine: Candidate, room: Room) -> None:
-        """Let a machine that is not counted say how much is free at most."""
+        """Include a machine that is not counted in the maximum that reasons mention."""
         for key, free in self._lacking(judge(self._demand, machine, room), machine, room):
             self._most[key] = max(free, self._most.get(key, 0.0))
 

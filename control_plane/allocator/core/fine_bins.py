@@ -1,8 +1,8 @@
 """Machines of a pool by bins that are finer than buckets: rows, racks, labels, memory.
 
-To part a million machines takes longer than to place a job. Each bucket keeps how its own
-machines are parted until one comes or goes, and a pool puts these together group by group;
-`HeapOrder` then looks at those bins only that it reaches.
+To partition a million machines takes longer than to place a job. So each bucket keeps the partition
+of its own machines until one comes or goes, and a pool combines these group by group. `HeapOrder`
+then reads only the bins that it reaches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Parted = dict[Bins, Part]
 Group = Bins
 """Bins but the finest one."""
 _KEPT = 16
-"""Ways to part a pool that are remembered; others are made again."""
+"""Ways to partition a pool that are cached; others are made again."""
 
 
 class FineBins(Mapping[Bins, Sequence[Part]]):
@@ -34,14 +34,14 @@ class FineBins(Mapping[Bins, Sequence[Part]]):
         self.shape = shape
 
     def fill(self, made_of: dict[Group, list[Parted]], before: FineBins | None) -> None:
-        """Put the parts of buckets together; groups that are as `before` are taken over."""
+        """Combine the parts of buckets; groups that are the same in `before` are reused."""
         self._made_of = made_of
         for group, parts in made_of.items():
             known = before.taken_over(group, parts) if before is not None else None
             self.groups[group] = known if known is not None else _together(parts)
 
     def taken_over(self, group: Group, parts: list[Parted]) -> dict[Bins, Sequence[Part]] | None:
-        """Return a group, if it was made of these very parts."""
+        """Return a group, if it was made of exactly these parts."""
         known = self._made_of.get(group, [])
         if len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
             return None

@@ -38,8 +38,8 @@ BY_ROOM = sorted(
 SHELF = {classes: 1 + place for place, classes in enumerate(BY_ROOM)}
 SHELF_OF = [[SHELF[rru, memory] for memory in range(CLASSES)] for rru in range(CLASSES)]
 EMPTY, BLOCKED = 0, 1 + len(BY_ROOM)
-"""Shelves are numbered as they are looked at: the machines without tasks, those with room by
-its classes, the unusable."""
+"""Shelves are numbered in the order in which they are tried: the machines without tasks, those with
+room by its classes, the unusable."""
 ORDERS = {
     (rru, memory): (
         EMPTY,
@@ -47,7 +47,7 @@ ORDERS = {
     )
     for rru, memory in BY_ROOM
 }
-"""By the least classes of RRU and memory that may do: the shelves to look at."""
+"""By the least sufficient classes of RRU and memory: the shelves to try."""
 BY_TIGHTNESS = {
     (rru, memory): [
         [shelf for (r, m), shelf in SHELF.items() if r >= rru and m >= memory and min(r, m) == low]
@@ -55,7 +55,7 @@ BY_TIGHTNESS = {
     ]
     for rru, memory in BY_ROOM
 }
-"""The same, least room first: shelves between which the lesser of the two shares decides."""
+"""The same, least room first: the lesser of the two shares orders the shelves."""
 QUARTERS = (1 / 4, 1 / 2, 3 / 4)
 MOST_GPUS = len(BY_ROOM) // (len(QUARTERS) + 1) - 1
 BY_GPUS = {
@@ -76,7 +76,7 @@ BY_CLASS = {
 }
 """Shelves without the empty machines, in groups: those with most memory or CPU left first."""
 LEAST = tuple(CUTS[low - 1] if low else 0.0 for low in reversed(range(CLASSES)))
-"""Of the groups of `BY_CLASS`: the share of its room that each machine there has at least."""
+"""For the groups of `BY_CLASS`: the share of its room that each machine there has at least."""
 ALL = [list(range(1, BLOCKED))]
 
 

@@ -26,12 +26,12 @@ class FreedRoom:
         self.total = self.left = _sum(self.total, _of(demand, capacity), 1)
 
     def lend(self, machine: Machine) -> None:
-        """Show the machine with what is left of the credit."""
+        """Add the rest of the credit to the machine's room."""
         _add(machine, self.left, 1)
         self._lent = _room(machine)
 
     def take_back(self, machine: Machine) -> None:
-        """Hide it again; what was charged meanwhile is paid from the credit first."""
+        """Hide it again; what was charged meanwhile is first paid from the credit."""
         used = _sum(self._lent, _room(machine), -1)
         cpu, memory, gpus, network, disk = _sum(self.left, used, -1)
         self.left = (max(0, cpu), max(0, memory), max(0, gpus), max(0, network), max(0, disk))
@@ -47,13 +47,13 @@ class FreedRoom:
         _add(machine, freed, -1)
 
     def pay(self, machine: Machine) -> None:
-        """Charge the machine with what was used of the credit."""
+        """Charge the machine with the used part of the credit."""
         _add(machine, self.left, 1)
         _add(machine, self.total, -1)
         self.left = self.total
 
     def recount_cpu(self, freed: int, wanted: int) -> int:
-        """Count its CPU again in other grains: what was freed, and what claims want of it.
+        """Count its CPU again in other grains: the freed CPU, and the claims on it.
 
         Return how much of it they use.
         """

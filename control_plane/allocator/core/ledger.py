@@ -22,7 +22,7 @@ class Ledger:
     """One way of keeping all promises, followed as machines change hands."""
 
     def __init__(self, shares: Shares) -> None:
-        """Begin with what the sums found."""
+        """Begin with the result of the sums."""
         self._shares = shares
         self.is_true = True
         """Whether all that happened since could be followed."""
@@ -45,7 +45,7 @@ class Ledger:
         return found
 
     def follow(self, moves: Moves) -> None:
-        """Take in what changed hands: between pools and the free one, or into and out of both."""
+        """Record machines that changed pools, came to the region or left it."""
         balance: Counter[MachineClass] = Counter()
         for (pool, kind), by in moves.items():
             balance[kind] += by
@@ -73,7 +73,7 @@ class Ledger:
         self._shares.rest[kind] = self._shares.rest.get(kind, 0) - count
 
     def _give_back(self, pool: str, kind: MachineClass, count: int) -> None:
-        """Mean a machine for those again who may want one back instead of it."""
+        """Credit machines to a group of the pool that uses their class; else nothing needs them."""
         for group in self._shares.groups.get(pool, ()):
             if kind in self._shares.flows[group]:
                 self._shares.flows[group][kind] += count

@@ -1,8 +1,8 @@
 """The class of a machine: all properties that feasibility and scarcity compare, one object each.
 
-Machines of one class in one MSB share a bucket, so everything that a bucket says of its machines
-must be here. Memory and disk count to five binary digits: agents report what the kernel left of
-them, which differs a little between machines that are otherwise alike.
+Machines of one class in one MSB share a bucket, so every property of a bucket must be here. Memory
+and disk count to five binary digits: agents report what the kernel left of them, which differs a
+little between machines that are otherwise alike.
 
 `KindCounts` counts machines by kind and MSB, for the whole region.
 """
@@ -72,7 +72,7 @@ class KindCounts:
         return self._totals
 
     def count(self, capacity: Capacity, place: Place, number: int) -> None:
-        """Note that the region has more or fewer machines like this."""
+        """Record that the region has more or fewer machines like this."""
         if capacity.labels or capacity.capabilities:
             capacity = replace(capacity, labels=(), capabilities=frozenset())
         key = (capacity, Place(place.region, place.datacenter, place.msb, "", ""))

@@ -4,9 +4,9 @@
       └─ bucket: its machines of one class in one MSB
            └─ shelf: those with about the same share of room left
 
-What allocations need to know of a machine lies in one small object; what many machines have
-in common (capacity, place, bucket) is shared. A million machines take about 300 MB.
-Only `region_index` changes what is here.
+What allocations need to know of a machine lies in one small object; what many machines have in
+common (capacity, place, bucket) is shared. A million machines take about 300 MB. Only
+`region_index` changes these objects.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Holder(Protocol):
 
 
 class Supply(Protocol):
-    """The power that is left, as a plan stands."""
+    """The power that is left, from the view of a plan."""
 
     lit: set[Machine]
-    """Machines without tasks that the plan gives some: power keeps nothing from these."""
+    """Machines without tasks that the plan uses: they have power."""
 
     def has_power(self, place: Place, watts: int) -> bool:
         """Return whether a machine in a place may get its first task."""
@@ -123,7 +123,7 @@ class Bucket:
         self.place = place
         self.size = 0
         self.most_memory = self.most_disk = 1
-        """Of any machine that was ever here; those of one type differ by a little."""
+        """Of any machine that was ever here; machines of one type differ by a little."""
         self.shelves: list[list[Machine] | None] = [None] * (BLOCKED + 1)
         self.gain = 0
         """Rises whenever a machine here gets more room or becomes usable."""
@@ -134,7 +134,7 @@ class Bucket:
         self.maxima = ShelfMaxima[Machine](self)
 
     def put_all(self, machines: list[Machine]) -> None:
-        """Put machines that come into this bucket on the shelf where all of them belong."""
+        """Put machines that come into this bucket on their common shelf."""
         sample = machines[0]
         self._changed()
         shelf = space_class_of(sample)
@@ -167,7 +167,7 @@ class Bucket:
             last.at = machine.at
 
     def reshelve(self, machine: Machine) -> None:
-        """Bring a machine to another shelf if what is left on it changed that much."""
+        """Move a machine to another shelf if its room changed that much."""
         shelf = space_class_of(machine)
         if shelf != machine.shelf:
             self.moves += 1
@@ -190,17 +190,17 @@ class Bucket:
 
     @property
     def bucket(self) -> Bucket:
-        """Return itself: it may stand where a part of it would."""
+        """Return itself: a bucket may be used where a part of one is."""
         return self
 
     @property
     def is_scarce(self) -> bool:
-        """Whether its machines have what most do not: then they are filled one by one."""
+        """Whether its machines have a rare resource: then they are filled one by one."""
         return self.capacity.gpus > 0
 
     @property
     def news(self) -> int:
-        """What rises whenever a demand may fit that did not, for want of room or of power."""
+        """A number that rises whenever a demand may fit that lacked room or power before."""
         return self.gain + self.pool.relief.count
 
     def usable(
@@ -225,7 +225,7 @@ class Bucket:
         return ORDERS[self._least(demand)]
 
     def _promising(self, order: Sequence[int], demand: Demand | None) -> Iterator[int]:
-        """Leave out shelves whose maxima say that no machine there has room for a demand."""
+        """Leave out shelves whose maxima show that no machine there has room for a demand."""
         if demand is None:
             yield from order
             return
@@ -297,7 +297,7 @@ class Bucket:
             yield from row or ()
 
     def is_hopeless(self, demand: Demand) -> bool:
-        """Return whether this demand or a smaller one found no room since anything got better."""
+        """Return whether this demand or a smaller one found no room since the last gain."""
         return self._misses is not None and self._misses.include(demand, self.news)
 
     def is_closed(self, demand: Demand) -> bool:
@@ -315,8 +315,8 @@ class Bucket:
     def missed(self, demand: Demand, news: int, moves: int) -> None:
         """Remember that no machine had room while `news` and `moves` were as given.
 
-        Where machines changed shelves meanwhile, one may have been passed over unseen. Exact
-        maxima of the shelves that were searched save the next demand, of another size, the same.
+        If machines changed shelves meanwhile, nothing is remembered: one may have been missed.
+        Exact maxima of the searched shelves save the next demand, of another size, the same search.
         """
         if moves == self.moves and not moves % 2:
             if self._misses is None:
@@ -335,7 +335,7 @@ class Bucket:
 
 _ROUNDING = 1e-5
 _FEW = 16
-"""Machines that are looked at each time rather than by a maximum of their shelf."""
+"""Machines that are read each time, rather than by a maximum of their shelf."""
 
 
 class Cell:
@@ -345,7 +345,7 @@ class Cell:
     blocked = ""
 
     def __init__(self, bucket: Bucket, machines: list[Machine], *, is_apart: bool = False) -> None:
-        """Take machines that are alike, at least one; `is_apart`: one on which a preference is."""
+        """Take equal machines, at least one; `is_apart`: a single one, with a preference."""
         self.bucket = bucket
         self.machines = machines
         self.size = len(machines)
@@ -366,7 +366,7 @@ class Cell:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether its machines have what most do not."""
+        """Whether its machines have a rare resource."""
         return self.bucket.is_scarce
 
     def usable(
@@ -432,11 +432,11 @@ class Pool:
         self._missed_at = 0
 
     def is_hopeless(self, demand: Demand) -> bool:
-        """Return whether this demand found no room in any bucket since anything got better."""
+        """Return whether this demand found no room in any bucket since room was last gained."""
         return self._missed_at == self.gain + self.relief.count and demand.size in self._misses
 
     def missed(self, demand: Demand) -> None:
-        """Note that a demand found no room, if that is so for every bucket."""
+        """Record that a demand found no room, if that is so for every bucket."""
         news = self.gain + self.relief.count
         if self._missed_at != news:
             self._misses, self._missed_at = set(), news
@@ -481,7 +481,7 @@ class Pool:
             yield from bucket.machines()
 
     def count(self, machine: Machine, sign: int) -> None:
-        """Add a machine to the sums, or take it out of them."""
+        """Add a machine to the sums, or subtract it."""
         self.size += sign
         self.micro_rru += sign * micro(machine.capacity.rru)
         self.per_type[machine.capacity.machine_type] += sign

@@ -22,15 +22,15 @@ class Floor:
         self._there = 0
         """How many bins have the fewest tasks."""
         self.tasks: int | None = None
-        """In the emptiest bin; None: there is none."""
+        """The tasks of the emptiest bin; None: there is none."""
 
     def among(self, bins: Iterable[str]) -> None:
-        """Let these bins count, and no others: each group of tasks has its own."""
+        """Count these bins, and no others: each group of tasks has its own."""
         self._bins = set(bins)
         self._look()
 
     def added(self, bin_: str) -> None:
-        """Take note of one more task in a bin."""
+        """Record one more task in a bin."""
         if bin_ in self._bins and self._counts[bin_] - 1 == self.tasks:
             self._there -= 1
             if not self._there:

@@ -8,7 +8,7 @@ _KEPT = 8
 
 
 class Relief:
-    """How often power was released for which a request had no machine, in the whole region."""
+    """How often power was released that a request lacked, in the whole region."""
 
     __slots__ = ("count",)
 
@@ -34,7 +34,7 @@ class NoFitCache:
         return False
 
     def add(self, demand: Demand, gain: int) -> None:
-        """Note that a demand found no room at this gain."""
+        """Record that a demand found no room at this gain."""
         if self._at != gain:
             self._demands, self._at = [], gain
         kept = [missed for missed in self._demands if not missed.is_no_less_than(demand)]

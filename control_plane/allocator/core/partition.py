@@ -1,4 +1,4 @@
-"""The machines of a pool by bins, and what is kept of them until a bucket comes or goes."""
+"""The machines of a pool by bins, and results that are kept until a bucket comes or goes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Partition(dict[Bins, tuple[B, ...]]):
         self._totals: Totals | None = None
 
     def orders(self, demand: Demand, totals: Totals) -> dict[Bins, tuple[tuple[B, bool], ...]]:
-        """Return where buckets are kept in the order for such a demand, once that was found."""
+        """Return the buckets in their order for such a demand, where it is cached."""
         if totals is not self._totals or len(self._orders) > _ORDERS_KEPT:
             self._orders, self._totals = {}, totals
         return self._orders.setdefault(demand.size, {})
 
     @property
     def groups(self) -> dict[Bins, list[Bins]]:
-        """Bins by all of them but the first: made once, when nothing is added any more."""
+        """Bins by all of them but the first: made once, after the last bucket was added."""
         groups = self._groups
         if groups is None:
             groups = {}
@@ -43,7 +43,7 @@ class Partition(dict[Bins, tuple[B, ...]]):
         return groups
 
     def beside(self, free: Partition[B]) -> list[tuple[list[Bins], list[Bins]]]:
-        """Return by group the bins that are here, and those that only another partition has."""
+        """Return by group the bins of this partition, and the bins that only the other has."""
         known = self._beside
         if known is None or known[0] is not free:
             here, there = self.groups, free.groups

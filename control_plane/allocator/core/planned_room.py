@@ -1,4 +1,4 @@
-"""What is left on a machine as a plan sees it: a copy, in which it takes and frees."""
+"""The room on a machine from a plan's view: a copy, in which the plan takes and frees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlannedRoom:
     __slots__ = ("free_cpu", "free_disk", "free_gpus", "free_memory", "free_network", "ports")
 
     def __init__(self, machine: Machine) -> None:
-        """Copy what is left on a machine."""
+        """Copy the room of a machine."""
         self.free_cpu = machine.free_cpu
         self.free_memory = machine.free_memory
         self.free_gpus = machine.free_gpus

@@ -33,6 +33,8 @@ from control_plane.broker.core.assignment import FREE
 NOTHING = Partition[Bucket]()
 STEP = 500
 """Tasks that are placed between two chances for others to run."""
+_COMPARED = 200
+"""Tasks that are compared with their claims in one step."""
 
 
 def plan(index: RegionIndex, request: Request, allowance: Allowance) -> Plan:
@@ -79,10 +81,10 @@ class Planning(Draft):
         for group in self.request.groups:
             named.update(group.tasks)
             missing: list[int] = []
-            for start in range(0, len(group.tasks), STEP):
+            for start in range(0, len(group.tasks), _COMPARED):
                 if start:
                     yield
-                some = group.tasks[start : start + STEP]
+                some = group.tasks[start : start + _COMPARED]
                 missing += [task for task in some if not self._stays(claims, group, task)]
             if missing:
                 waiting.append((group, missing))

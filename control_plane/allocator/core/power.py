@@ -2,9 +2,9 @@
 
 A budget is what a rack, row, MSB or data center is provisioned for. A machine counts with its
 nominal draw while it has tasks. Few machines draw that at the same time, so power is overcommitted:
-the sum may exceed a budget by a factor (AL22), and what is drawn too much all the same is met by
-capping and moves. Beyond that factor no further machine there gets its first task; those that
-run tasks already get more. A machine whose draw is unknown counts nothing.
+the sum may exceed a budget by a factor (AL22). Capping and moves handle an excessive draw. Beyond
+that factor no further machine there gets its first task; machines that run tasks already get more.
+A machine whose draw is unknown counts nothing.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Powered(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Budget:
-    """What one place bears."""
+    """The power budget of one place."""
 
     place: str
     watts: int
     limit: int
     """Watts that the machines in use there may draw, nominally."""
     used: int = 0
-    """What they do draw, nominally."""
+    """Watts that the machines in use draw, nominally."""
     was_short: bool = False
-    """Whether it kept a task away since it was last relieved."""
+    """Whether it refused a task since it last gained room."""
 
     def left(self, extra: Mapping[Budget, int] | None) -> int:
-        """Return how many watts machines may draw besides those in use, and besides `extra`."""
+        """Return how many watts machines may draw in addition to those in use and to `extra`."""
         return self.limit - self.used - (extra.get(self, 0) if extra else 0)
 
 
@@ -61,7 +61,7 @@ class Power:
         self._by_place = {budget.place: budget for budget in self.budgets}
         self._of: dict[Place, tuple[Budget, ...]] = {}
         self._lit: dict[str, tuple[int, tuple[Budget, ...]]] = {}
-        """Machine in use → what it counts, and against which budgets."""
+        """Machine in use → its watts, and the budgets that they count against."""
         self._listeners: list[Callable[[], None]] = []
 
     def listen(self, relieved: Callable[[], None]) -> None:
@@ -69,12 +69,12 @@ class Power:
         self._listeners.append(relieved)
 
     def unlisten(self, relieved: Callable[[], None]) -> None:
-        """Call it no longer."""
+        """Stop calling it."""
         self._listeners.remove(relieved)
 
     @staticmethod
     def of(settings: PowerSettings) -> Power | None:
-        """Return what is known of power; None: there is no budget."""
+        """Return the budgets of the settings; None: there is no budget."""
         return Power(settings) if settings.budgets_w else None
 
     def shown(self) -> list[PowerBudget]:
@@ -94,8 +94,8 @@ class Power:
         return found
 
     def light(self, machine: Powered) -> bool:
-        """Count a machine that gets its first task, or that is another one than it was; return
-        whether a job may have waited for that.
+        """Count a machine that gets its first task, or whose record changed; return whether a job
+        may have waited for that.
         """
         waited = self.dark(machine)
         watts, budgets = machine.capacity.power_w, self.budgets_of(machine.place)
@@ -105,7 +105,7 @@ class Power:
         return waited
 
     def dark(self, machine: Powered) -> bool:
-        """Count a machine no longer; return whether a job may have waited for that."""
+        """Stop counting a machine; return whether a job may have waited for that."""
         watts, budgets = self._lit.pop(machine.name, (0, ()))
         waited = False
         for budget in budgets:

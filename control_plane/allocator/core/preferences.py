@@ -43,11 +43,11 @@ IMPROVING = frozenset({Strategy.PACK})
 """Strategies by which a bin gets better as tasks come to it; others never do."""
 
 STATIC = frozenset({Strategy.PREFER, Strategy.AVOID})
-"""Strategies by which a bin is as good as it is, however many tasks it has."""
+"""Strategies by which a bin's score does not depend on its tasks."""
 
 Scores = tuple[int, ...]
 Bins = tuple[str, ...]
-"""In which bin a machine is by each preference."""
+"""The bin of a machine for each preference."""
 
 _FINENESS: Mapping[str, int] = {
     Property.REGION: 1,
@@ -60,7 +60,7 @@ _FINENESS: Mapping[str, int] = {
 
 
 class _Slot:
-    """One preference while tasks are placed: in which bin a machine is, and how good that is."""
+    """One preference while tasks are placed: the bin of each machine, and the bin's score."""
 
     __slots__ = (
         *("counts", "even", "floor", "is_machine", "is_static"),
@@ -74,7 +74,7 @@ class _Slot:
         self.even = Even.of(preference) if preference.weights else None
         """Where bins differ by weight."""
         self.is_static = preference.strategy in STATIC and preference.at_most is None
-        """Bins that are equally good are one: their position among `values` is its name."""
+        """Equally good bins count as one: their position among `values` is its name."""
         self.unnamed = str(len(preference.values)) if self.is_static else ""
         """The bin of machines that no value names."""
         self.counts: dict[str, int] = defaultdict(int)
@@ -116,11 +116,11 @@ def liking(preference: Preference, machine: Candidate) -> int:
 class Ranking:
     """The preferences of one job while its tasks are placed: counts per bin, and scores.
 
-    Machines are ordered by the first preference, those that it finds equal by the second, and
-    so on, whatever their properties are. The *bins* of a machine say for each preference, in
-    order, in which bin it is; machines of equal bins are equally good. A machine without tasks
-    of the job that no preference names has an empty bin where machines are told apart:
-    otherwise there would be as many bins as machines.
+    Machines are ordered by the first preference, those that it finds equal by the second, and so
+    on, whatever their properties are. The *bins* of a machine say for each preference, in order, in
+    which bin it is; machines of equal bins are equally good. A machine without tasks of the job
+    that no preference names has an empty bin for a preference over single machines: otherwise there
+    would be as many bins as machines.
     """
 
     def __init__(self, preferences: Sequence[Preference]) -> None:
@@ -130,7 +130,7 @@ class Ranking:
         self.by_machine = Property.MACHINE in self.properties
         """Whether single machines differ, by the tasks that they have or by their names."""
         self.counts_machines = any(s.is_machine and not s.is_static for s in self._slots)
-        """Whether they do by the tasks that they have."""
+        """Whether machines differ by the tasks that they have."""
         self.named = frozenset(
             value for p in preferences if p.property == Property.MACHINE for value in p.values
         )
@@ -138,7 +138,7 @@ class Ranking:
         self.is_fine = any(p not in OF_BUCKETS and p != Property.MACHINE for p in self.properties)
         """Whether machines of one bucket differ."""
         self.by_size = not (NUMBERS.keys() - OF_BUCKETS).isdisjoint(self.properties)
-        """Whether they do by their memory or disk."""
+        """Whether machines differ by their memory or disk."""
         self.is_plain = not (
             self.by_machine or self.is_fine or any(slot.is_static for slot in self._slots)
         )
@@ -147,7 +147,7 @@ class Ranking:
             self.by_size,
             tuple((s.property, tuple(s.preference.values) * s.is_static) for s in self._slots),
         )
-        """By what machines are parted into bins; equal ones part all machines alike."""
+        """The properties by which machines are partitioned into bins."""
         self.packs_machines = any(
             p.property == Property.MACHINE and p.strategy is Strategy.PACK for p in preferences
         )
@@ -229,7 +229,7 @@ class Ranking:
         return bins[: self.finest] + bins[self.finest + 1 :]
 
     def is_full(self, bins: Bins) -> Preference | None:
-        """Return the preference by whose `at_most` no more tasks may go to these bins."""
+        """Return the preference whose `at_most` excludes more tasks from these bins."""
         for slot, bin_ in zip(self._slots, bins, strict=True):
             most = slot.preference.at_most
             if most is not None and slot.counts[bin_] >= most:
@@ -237,7 +237,7 @@ class Ranking:
         return None
 
     def among(self, every: Sequence[Bins]) -> None:
-        """Let the bins of these machines count for the emptiest one, where skew is bounded."""
+        """Set the bins that count for the emptiest one, where skew is bounded."""
         for number, slot in enumerate(self._slots):
             if slot.floor is not None:
                 slot.floor.among(bins[number] for bins in every)
@@ -247,7 +247,7 @@ class Ranking:
         return [slot.floor.tasks for slot in self._slots if slot.floor is not None]
 
     def is_ahead(self, bins: Bins) -> Preference | None:
-        """Return the preference by whose `max_skew` these bins must wait for the emptiest one."""
+        """Return the preference whose `max_skew` makes these bins wait for the emptiest one."""
         for slot, bin_ in zip(self._slots, bins, strict=True):
             most = slot.preference.max_skew
             if most is not None and slot.floor is not None and slot.floor.is_ahead(bin_, most):

@@ -39,7 +39,7 @@ IndexedMachine = tuple[str, Capacity, Place, str, str]
 """Name, capacity, place, pool, and why it takes no tasks (empty: it does)."""
 _REASONS_KEPT = 1_000
 STEP = 500
-"""Tasks that are charged between two chances for others to run."""
+"""Tasks that are charged between two chances for other tasks of the loop to run."""
 
 
 class RegionIndex:
@@ -53,16 +53,16 @@ class RegionIndex:
         self.pools: dict[str, Pool] = {FREE: Pool(FREE, relief=self._relief)}
         self.claims: dict[str, Claims] = {}
         self._least_gain = 0
-        """The gain with which a pool begins: no less than it had when it was dropped."""
+        """The gain with which a pool begins: at least its gain when it was dropped."""
         self.gain = 0
         """Rises whenever any machine gets more room or becomes usable."""
         self.losses = 0
-        """Rises whenever a machine takes no more tasks, so that its bin may not count any more."""
+        """Rises whenever a machine stops taking tasks, so that its bin may no longer count."""
         self._kinds = KindCounts()
         self._taking: dict[str, str] = {}
         """Machine → pool that is taking it, while brokers still call it free."""
         self._told: dict[str, str] = {}
-        """Machine that is being taken → the pool that its broker named meanwhile."""
+        """Machine that is being taken → the pool that its broker reported meanwhile."""
         self._moved: dict[Bucket, int] = {}
         """By how many machines buckets have grown since `take_moves`."""
         self.reasons: dict[object, tuple[int, Sequence[str]]] = {}
@@ -80,7 +80,7 @@ class RegionIndex:
         return self.pools.get(name) or Pool(name, self._least_gain, self._relief)
 
     def gains(self, pool: str) -> int:
-        """Return what rises whenever a request in this pool may find more room than before."""
+        """Return a number that rises whenever a request in this pool may find more room."""
         found = self.pools.get(pool)
         return (found.gain if found is not None else self._least_gain) + self.pools[FREE].gain
 
@@ -92,7 +92,7 @@ class RegionIndex:
     # -- machines
 
     def put(self, name: str, capacity: Capacity, place: Place, pool: str, blocked: str) -> None:
-        """Add a machine or take in what changed about it; results that rely on it are invalid."""
+        """Add or update a machine; results that rely on its old state become invalid."""
         machine = self.machines.get(name)
         if name in self._taking:
             self._told[name] = pool
@@ -129,7 +129,7 @@ class RegionIndex:
                 claims.valid = claims.valid and not claims.needs_usable
 
     def put_many(self, machines: Iterable[IndexedMachine]) -> None:
-        """Do `put` for each of these, in half of the time if the index has none of them yet."""
+        """Do `put` for each of these; takes half the time if the index has none of them yet."""
         machines = list(machines)  # what makes them may fail, or ask this index
         new: dict[str, Machine] = {}
         known: list[IndexedMachine] = []
@@ -158,7 +158,7 @@ class RegionIndex:
             self.put(*each)
 
     def block(self, name: str, blocked: str) -> None:
-        """Say why a machine takes no tasks now; empty: it does."""
+        """Set why a machine takes no tasks now; empty: it does."""
         if (machine := self.machines.get(name)) is not None:
             self.put(name, machine.capacity, machine.place, machine.pool, blocked)
 
@@ -178,7 +178,7 @@ class RegionIndex:
         self._dark(machine)
         self._kinds.count(machine.capacity, machine.place, -1)
         self.losses += not machine.blocked
-        machine.blocked, machine.at = "is gone", -1  # plans that were made with it fail
+        machine.blocked, machine.at = "is gone", -1  # plans that use it fail
 
     def _enter(self, machine: Machine, pool_name: str) -> None:
         self._enter_all([machine], pool_name)
@@ -202,7 +202,7 @@ class RegionIndex:
         self._drop(before)
 
     def _leave(self, machine: Machine) -> Bucket:
-        """Take a machine out of its bucket, and return that: it may be empty now."""
+        """Take a machine out of its bucket, and return the bucket: it may be empty now."""
         bucket = machine.bucket
         bucket.moves += 1
         bucket.drop(machine)
@@ -243,11 +243,11 @@ class RegionIndex:
         return self._kinds.totals()
 
     def why_short(self, machine: Machine) -> str:
-        """Return what of power keeps a machine from its first task; empty: nothing does."""
+        """Return what power keeps a machine from its first task; empty: nothing does."""
         return self.power.why(machine) if self.power is not None else ""
 
     def power_budgets(self) -> list[PowerBudget]:
-        """Return the places that have a budget of power, and what is in use there."""
+        """Return the places that have a power budget, and their use."""
         return self.power.shown() if self.power is not None else []
 
     def fitting(self, demand: Demand, pools: Iterable[str] | None = None) -> Iterator[Machine]:
@@ -267,7 +267,7 @@ class RegionIndex:
     # -- claims
 
     def restore(self, job: str, pool: str, claims: Iterable[Claim]) -> None:
-        """Take in claims that were decided earlier, whether or not they would fit today."""
+        """Restore claims that were decided earlier, whether or not they would fit today."""
         known = self.claims.setdefault(job, Claims(job, pool))
         for claim in (claims := list(claims)):
             self._charge((known,), claim)
@@ -317,8 +317,8 @@ class RegionIndex:
     ) -> Generator[None, None, tuple[str, ...]]:
         """Do `reserve` in steps of bounded time, between which others may run.
 
-        `overtaken` names the machines that the change may not have any more. It is asked in the
-        very step that takes machines for the pool.
+        `overtaken` returns the machines that the change may no longer use. It is called in the same
+        step that takes machines for the pool.
         """
         wanted = {claim.machine for claim in change.claims}
         for start in range(0, len(change.freed), STEP):
@@ -353,17 +353,17 @@ class RegionIndex:
         return tuple(conflicts)
 
     def settle(self, change: Change) -> list[Machine]:
-        """Make a reserved change final; returns machines that have no tasks any more."""
+        """Make a reserved change final; returns machines that have no tasks left."""
         self.assigned(change)
         return _finished(self.settling(change))
 
     def assigned(self, change: Change) -> None:
-        """Note that brokers know of what a change takes: from now on it is where they say."""
+        """Record that brokers have assigned what a change takes: from now on their word counts."""
         for machine in change.takes:
             self._taken(machine, change.pool)
 
     def settling(self, change: Change) -> Generator[None, None, list[Machine]]:
-        """Do `settle` but for `assigned`, in steps of bounded time; others may run between."""
+        """Do `settle` without `assigned`, in steps of bounded time; others may run between."""
         claims = self.claims[change.job]
         for start in range(0, len(change.freed), STEP):
             if start:
@@ -382,7 +382,7 @@ class RegionIndex:
         return [m for m in dict.fromkeys(c.machine for c in change.freed) if not m.jobs]
 
     def rollback(self, change: Change) -> None:
-        """Undo `reserve`, or what was done of it."""
+        """Undo `reserve`, or its completed part."""
         claims = self.claims[change.job]
         for claim in change.claims[: change.charged]:
             self._uncharge(claims, claim)
@@ -405,7 +405,7 @@ class RegionIndex:
 
     @staticmethod
     def _grant(change: Change, freed: list[Claim]) -> None:
-        """Note what the change frees, as credit for what it claims on the same machines."""
+        """Record what the change frees, as credit for what it claims on the same machines."""
         for claim in freed:
             credit = change.credits.get(claim.machine)
             if credit is None:
@@ -413,7 +413,7 @@ class RegionIndex:
             credit.add(claim.demand, claim.machine.capacity)
 
     def _try(self, change: Change, job: tuple[Claims], claim: Claim) -> bool:
-        """Charge a machine for one task of a change, if it has room and is the pool's."""
+        """Charge a machine for one task of a change, if it has room and belongs to the pool."""
         machine, demand = claim.machine, claim.demand
         if machine.bucket.pool.name != change.pool:
             return False
@@ -447,7 +447,7 @@ class RegionIndex:
         self.loosened()
 
     def _taken(self, machine: Machine, pool: str) -> None:
-        """End the taking of a machine: from now on it is where its broker says."""
+        """End the taking of a machine: from now on it is in the pool that its broker names."""
         if self._taking.pop(machine.name, None) is None:
             return
         pool = self._told.pop(machine.name, pool)
@@ -456,7 +456,7 @@ class RegionIndex:
             self._invalidate(machine)
 
     def loosened(self, pool: str = FREE) -> None:
-        """Note that more may fit in a pool than before for another reason than room."""
+        """Record that more may fit in a pool than before, for another reason than room."""
         found = self.pools.get(pool)
         if found is not None:
             found.gain += 1

@@ -22,12 +22,12 @@ class Group:
     demand: Demand
     tasks: tuple[int, ...]
     leave: frozenset[str] = frozenset()
-    """Machines on which they cannot stay: they keep their claim there for want of another."""
+    """Machines that they must leave; they keep their claim there if there is no other machine."""
     avoid: str = ""
-    """The machine on which they had better not run."""
+    """The machine that they should not run on, if there is another."""
     running: bool = True
-    """They run where their claims are. Otherwise a claim on a machine that takes no tasks
-    now is only kept for want of another."""
+    """They run where their claims are. Otherwise a claim on a machine that takes no tasks now is
+    only kept if there is no other."""
     among: tuple[Term, ...] = ()
     """What else a machine must meet for these tasks now; it is no part of what they claim."""
     elsewhere: str = ""
@@ -54,7 +54,7 @@ ALONE = Near()
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """A task that is where it was before a move that was allocated and not carried out."""
+    """A task that is still on its old machine: its move was allocated and not carried out."""
 
     task: int
     machine: str
@@ -71,11 +71,11 @@ class Request:
     preferences: tuple[Preference, ...] = DEFAULT
     fit: Fit = Fit.EVEN
     gang: bool = False
-    """All tasks that have no machine get one, or none of them does."""
+    """All tasks without a machine get one, or none of them does."""
     back: tuple[Back, ...] = ()
-    """Tasks whose claims are elsewhere than they are: the claims follow before all else."""
+    """Tasks that are not where their claims are: the claims follow before all else."""
     near: Near = ALONE
-    """What the job says of others, where no job record does: stored with its allocation."""
+    """What the job says of others, if no job record has it: stored with its allocation."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Allowance:
     refuses: Callable[[Machine], str] | None = None
     """Why this one may not be taken, empty if it may."""
     refuses_all: Callable[[Bucket], str] | None = None
-    """Why none of these may be taken that has no tasks; empty: each is asked about by itself."""
+    """Why none of these without tasks may be taken; empty: each is checked separately."""
     unpromised: Mapping[tuple[str, str, int], int] | None = None
     """Type, data center and millionths of RRU → how many are not promised to others (CP7)."""
     _taken: dict[object, int] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class Plan:
-    """What an allocation changes, and what it could not do."""
+    """The changes of an allocation, and the tasks that it could not place."""
 
     change: Change
     unplaced: tuple[int, ...] = ()
@@ -160,7 +160,7 @@ class Allocation:
     """The answer to a request: where the job's tasks are, and why some are nowhere."""
 
     claims: Claims | None
-    """Of all tasks that have a machine; None: no task has. Belongs to the index."""
+    """The claims of all tasks that have a machine; None: no task has. Belongs to the index."""
     unplaced: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
     gain: int = 0

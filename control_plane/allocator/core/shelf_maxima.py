@@ -1,8 +1,8 @@
-"""The most that is left on any machine of a shelf: what a refusal says without a look at each.
+"""The most that is left on any machine of a shelf, so that a refusal need not read each machine.
 
-A shelf is passed over while its maximum is less than what a task needs, and the reason "at most
-3 GiB free" costs the same for ten machines and for a million. A maximum rises as machines come or
-get more; it is found again where it must be exact, or where a search was in vain.
+A shelf is passed over while its maximum is less than what a task needs, and the reason "at most 3
+GiB free" costs the same for ten machines and for a million. A maximum rises as machines come or get
+more room. It is computed again where it must be exact, or after a search that found nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FREE_OF: dict[str, Callable[[Any], float]] = {
 }
 """What a machine has left, by the words of `feasibility.Tally`; CPU in grains of its capacity."""
 _KEPT = ("memory", "cpu")
-"""Always; of other kinds the maxima of a shelf are found when a reason is about them."""
+"""Always kept; maxima of other kinds are found when a reason is about them."""
 
 
 class ShelfMaxima(Generic[M]):
@@ -41,7 +41,7 @@ class ShelfMaxima(Generic[M]):
     def __init__(self, bucket: object) -> None:
         self._bucket = bucket
         self._by_shelf: dict[int, dict[str, tuple[float, M]]] = {}
-        """Shelf → kind → a bound of what is left on each machine, and the machine that had it."""
+        """Shelf → kind → a bound of the free room on each machine, and the machine that had it."""
 
     def raised(self, machine: M) -> None:
         """Record that a machine came to its shelf, or has more left there."""

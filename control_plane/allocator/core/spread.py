@@ -1,8 +1,7 @@
-"""How evenly a job's tasks stand over the bins of its first preference, and which one to move.
+"""How evenly a job's tasks are spread over the bins of its first preference, and which to move.
 
-A failure, a drain or a scale-down leaves tasks uneven, and nothing places them again by
-itself (ADR 0027). These functions say which tasks are too many where; a plan says where else
-there is room.
+A failure, a drain or a scale-down leaves tasks uneven, and nothing places them again by itself (ADR
+0027). These functions find the surplus tasks of each bin; a plan finds room elsewhere.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where the tasks of a request would be, and why some of them would be nowhere."""
+    """Where the tasks of a request would be, and why some of them would have no machine."""
 
     of: dict[int, Target]
-    """By task; those that stay where they are, too."""
+    """Task → target; includes tasks that stay where they are."""
     reasons: tuple[str, ...] = ()
 
 
@@ -83,7 +82,7 @@ def evened(preferences: Sequence[Preference]) -> Even | None:
 def fullest_first(
     claims: Iterable[Claim], over: Even, number: int, *, for_good: bool = False
 ) -> list[int]:
-    """Return tasks to take away so that the rest stands as evenly as can be.
+    """Return tasks to take away so that the rest is spread as evenly as possible.
 
     Each comes from the bin that has most tasks for its weight by then, and there from the
     machine that has most; of several the one with the highest index. With a number beyond the
@@ -131,7 +130,7 @@ def fullest_first(
 
 
 def next_to_move(claims: Iterable[Claim], over: Even, number: int) -> tuple[set[int], set[str]]:
-    """Return the tasks to try elsewhere and their machines; empty: nothing would be gained."""
+    """Return the tasks to try elsewhere and their machines; empty: a move gains nothing."""
     known = list(claims)
     if not may_gain(known, over):
         return set(), set()

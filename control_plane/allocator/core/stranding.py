@@ -1,8 +1,8 @@
 """Which kind of machine suits a task: the one where it strands least, in every dimension.
 
-Tasks that need no GPU would strand GPUs, small ones would strand the memory of large machines,
-and so on. What a dimension is worth is how scarce it is: all of it in the region is worth the
-same, so of few GPUs each one is worth much.
+Tasks that need no GPU would strand GPUs, and small ones the memory of large machines. The scarcer a
+dimension, the more it is worth: the sum over the region is worth the same in each dimension, so
+each of few GPUs is worth much.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Totals:
 
 
 _RARE = 2.0
-"""How often as much of something per RRU as the region has in the mean is a rare thing."""
+"""So many times the region's mean per RRU makes a resource rare on a machine."""
 
 
 def rarities(capacity: Capacity, totals: Totals) -> frozenset[str]:
-    """Return of what machines of a kind have far more than most: GPUs, memory, network or disk.
+    """Return the resources (GPUs, memory, network, disk) that are rare on most other machines.
 
-    If load were even there, soon none of them had room for a task that needs all of one.
+    With even load no such machine would keep room for a task that needs all of one resource.
     """
     rru = micro(capacity.rru)
     found = {"gpus"} if capacity.gpus else set()
@@ -71,7 +71,7 @@ def rarities(capacity: Capacity, totals: Totals) -> frozenset[str]:
 
 
 def needs(demand: Demand, capacity: Capacity, totals: Totals) -> frozenset[str]:
-    """Return of what a task claims more per RRU than the region has in the mean."""
+    """Return the resources that a task claims more of, per RRU, than the region's mean."""
     rru = demand.cpu_on(capacity) / (capacity.per_rru or 1)
     found = {"gpus"} if demand.gpus else set()
     for name, wanted, (total, of) in zip(_NAMES, _amounts(demand), totals.means(), strict=True):
@@ -81,8 +81,8 @@ def needs(demand: Demand, capacity: Capacity, totals: Totals) -> frozenset[str]:
 
 
 def stranded(demand: Demand, capacity: Capacity, totals: Totals) -> float:
-    """Return what a task strands of such a machine, as a share of the region: its part of all
-    that is left when no more of them fit. The sum is over the dimensions.
+    """Return what a task strands of such a machine, as a share of the region: its part of the rest
+    after as many as fit. The sum is over the dimensions.
     """
     cpu = demand.cpu_on(capacity) / (capacity.per_rru or 1)
     parts = (

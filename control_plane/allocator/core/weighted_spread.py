@@ -1,9 +1,9 @@
-"""What evenly means: how many tasks the bins of a property should have, by their weights.
+"""Even spread: how many tasks the bins of a property should have, by their weights.
 
 Bins of equal weight have equally many tasks. With weights tasks go by Sainte-Laguë's rule, as the
 seats of some parliaments do: the next one goes to the bin in which (2 × tasks + 1) / weight is
 least. It favours neither heavy bins nor light ones (M. L. Balinski, H. P. Young, *Fair
-Representation*, 1982), and without weights it says "where fewest are".
+Representation*, 1982). Without weights it selects the bin with fewest tasks.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Even:
 
     property: str
     weights: tuple[tuple[str, int], ...] = ()
-    """Bin, as a person wrote it → weight; others have weight 1."""
+    """Bin, as the user wrote it → weight; others have weight 1."""
     before: tuple[Preference, ...] = ()
     """Preferences that matter more: a move to even out tasks must not harm them."""
     _known: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def of(preference: Preference, before: tuple[Preference, ...] = ()) -> Even:
-        """Return what a preference to be even asks for."""
+        """Return the spread that an `even` preference asks for."""
         return Even(preference.property, tuple(sorted(preference.weights.items())), before)
 
     def weight(self, bin_: str) -> int:
-        """Return how heavy a bin is."""
+        """Return the weight of a bin."""
         if not self.weights:
             return 1
         found = self._known.get(bin_)

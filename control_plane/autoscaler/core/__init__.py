@@ -1,1 +1,1 @@
-"""What the autoscaler decides by: history, forecast, sizing, and their replay. Pure."""
+"""The decisions of the autoscaler: history, forecast, sizing, and their replay. Pure."""

@@ -1,10 +1,10 @@
-"""The highest load within the next minutes: five predictors, weighted by how well they did.
+"""The highest load within the next minutes: five predictors, weighted by their accuracy.
 
 `last` repeats the last minutes, `mean` and `trend` extend the last half hour, `days` and `weeks`
 follow the same time of former days and weeks, scaled to the last half hour. Each closed 5-minute
 slot scores the forecasts that ended with it. Errors move the weights, and a margin is corrected
 online so that the wanted share holds (adaptive conformal inference, Gibbs and Candès 2021).
-docs/adr/0160 has the measured cost beside other rules.
+docs/adr/0160 compares the measured cost with other rules.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _RECENT = 6
 _FORGET = 0.02
 """Weight of the newest error in the mean of errors: half of it is from the last three hours."""
 _SHARPNESS = 3.0
-"""Power of the weight by error: with more the best predictor counts nearly alone."""
+"""Exponent of the weight by error: with a larger one the best predictor counts nearly alone."""
 _CORRECTION = 0.1
 """Step of the margin, in mean errors, for one forecast that did not hold."""
 _MARGIN_MIN, _MARGIN_MAX = -0.1, 0.7
 _SCALE_MIN, _SCALE_MAX = 0.2, 5.0
-"""Of a season to the last half hour; outside it says nothing about now."""
+"""Scale of a season to the last half hour; outside these bounds it is ignored."""
 _UNKNOWN_ERROR = 0.1
-"""Mean error of a predictor that has none yet."""
+"""Mean error of a predictor without a scored forecast."""
 _FLOOR = 1e-9
 
 
@@ -42,7 +42,7 @@ class PendingForecast(msgspec.Struct, frozen=True, kw_only=True):
     """A forecast whose time is not over."""
 
     slot: int
-    """When it was made: it is about the `slots` after that."""
+    """When it was made: it predicts the `slots` after that."""
     slots: int
     predicted: tuple[float | None, ...]
     """By predictor."""
@@ -50,7 +50,7 @@ class PendingForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastState(msgspec.Struct, frozen=True, kw_only=True):
-    """What was learnt about the forecasts of one job."""
+    """The learnt state about the forecasts of one job."""
 
     errors: tuple[float, ...] = (_UNKNOWN_ERROR,) * len(PREDICTORS)
     """Mean error of each predictor, as an absolute logarithm: 0.1 is about 10 %."""
@@ -62,13 +62,13 @@ class ForecastState(msgspec.Struct, frozen=True, kw_only=True):
     scored: int = 0
     """Forecasts that were scored so far …"""
     held: int = 0
-    """… and those of them that the load did not exceed."""
+    """… and how many of them the load did not exceed."""
 
 
 def predict(history: LoadHistory, slots: int) -> tuple[float | None, ...]:
     """Return what each predictor expects as the highest load of the next slots; None: nothing.
 
-    The open slot is taken for complete.
+    The open slot counts as complete.
     """
     slots = max(1, min(slots, HORIZON_SLOTS_MAX))
     now, recent = history.slot, _recent(history)
@@ -189,7 +189,7 @@ def _score(
     slots = range(made.slot + 1, made.slot + made.slots + 1)
     loads = [load for slot in slots if (load := history.mean(slot)) is not None]
     if len(loads) < made.slots:
-        return state  # a gap: whether it held is not known
+        return state  # a gap: whether the forecast held is unknown
     actual = max(loads)
     errors = tuple(
         error if p is None else error + _FORGET * (_log_error(actual, p) - error)

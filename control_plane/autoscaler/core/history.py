@@ -21,7 +21,7 @@ _HEAD = struct.Struct("<HqqdI")
 """Format, newest 5-minute slot, first slot ever, sum and count of the open slot."""
 _FORMAT = 1
 BYTES = _HEAD.size + 2 * (FINE + HALF_HOURS + DAYS)
-"""Of a stored history, whatever its age."""
+"""Size of a stored history, of any age."""
 _LEAST, _STEP = 1e-6, math.log(1e21) / 65_533
 """Code 2 stands for the least value, 65,535 for 1e15; 0 is missing, 1 is zero."""
 
@@ -82,7 +82,7 @@ class LoadHistory:
         return closed
 
     def _open(self, slot: int) -> None:
-        """Begin a slot; what lies between is missing."""
+        """Begin a slot; the slots in between are missing."""
         for ring, width in ((self.fine, 1), (self.half_hours, 6), (self.days, DAY_S // SLOT_S)):
             before, now = self.slot // width, slot // width
             for number in range(max(before + 1, now - len(ring) + 1), now + 1):
@@ -125,7 +125,7 @@ class LoadHistory:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LoadHistory:
-        """Return a stored history; `ValueError` for what is none, or of a newer release."""
+        """Return a stored history; `ValueError` for invalid data, or data of a newer release."""
         if len(data) != BYTES:
             raise ValueError(f"a history has {BYTES} bytes, not {len(data)}")
         known, slot, first, total, count = _HEAD.unpack_from(data)

@@ -21,20 +21,20 @@ BINS_MAX = 32
 KNOWN_MIN = 5.0
 """A bin counts once it has so many minutes …"""
 LEARNT_MIN = 30.0
-"""… and all together say something once they have so many."""
+"""… and all bins together count once they have so many."""
 WEIGHT_MAX_MIN = 60.0
 """A bin weighs at most so many minutes: half of a change is learnt in 40 minutes at it."""
 HALF_LIFE_S = 7 * 86_400.0
-"""After this long a minute counts half: peaks of last week are remembered, of two months not."""
+"""After this long a minute counts half: last week's peaks count, those of two months ago do not."""
 OVER_HALF_LIFE_S = 6 * 3600.0
 """The same for a bin over the limit: its load is avoided, so nothing else would correct it …"""
 VARIANCE_MAX = 0.25
-"""… and for one that varies more, by a factor of 1.6 around its mean: it saw different times."""
+"""… and for a bin that varies more, by a factor of 1.6 around its mean: it mixes periods."""
 STEP_MAX_S = 300.0
-"""What one measurement adds at most: after a gap the time before says nothing."""
+"""The most that one measurement adds: after a gap the time before is unknown."""
 BEYOND = 1.35
-"""The learnt load is at most this much beyond what was seen. With a share of 0.8 the load of a task
-rises by 8 % until that is seen, too."""
+"""The learnt load is at most this much beyond the largest measured one. With a share of 0.8 the
+load of a task rises by 8 % until that is measured, too."""
 CONTRADICTED = 0.95
 """What a minute leaves of the weight of a bin that contradicts it: a new version may be slower."""
 INCIDENT_S = 3 * 3600.0
@@ -64,15 +64,15 @@ class LatencyBin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LearntLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the latency of one job."""
+    """The learnt state about the latency of one job."""
 
     query: str = ""
-    """What measured it: with another query it begins again."""
+    """The query that measured it: with another query it begins again."""
     at: float = 0.0
     """Of the newest measurement, in seconds since 1970."""
     bins: tuple[LatencyBin, ...] = ()
     within_at: float = 0.0
-    """When the latency was within the limit last, or `INCIDENT_S` ago …"""
+    """When the latency was last within the limit, or `INCIDENT_S` ago …"""
     within: float | None = None
     """… and the load that a task carried, as known then."""
 
@@ -177,7 +177,7 @@ def load_of_task(
 
     `given` is what the owner wrote, `now` the present load of a task and its latency (None: not
     measured). While the latency is over the limit, the present load of a task is too much, unless
-    that is less than half of what was carried before: other causes are likelier then.
+    that is less than half of what was carried before: then other causes are more likely.
     """
     state = state if state.query == target.query else LearntLatency()
     limit, most = target.limit_s, carried(state, target.limit_s)

@@ -1,4 +1,4 @@
-"""Which weights a step of a load test needs, and whether the next one is taken. Pure."""
+"""The weights of a load test's step, and whether the next step follows. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from control_plane.api.load_tests import LoadTestStep, LoadTestWish
 from control_plane.api.weights import WEIGHT_MAX
 
 GROWTH = 1.4
-"""From one step to the next: the capacity is known to within so much."""
+"""From one step to the next: the precision of the measured capacity."""
 PLACEHOLDER = "$task"
 
 
 def multiples(wish: LoadTestWish) -> list[float]:
-    """Return the steps: multiples of what the task gets usually, the first is that itself."""
+    """Return the steps: multiples of the task's usual requests, beginning with 1."""
     count = math.floor(math.log(wish.most) / math.log(GROWTH) + 1e-9)
     found = [GROWTH**number for number in range(count + 1)]
     return found if found[-1] >= wish.most * (1 - 1e-9) else [*found, wish.most]
@@ -23,7 +23,7 @@ def multiples(wish: LoadTestWish) -> list[float]:
 def weights_for(multiple: float, task: int, others: Collection[int]) -> dict[int, int]:
     """Return the weights by which a task gets this multiple of what each of the others gets.
 
-    Weights are whole numbers up to 256: of a large multiple the others get small ones.
+    Weights are whole numbers up to 256: with a large multiple the others get small ones.
     """
     each = max(1, min(100, round(WEIGHT_MAX / multiple)))
     return dict.fromkeys(others, each) | {task: min(WEIGHT_MAX, max(1, round(each * multiple)))}

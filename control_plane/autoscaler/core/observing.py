@@ -1,4 +1,4 @@
-"""What the autoscaler reads out of a job as the front end shows it. Pure."""
+"""What the autoscaler reads from a job as the front end shows it. Pure."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def pushing(record: JobRecord) -> str:
 
 
 def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:
-    """Return the indexes of tasks whose usage is read: those of before that still run, and more.
+    """Return the indexes of tasks whose usage is read: running ones of the last time, and more.
 
-    Others than the last time have no earlier reading, and so no rate.
+    New ones have no earlier reading, and so no rate.
     """
     running = [t.index for t in record.tasks if t.phase is TaskPhase.RUNNING and not t.operation]
     kept = sorted(set(before) & set(running))[:SAMPLE]
@@ -71,7 +71,7 @@ def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:
 def observed(
     status: JobStatus, policy: Autoscale, at: float, reading: LoadReading, msbs: int
 ) -> JobObservation:
-    """Return what is observed of a job."""
+    """Return the observation of a job."""
     record, latency = status.record, reading.latency or LoadReading()
     return JobObservation(
         at=at,
@@ -90,10 +90,10 @@ def observed(
 
 
 def msbs_of(record: JobRecord, places: Mapping[str, str]) -> int:
-    """Return over how many MSBs a job's tasks can be taken to be spread; 0: not known.
+    """Return the number of MSBs that a job's tasks are assumed to be spread over; 0: unknown.
 
-    `places` is machine → MSB of its entitlement: of those, as many as the tasks are on, or all
-    while none is placed.
+    `places` is machine → MSB of its entitlement. Counts the MSBs of the tasks, or all MSBs while no
+    task is placed.
     """
     used = set[str]()
     for task in record.tasks:

@@ -27,7 +27,7 @@ from control_plane.autoscaler.core.sizing import (
 from control_plane.autoscaler.core.ways import LEARNT_S, WaysState, compare
 
 STALE_S = 180.0
-"""A measurement older than this is none: three evaluations."""
+"""A measurement older than this is ignored: three evaluations."""
 TOLERANCE = 0.05
 """A size that is larger by at most this share is kept: a smaller one would save less than the
 restarts cost."""
@@ -41,19 +41,19 @@ MARGIN_S = 120.0
 """Added to that: one evaluation, and one measurement."""
 START_MAX_S = 3600.0
 RISE_S, RISE_ERRORS, RISE_MAX = 120.0, 3.0, 2.0
-"""A load that is above its forecast by three mean errors goes on as it rose in so long, up to twice
-itself: in the first day of a job, whose forecasts know nothing (docs/adr/0218)."""
+"""In the first day of a job forecasts have no basis. A load that exceeds its forecast by three mean
+errors is extrapolated from this time, up to twice itself (docs/adr/0218)."""
 STARTS_KEPT = 8
 """The horizon follows the slowest of so many starts."""
 
 
 class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What was observed of a job at one time."""
+    """The observation of a job at one time."""
 
     at: float
     """In seconds since 1970."""
     tasks: int
-    """Its size: what is wanted."""
+    """Its size: the wanted number of tasks."""
     healthy: int
     capacity: float
     """Load of one task at target 1: its cores, its bytes, or 1 for a query."""
@@ -73,19 +73,21 @@ class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizingState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an evaluation takes over from the one before, beside the history."""
+    """State that an evaluation takes over from the one before, in addition to the history."""
 
     learnt: ForecastState = ForecastState()
     sizes: tuple[tuple[float, int], ...] = ()
-    """Time and size, for the speed limits: what was observed, by whichever writer."""
+    """Time and size, for the speed limits: observed sizes of any writer."""
     starts: tuple[float, ...] = ()
     """How long the last increases took until all tasks were healthy, in seconds."""
     growing_since: float = 0.0
-    """When the size rose last to what is not healthy yet; 0: all are …"""
+    """When the size last rose to tasks that are not healthy yet; 0: all are …"""
     grown_from: int = 0
-    """… and from what it began to rise."""
+    """… and the size from which it began to rise."""
+    observed_at: float = 0.0
+    """When the job was last observed: a size that rose since may be as old as that."""
     push_seen: float = 0.0
-    """When tasks were being replaced last."""
+    """When tasks were last being replaced."""
     predicted: Forecast | None = None
     predicted_for: float = 0.0
     """When `predicted` was made."""
@@ -97,13 +99,13 @@ class SizingState(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class JobSizing:
-    """Everything that is kept of one job: `advance` changes it, and returns the recommendation."""
+    """All state that is kept of one job: `advance` changes it, and returns the recommendation."""
 
     history: LoadHistory = field(default_factory=LoadHistory)
     state: SizingState = field(default_factory=SizingState)
 
     def advance(self, policy: Autoscale, seen: JobObservation) -> Recommendation:
-        """Take in what was observed, and return the size that the job should have."""
+        """Record an observation, and return the size that the job should have."""
         self._note_sizes(policy, seen)
         slots = self._slots(policy)
         load = fresh_load(policy, seen, self.state.push_seen)
@@ -155,7 +157,7 @@ class JobSizing:
     def resolved(
         self, policy: Autoscale, now: tuple[float, float] | None = None
     ) -> tuple[Autoscale, str]:
-        """Return the policy with a latency as its target by load, and why that; None: unknown.
+        """Return the policy with its latency converted to a target load, and why; None: unknown.
 
         `now` is the present load of a task and its latency.
         """
@@ -193,8 +195,9 @@ class JobSizing:
         before = state.sizes[-1][1] if state.sizes else seen.tasks
         since, starts, grown_from = state.growing_since, state.starts, state.grown_from
         if seen.tasks > before:  # the newest tasks are healthy last
-            since, grown_from = seen.at, grown_from if since else before
-        if seen.tasks < before:  # what still starts goes on growing
+            began = max(state.observed_at, seen.at - STALE_S)
+            since, grown_from = min(began, seen.at), grown_from if since else before
+        if seen.tasks < before:  # starting tasks continue the growth
             since = since if seen.healthy < seen.tasks else 0.0
         elif since and seen.healthy >= seen.tasks:
             took = min(max(0.0, seen.at - since), START_MAX_S)
@@ -206,6 +209,7 @@ class JobSizing:
             growing_since=since,
             grown_from=grown_from,
             push_seen=seen.at if seen.pushing else min(state.push_seen, seen.at),
+            observed_at=seen.at,
         )
 
 
@@ -215,7 +219,7 @@ def horizon_s(policy: Autoscale, starts: tuple[float, ...]) -> float:
 
 
 def fresh_load(policy: Autoscale, seen: JobObservation, push_seen: float) -> float | None:
-    """Return the load if it counts: measured lately, a number, and not by tasks that just start."""
+    """Return the load if it counts: recent, a number, and not of tasks that just start."""
     load = seen.load
     if load is None or not math.isfinite(load) or load < 0:
         return None
@@ -226,7 +230,7 @@ def fresh_load(policy: Autoscale, seen: JobObservation, push_seen: float) -> flo
 
 
 def fresh_latency(seen: JobObservation) -> float | None:
-    """Return the latency if it was measured lately and is a time."""
+    """Return the latency if it is recent and a valid time."""
     latency = seen.latency
     if latency is None or not math.isfinite(latency) or latency < 0:
         return None
@@ -290,7 +294,7 @@ def recommend(
 
 
 def _least(seen: JobObservation, tasks: int, state: SizingState) -> int:
-    """Return what a smaller size leaves while tasks start: those that serve, and those before."""
+    """Return the tasks that a smaller size keeps while tasks start: serving and earlier ones."""
     starting = tasks < seen.tasks and seen.healthy < seen.tasks
     return min(max(seen.healthy, state.grown_from), seen.tasks) if starting else 0
 

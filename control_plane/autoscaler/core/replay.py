@@ -1,6 +1,6 @@
-"""Replays a load under a rule of sizing, and adds up what that costs. Pure.
+"""Replays a load under a sizing rule, and sums its cost. Pure.
 
-Cost is in task-minutes: those that were missing, times a penalty, plus those that were too many.
+Cost is in task-minutes: missing ones, times a penalty, plus idle ones.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from control_plane.autoscaler.core.ways import PENALTY
 
 STEP_S = 60.0
 GAP_S = 3600.0
-"""Between points that are further apart the load is not known."""
+"""Between points that are further apart the load is unknown."""
 Rule = Callable[[float, float | None, int, int], int]
-"""Takes the time, the load (None: not known), the size and the healthy tasks; returns a size."""
+"""Takes the time, the load (None: unknown), the size and the healthy tasks; returns a size."""
 
 
 class ReplayedMinute(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ def simulate(
 ) -> Simulation:
     """Return what two policies cost over a load: a job's own one and another; both have a target.
 
-    Needed is what the own target asks for. Updates, refusals and missing room are not replayed.
+    The need follows from the job's own target. Updates, refusals and missing room are not replayed.
     """
     own, other = policies
     per_task, start_s = (own.target or 0.0) * capacity, max(starts, default=START_S)

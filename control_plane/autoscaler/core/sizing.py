@@ -15,7 +15,7 @@ from control_plane.api.autoscale import Autoscale, Headroom, ScheduledBounds, Sp
 
 SECONDS_OF_DAY = 86_400
 _LARGEST = 1_000_000_000
-"""Of what a load may ask for; the policy's maximum is far below."""
+"""Upper bound of a computed size; the policy's maximum is far below."""
 
 
 class Needed(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,11 +25,11 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
     at_target: int
     """Without headroom."""
     survivors: int = 0
-    """So many must be left after the loss of an MSB; 0: no loss is allowed for."""
+    """So many must be left after the loss of an MSB; 0: the policy allows for no loss."""
 
 
 def tasks_for(load: float, per_task: float) -> int:
-    """Return the fewest tasks that carry a load; the largest number for what is no number."""
+    """Return the fewest tasks that carry a load; the largest number for an invalid load."""
     quotient = load / per_task
     if not math.isfinite(quotient) or quotient > _LARGEST:
         return _LARGEST
@@ -37,7 +37,7 @@ def tasks_for(load: float, per_task: float) -> int:
 
 
 def surviving(survivors: int, msbs: int) -> int:
-    """Return the fewest tasks that leave so many when one of the MSBs is lost.
+    """Return the fewest tasks that leave so many after the loss of one MSB.
 
     Tasks are spread evenly: an MSB has at most ceil(tasks / msbs). With one MSB nothing is left
     of any size, and `survivors` is returned.
@@ -61,7 +61,7 @@ def needed(policy: Autoscale, load: float, capacity: float, msbs: int) -> Needed
 
 
 def bounds_at(policy: Autoscale, now: float) -> tuple[int, int, str]:
-    """Return the fewest and the most tasks at a time, and what of the schedule applies."""
+    """Return the fewest and the most tasks at a time, and the schedule entry that applies."""
     low, high, applied = policy.minimum, policy.maximum, []
     day, second = divmod(int(now), SECONDS_OF_DAY)
     for entry in policy.schedule:

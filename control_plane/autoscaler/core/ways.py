@@ -1,9 +1,9 @@
 """Ways of following a load, and which of them costs a job least. Pure.
 
-A forecast is right where former days and the last minutes say what comes. Bursts that no history
-announces cost less with a factor on the present load; bursts that return cost less if the size
-stays for a while. Each evaluation computes the size that each way would have; the cost of a way is
-what `simulate` counts, and fades. The cheapest is followed. docs/adr/0204 has the measured costs.
+A forecast is right if former days and the last minutes predict the load. Unpredictable bursts cost
+less with a factor on the present load; recurring bursts cost less if the size stays for a while.
+Each evaluation computes the size of each way. The cost of a way is counted as in `simulate`, and
+fades. The cheapest is followed. docs/adr/0204 has the measured costs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from control_plane.autoscaler.core.sizing import in_force, tasks_for, with_size
 
 PENALTY = 10.0
-"""A missing task-minute costs as much as so many that are too many."""
+"""A missing task-minute costs as much as so many idle ones."""
 USUAL_QUANTILE = 0.8
 """At this quantile of a policy the penalty is `PENALTY`; at others it grows with their odds."""
 HALF_LIFE_S = 3 * 86_400.0
@@ -21,20 +21,20 @@ HALF_LIFE_S = 3 * 86_400.0
 LEARNT_S = 86_400.0
 """The forecast is followed until the costs of so long are known."""
 STEP_MAX_S = 300.0
-"""What one evaluation adds to the costs: after a gap the sizes of before say nothing."""
+"""The most that one evaluation adds to the costs: after a gap the earlier sizes are unknown."""
 START_MAX_S = 1800.0
 """A start time above this counts as this: it bounds how many computed sizes are kept."""
 
 
 class FollowedWay(msgspec.Struct, frozen=True, kw_only=True):
-    """How the load that a size is for follows from the measured one."""
+    """How the load that determines a size follows from the measured one."""
 
     name: str
     ahead: bool
-    """By the larger of load and forecast; else by the load."""
+    """Use the larger of load and forecast; else the load."""
     factor: float = 1.0
     hold_s: float = 0.0
-    """By the largest value of so long."""
+    """Use the largest value of this time."""
 
 
 WAYS = (
@@ -49,7 +49,7 @@ _Peaks = tuple[tuple[float, float], ...]
 
 
 class WaysState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the ways of one job."""
+    """The learnt state about the ways of one job."""
 
     at: float = 0.0
     """When it was evaluated last, in seconds since 1970."""
@@ -60,11 +60,11 @@ class WaysState(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[float, ...] = (0.0,) * len(WAYS)
     """By way, in idle task-minutes."""
     loads: _Peaks = ()
-    """Time and load of the last `_HOLD_S`: what a later load exceeded is left out …"""
+    """Time and load of the last `_HOLD_S`, without loads that a later one exceeded …"""
     aheads: _Peaks = ()
-    """… and so the larger of load and forecast."""
+    """… and the same for the larger of load and forecast."""
     sizes: tuple[tuple[tuple[float, int], ...], ...] = ((),) * len(WAYS)
-    """By way, when it would have had which size, while tasks of that size would start."""
+    """By way, its sizes and their times, for as long as tasks of that size would start."""
 
     @property
     def cheapest(self) -> int:
@@ -83,7 +83,7 @@ class WaysState(msgspec.Struct, frozen=True, kw_only=True):
         return way.factor * next((value for at, value in peaks if at >= since), 0.0)
 
     def explained(self) -> str:
-        """Return in a sentence what is followed, and what it costs beside the forecast."""
+        """Return in a sentence which way is followed, and its cost compared to the forecast."""
         chosen = self.cheapest
         if chosen == 0 or self.needed <= 0:
             return ""
@@ -133,6 +133,6 @@ def penalty(quantile: float) -> float:
 
 
 def _with_peak(peaks: _Peaks, at: float, value: float) -> _Peaks:
-    """Return the peaks with a new value; after a clock went back, those of later are of now."""
+    """Return the peaks with a new value; after a clock went back, later peaks count as of now."""
     since = at - _HOLD_S
     return (*((min(t, at), v) for t, v in peaks if t >= since and v > value), (at, value))

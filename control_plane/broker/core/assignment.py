@@ -1,7 +1,7 @@
 """The owner of a machine and how it changes: free, held, assigned, lent.
 
-A machine is free or in exactly one entitlement (MO9): one field of one record. These
-functions are every way in which that field changes; `services` stores what they return.
+A machine is free or in exactly one entitlement (MO9): one field of one record. Only these functions
+change that field; the broker stores what they return.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def held(record: MachineRecord, hold: Hold) -> MachineRecord:
 def assigned(record: MachineRecord, entitlement: str, profile: str, now: float) -> MachineRecord:
     """Return the record as assigned: the machine must prove its profile again.
 
-    A reboot that it owed to an earlier profile is not awaited any longer.
+    A reboot for an earlier profile is no longer expected.
     """
     return replace(
         ended(record, now, (EventKind.PLANNED,)),
@@ -65,10 +65,10 @@ def assigned(record: MachineRecord, entitlement: str, profile: str, now: float) 
 def released(record: MachineRecord, now: float) -> MachineRecord:
     """Return the record as back in the free pool.
 
-    What the entitlement wanted of the machine ends with it: a loan, and a switch of profile.
+    The entitlement's loan and switch of profile end with it.
     """
     loan, left_by = record.loan, record.entitlement
-    if loan is not None:  # a borrower leaves nothing: it was not its own
+    if loan is not None:  # not the borrower: the machine was not its own
         left_by = loan.donor or record.left_by
     record = ended(record, now, (EventKind.REVOKED, EventKind.PROFILE))
     return replace(record, entitlement=FREE, profile_wanted="", loan=None, left_by=left_by)
@@ -107,14 +107,14 @@ def lent(
     promise_s: float = 0.0,
     loan_s: float | None = None,
 ) -> MachineRecord:
-    """Return the record as lent by the pool that has it now (EL1, EL4)."""
+    """Return the record as lent by its present pool (EL1, EL4)."""
     until = None if loan_s is None else now + loan_s
     loan = Loan(donor=record.entitlement, since=now, promise_s=promise_s, until=until)
     return replace(assigned(record, borrower, profile, now), loan=loan)
 
 
 def revoked(record: MachineRecord, now: float, return_by: float, why: str = "") -> MachineRecord:
-    """Return the record with its loan called back; calling twice only brings it closer."""
+    """Return the record with its loan called back; a second call can only shorten the time."""
     loan = record.loan
     assert loan is not None
     if loan.return_by is not None:

@@ -1,4 +1,4 @@
-"""What machines offer to tasks, and where they are; alike ones share one object."""
+"""What machines offer to tasks, and where they are; equal machines share one object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from control_plane.api.machines import Hardware, MachineRecord
 _RESERVE_MIN_BYTES = 128 << 20
 _RESERVE_SHARE = 0.10
 _SWEEP = 1_000
-"""Capacities or places that are known before those are looked for that no machine has."""
+"""Known capacities or places above which unused ones are searched and dropped."""
 T = TypeVar("T")
 MICRO = 1_000_000
 """CPUs and relative resource units are counted as whole millionths, so that sums are exact."""
@@ -21,7 +21,7 @@ MICRO = 1_000_000
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Capacity:
-    """What machines of one kind offer to tasks; one object is shared by all that are alike."""
+    """What machines of one kind offer to tasks; one object is shared by all equal machines."""
 
     machine_type: str
     rru: float
@@ -37,12 +37,12 @@ class Capacity:
     gpu_type: str = ""
     power_w: int = 0
     labels: tuple[tuple[str, str], ...] = ()
-    """What operators call it, sorted by name."""
+    """Labels set by operators, sorted by name."""
     capabilities: frozenset[str] = frozenset()
-    """What works there, as its agent says; none before it has joined."""
+    """What works there, as its agent reports; none before it has joined."""
     cpu_room: int = field(init=False, compare=False, repr=False)
-    """All of its CPU in grains: so small that what a task claims in cores, and what another
-    one claims in RRU, are both a whole number of them. Then no sum is ever rounded."""
+    """All of its CPU in grains. A grain is so small that claims in cores and claims in RRU are both
+    whole numbers of them, so sums are never rounded."""
     per_rru: int = field(init=False, compare=False, repr=False)
     """Grains of a millionth of an RRU …"""
     per_cpu: int = field(init=False, compare=False, repr=False)
@@ -105,7 +105,7 @@ def size_of(record: MachineRecord) -> tuple[float, int, int]:
     """Return a machine's RRU, the bytes of memory that tasks may use, and its watts."""
     hardware, facts = record.hardware, record.facts
     memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
-    # huge pages are for programs that ask for them: no memory that a task's limit is of
+    # huge pages are for programs that request them: no part of a task's memory limit
     taken = facts.hugepages_bytes if facts else 0
     cpus = facts.cpus if facts else hardware.cpus if hardware else 0
     rru = hardware.rru if hardware and hardware.rru else float(cpus)
@@ -114,7 +114,7 @@ def size_of(record: MachineRecord) -> tuple[float, int, int]:
 
 
 def capacity_of(record: MachineRecord) -> Capacity:
-    """Return what a machine offers: as its agent says, else as the inventory says.
+    """Return what a machine offers: from its agent, else from the inventory.
 
     A machine whose RRU are unknown has one per CPU.
     """
@@ -144,7 +144,7 @@ def labels_of(record: MachineRecord) -> tuple[tuple[str, str], ...]:
 
 
 class Kinds:
-    """Capacities and places, one object each for all machines that are alike, while one has it."""
+    """Capacities and places, one object for all equal machines, while a machine has it."""
 
     def __init__(self) -> None:
         self._capacities: WeakKeyDictionary[Capacity, ref[Capacity]] = WeakKeyDictionary()
@@ -184,7 +184,7 @@ class Kinds:
         return found
 
     def _sweep(self, known: dict[object, tuple[T, ref[Any]]]) -> None:
-        """Forget what no machine has any more, once there may be much of it."""
+        """Forget objects that no machine has, once there may be many of them."""
         if len(known) < self._swept_at[id(known)]:
             return
         for key in [key for key, (_, kept) in known.items() if kept() is None]:

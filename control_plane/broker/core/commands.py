@@ -1,4 +1,4 @@
-"""What a command does to the record of its machine. Pure: the broker stores what this returns."""
+"""How a command changes the record of its machine. Pure: the broker stores what this returns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from control_plane.broker.core.unavailability import began, ended, open_event
 
 
 def carried_out(record: MachineRecord, command: MachineCommand, now: float) -> MachineRecord:
-    """Return the record once a command was carried out; the same object: it changes nothing."""
+    """Return the record after a command; the same object if the command changes nothing."""
     match command:
         case MarkDown(reason=reason, until=until):
             if record.state is MachineState.DOWN or (until is not None and now > until):

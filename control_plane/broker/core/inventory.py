@@ -1,7 +1,7 @@
-"""Lists of machines as people keep them, CSV or JSON, and what they change about records.
+"""Lists of machines, CSV or JSON, and how they change records.
 
-A list is taken whole or not at all: everything that is wrong with it is told at once, by
-line. Equal places and kinds of hardware become the same objects.
+A list is accepted whole or not at all: all its errors are reported at once, by line. Equal places
+and kinds of hardware become the same objects.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WORD = re.compile(r"[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]{1,253}):\d{1,5}")
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s*([KMGTP]?)(?:iB|B)?", re.IGNORECASE)
 _MOST = {"cpus": 1 << 16, "gpus": 1 << 16}
-"""As in `Hardware`; the others end where `Count` does."""
+"""As in `Hardware`; the others are bounded by `Count`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ def size_of(value: str) -> int:
 
 
 def imported(machine: InventoryMachine, now: float, *, simulated: bool) -> MachineRecord:
-    """Return the record of a machine that the list adds: down until its agent was heard.
+    """Return the record of a machine that the list adds: down until its agent answers.
 
-    With `simulated` no agent is going to be heard, and it is up.
+    With `simulated` there is no agent, and the machine is up.
     """
     record = MachineRecord(
         machine=machine.machine,
@@ -136,7 +136,7 @@ def imported(machine: InventoryMachine, now: float, *, simulated: bool) -> Machi
 
 
 def against(record: MachineRecord, machine: InventoryMachine) -> str:
-    """Return why a known machine cannot become what the list says, as a predicate.
+    """Return why the list cannot change a known machine, as a predicate.
 
     Placements rely on the location and the type of a machine: both change once it is free.
     """
@@ -147,14 +147,14 @@ def against(record: MachineRecord, machine: InventoryMachine) -> str:
 
 
 def allowed(record: MachineRecord, machine: InventoryMachine) -> InventoryMachine:
-    """Return what of a list can be true of a known machine: all of it, or all but its place."""
+    """Return what a list may change of a known machine: everything, or everything but its place."""
     if not against(record, machine):
         return machine
     return replace(machine, location=record.location, machine_type=record.machine_type)
 
 
 def updated(record: MachineRecord, machine: InventoryMachine) -> MachineRecord:
-    """Return a known machine as the list says it is; what its agent said stays."""
+    """Return a known machine with the list's values; its agent's facts stay."""
     return replace(
         record,
         location=machine.location,
@@ -167,9 +167,9 @@ def updated(record: MachineRecord, machine: InventoryMachine) -> MachineRecord:
 
 
 def completed(known: MachineRecord | None, request: JoinRequest, now: float) -> MachineRecord:
-    """Return the record of a machine that joins; what is known about its assignment stays.
+    """Return the record of a machine that joins; its known assignment stays.
 
-    Where the inventory lists it, its place and type are the inventory's.
+    If the inventory lists it, its place and type are the inventory's.
     """
     if known is None:
         return MachineRecord(
@@ -191,9 +191,9 @@ def completed(known: MachineRecord | None, request: JoinRequest, now: float) -> 
 
 
 def scope_test(scope: MachineScope) -> Callable[[MachineRecord], bool]:
-    """Return what tells whether a machine is in a scope, for one look at the machines.
+    """Return the test whether a machine is in a scope, for one pass over the machines.
 
-    `InvalidInput` says what is wrong with its `where`.
+    `InvalidInput` has the errors of its `where`.
     """
     places = {level: v for level in _PLACE if (v := getattr(scope, level)) is not None}
     own = ("machine_type", "entitlement", "cluster", "state")
@@ -202,7 +202,7 @@ def scope_test(scope: MachineScope) -> Callable[[MachineRecord], bool]:
     wanted = None if scope.where is None else parse(scope.where, FOR_LISTS)
 
     near: dict[int, bool] = {}
-    """Verdict on each place by its identity: many machines share one object."""
+    """Verdict on each place by its `id`: many machines share one object."""
 
     def is_near(location: Location) -> bool:
         verdict = all(getattr(location, level) == value for level, value in places.items())
@@ -230,7 +230,7 @@ def scope_test(scope: MachineScope) -> Callable[[MachineRecord], bool]:
 
 
 class _Rows:
-    """The machines read so far, and what is wrong with the others."""
+    """The machines read so far, and the errors of the others."""
 
     def __init__(self) -> None:
         self.errors: list[FieldError] = []
@@ -240,7 +240,7 @@ class _Rows:
         self._kinds: dict[tuple[Any, ...], Hardware] = {}
 
     def add(self, where: str, row: Mapping[str, Any]) -> None:
-        """Check one row and take it in."""
+        """Check one row and add its machine."""
         before = len(self.errors)
         values: dict[str, Any] = {}
         for column, value in row.items():
@@ -264,7 +264,7 @@ class _Rows:
             self._machines.append(self._machine(values))
 
     def inventory(self) -> Inventory:
-        """Return what was read."""
+        """Return the machines and errors so far."""
         if not self._machines and not self.errors:
             reason = "lists no machines"
             return Inventory(errors=(FieldError(field="(whole)", reason=reason),))

@@ -1,4 +1,4 @@
-"""Labels of machines: words by which operators group them, for requirements to ask for."""
+"""Labels of machines: words by which operators group them, and that requirements can test."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def relabelled(
 ) -> MachineRecord:
     """Return a machine with more labels, or others, and `without` some; `InvalidInput`: too many.
 
-    What it says already is no change: then it is the same object.
+    Without a change it returns the same object.
     """
     known = record.labels or {}
     wanted = {name: text for name, text in known.items() if name not in without} | dict(labels)

@@ -1,7 +1,7 @@
-"""Returns whether a machine meets a requirement, and what each property of a machine is.
+"""Tests whether a machine meets a requirement, and reads the properties of machines.
 
-Jobs, entitlements and lists of machines ask `holds`. Where several machines are looked at as
-one, a bucket or a kind, `may_hold` answers for what they have in common.
+Jobs, entitlements and lists of machines use `holds`. For several machines as one, a bucket or a
+kind, `may_hold` tests what they have in common.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wire.units import size_text
 
 
 class Subject(Protocol):
-    """A machine as far as requirements can tell: what it is and where."""
+    """The properties of a machine that requirements can test."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +42,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A machine of a list: what changes about it can be asked for, too."""
+    """A machine of a list: properties that change can be tested, too."""
 
     record: MachineRecord
     capacity: Capacity
@@ -97,7 +97,7 @@ def bin_of(property_: str, machine: Subject) -> str:
 
 
 def names(bin_: str, value: str) -> bool:
-    """Return whether a value that a person wrote means a bin: `msb3` or `dc1/msb3`."""
+    """Return whether a value, as a user writes it, means a bin: `msb3` or `dc1/msb3`."""
     return bin_ == value or bin_.endswith("/" + value)
 
 
@@ -111,12 +111,12 @@ def holds(term: Term, machine: Subject) -> bool:
 
 
 def may_hold(term: Term, machine: Subject, known: frozenset[str]) -> bool:
-    """Return whether a requirement can be met where only these properties are known."""
+    """Return whether a requirement can be met when only these properties are known."""
     return _verdict(term, machine, known) is not False
 
 
 def _verdict(term: Term, machine: Subject, known: frozenset[str] | None) -> bool | None:
-    """Return what is known of a requirement; None: that depends on what is not `known`."""
+    """Return the verdict on a requirement; None: it depends on properties that are not `known`."""
     match term:
         case AllOf(terms):
             found = [_verdict(inner, machine, known) for inner in terms]
@@ -167,7 +167,7 @@ def _compares(property_: str, operator: str, number: float, machine: Subject) ->
     get = _NUMBERS.get(property_)
     try:
         value = get(machine) if get is not None else float(_word(property_, machine))
-    except ValueError:  # a label that is not there, or no number
+    except ValueError:  # a label that does not exist, or no number
         return False
     match operator:
         case "=":

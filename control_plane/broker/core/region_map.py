@@ -17,7 +17,7 @@ from control_plane.api.machines import (
 
 MAP_FACTS = ("state", "entitlement", "profile", "load", "power")
 CELLS_MAX = 4000
-"""With more machines a rack has counts alone, so that the answer stays below 1 MB."""
+"""With more machines a rack has only counts, so that the answer stays below 1 MB."""
 EVENTS_MAX = 50
 STATES = ("in use", "idle", "free", "not ready", "unavailable", "down")
 """From the best to the worst; idle: held by an entitlement, without tasks."""
@@ -27,13 +27,13 @@ _WATTS = 100
 """Watts of one step of the map by power."""
 
 Draw = Callable[[MachineRecord], tuple[float, float]]
-"""Returns the share of its CPU that is promised to tasks (0 to 1), and about how many watts it
-draws; 0 W: that is not known."""
+"""Returns the share of its CPU that is promised to tasks (0 to 1), and its estimated draw in watts;
+0 W: unknown."""
 _Meaning = Callable[[MachineRecord, int, bool], str]
 
 
 def open_events(record: MachineRecord) -> list[UnavailabilityEvent]:
-    """Return what takes a machine away now or later; a record keeps what ended, too."""
+    """Return the events that take a machine away now or later; a record keeps ended ones, too."""
     return [event for event in record.unavailability if event.end is None]
 
 
@@ -49,7 +49,7 @@ def state_of(record: MachineRecord, tasks: int, ready: bool) -> str:
 
 
 class RegionCount:
-    """Takes machine after machine, in any number of steps."""
+    """Counts one machine after the other, in any number of steps."""
 
     def __init__(self, by: str, machines: int, draw: Draw) -> None:
         """`by` is one of `MAP_FACTS`; `machines` says about how many will come."""
@@ -126,7 +126,7 @@ def counts_of(racks: list[RackMap]) -> Counter[str]:
 
 
 def legend_order(by: str, counts: Mapping[str, int]) -> list[str]:
-    """Return the meanings as a legend has them: by rank, or the most frequent first."""
+    """Return the meanings in the order of a legend: by rank, or the most frequent first."""
     if by == "state":
         return [state for state in STATES if state in counts]
     if by == "load":

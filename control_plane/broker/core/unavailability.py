@@ -1,7 +1,7 @@
-"""Why a machine is not usable, or soon will not be: its events, and what follows from them.
+"""Why a machine is not usable, or soon will not be: its events and their effects.
 
-A failure and a planned reboot leave tasks where they are placed until others decide; the
-other kinds take the machine away from its tasks, so these must move (paper §2.2, §4.1).
+Tasks keep their place in a failure or a planned reboot until the scheduler decides; the other kinds
+take the machine away, so tasks must move (paper §2.2, §4.1).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityE
 NOTICE_S = 3600.0
 """A machine takes no new tasks when its event begins within this time."""
 BACK_S = 30.0
-"""So long after the announced end of its work a machine may take to be heard again: twice the
-silence after which any other is taken for down."""
+"""Time after the announced end of work until a machine must answer: twice the silence that marks
+any other machine down."""
 EVENTS_KEPT = 20
 DRAINING = (
     EventKind.MAINTENANCE,
@@ -24,7 +24,7 @@ DRAINING = (
     EventKind.REFRESH,
     EventKind.POWER_CAP,
 )
-"""What an operator plans, and may call off."""
+"""Kinds that operators plan, and may cancel."""
 MOVING = (*DRAINING, EventKind.REVOKED, EventKind.PROFILE)
 """Tasks must move away."""
 _FINAL = (EventKind.DECOMMISSION, EventKind.REFRESH)
@@ -57,15 +57,15 @@ def open_event(record: MachineRecord, kind: EventKind) -> UnavailabilityEvent | 
 
 
 def failures(record: MachineRecord) -> list[float]:
-    """Return when a machine failed, in seconds since 1970, as far as that is kept."""
+    """Return when a machine failed, in seconds since 1970, as far as that is recorded."""
     return [event.start for event in record.unavailability if event.kind is EventKind.FAILURE]
 
 
 def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> str:
-    """Return why a machine takes no new tasks because of what is planned, as a predicate.
+    """Return why planned events keep new tasks from a machine, as a predicate.
 
-    Empty if nothing stands against it. Failures and reboots are not looked at: they are in
-    the machine's state and in that of its profile.
+    Empty: nothing prevents it. Failures and reboots are ignored: the states of machine and profile
+    have them.
     """
     due = [e for e in _open(record, MOVING) if e.start - notice_s <= now]
     if not due:
@@ -75,7 +75,7 @@ def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> s
 
 
 def of_plan(record: MachineRecord, plan: str) -> UnavailabilityEvent | None:
-    """Return the event that a plan announced last for a machine, open or ended."""
+    """Return the last event of a plan for a machine, open or ended."""
     found = [event for event in record.unavailability if event.plan == plan]
     return found[-1] if found else None
 
@@ -83,7 +83,7 @@ def of_plan(record: MachineRecord, plan: str) -> UnavailabilityEvent | None:
 def departure(record: MachineRecord, now: float) -> UnavailabilityEvent | None:
     """Return the event that makes the tasks of a machine move away now.
 
-    Of several the one with the nearest deadline.
+    Of several, it is the one with the nearest deadline.
     """
     due = [event for event in _open(record, MOVING) if event.start <= now]
     return min(due, key=lambda e: (e.deadline is None, e.deadline or 0.0, e.start), default=None)
@@ -100,7 +100,7 @@ def leaving(record: MachineRecord, now: float) -> bool:
 
 
 def overdue(record: MachineRecord, now: float) -> bool:
-    """Return whether what was planned for the machine begins now, whatever still runs there."""
+    """Return whether planned work on the machine begins now, even if tasks still run there."""
     events = _open(record, MOVING)
     return any(
         event.deadline is not None and event.deadline <= now and not event.tasks_survive
@@ -109,9 +109,9 @@ def overdue(record: MachineRecord, now: float) -> bool:
 
 
 def excused(record: MachineRecord, now: float) -> bool:
-    """Return whether silence is expected of a machine whose tasks run on: work was announced.
+    """Return whether announced work explains the silence of a machine whose tasks run.
 
-    Work that takes all of its time must not cost what it was announced to spare.
+    Work that uses its whole time must not restart the tasks that it was announced to keep.
     """
     return any(
         event.tasks_survive
@@ -135,10 +135,10 @@ def removable(record: MachineRecord, now: float) -> str:
 
 
 def began(record: MachineRecord, event: UnavailabilityEvent) -> MachineRecord:
-    """Return the record with an event; it takes the place of an open one of its kind and plan.
+    """Return the record with an event; it replaces an open one of its kind and plan.
 
-    So a kernel and a switch may be due at once, each by a plan of its own. The oldest events
-    that ended are forgotten; those that have not never are.
+    So a kernel and a switch may be due at once, each with its own plan. The oldest ended events are
+    dropped; open ones never are.
     """
 
     def is_other(known: UnavailabilityEvent) -> bool:

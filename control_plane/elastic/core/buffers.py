@@ -1,8 +1,8 @@
 """Spare machines of a region: how many of each kind, held once or by every owner (EL10).
 
-Owners do not all fail, release, grow and maintain at the same time. What is held once for all of
-them is the largest case of the region; held by each for itself, it is the sum of the largest
-cases. The paper's gain is about 3 points of utilization (§6.1).
+Owners do not all fail, release, grow and maintain at the same time. A central buffer covers the
+largest case of the region; separate ones cover the sum of the largest cases. The paper's gain is
+about 3 points of utilization (§6.1).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from control_plane.elastic.core.expecting import growths, quantile, summed
 RELEASES_AT_ONCE = 10
 """Owners whose largest updates overlap: extra tasks live for minutes. A margin, not measured."""
 MAINTENANCE_SHARE = 0.02
-"""Of machines under maintenance at once: what the ops planner's waves leave of a rack or row."""
+"""Share of machines under maintenance at once: the ops planner's waves bound it per rack or row."""
 GROWTH_SLOTS = 12
 """Growth within an hour: in that time an operator, or the next day's buffer, can answer."""
 GROWTH_SHARE = 0.99
-"""Of the hours whose growth the buffer is enough for."""
+"""Share of the hours whose growth the buffer covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerUse:
-    """What one pool uses, as far as buffers depend on it."""
+    """The use of one pool, as far as buffers depend on it."""
 
     pool: str
     by_msb: Mapping[str, int]
@@ -43,7 +43,7 @@ class OwnerUse:
 
 
 def buffers(owners: Sequence[OwnerUse]) -> Buffers:
-    """Return the buffers of a region, and what each owner for itself would need."""
+    """Return the buffers of a region, and what each owner would need separately."""
     kinds = [_fault(owners), _maintenance(owners), _release(owners), _growth(owners)]
     used = sum(owner.used for owner in owners)
     central, siloed = sum(k.central for k in kinds), sum(k.siloed for k in kinds)

@@ -1,8 +1,8 @@
-"""How many machines a pool is going to need: from its own history, never less than now.
+"""How many machines a pool will need: from its own history, never less than now.
 
-A history has the most machines with tasks in each 5 minutes of the last 8 days. What was needed in
-the same stretch of yesterday and of a week ago is expected again. Without a history, what is used
-now is all that is expected, and machines are lent only because they were idle for long.
+A history has the most machines with tasks in each 5 minutes of the last 8 days. The need of the
+same time yesterday and a week ago is expected again. Without a history only the present use is
+expected, and machines are lent only if they were idle for long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SLOT_S = 300.0
 DAY = 288
 """Slots of a day."""
 SLOTS = 8 * DAY
-"""Kept: a week, and a day beside it, so that a week ago is always there with what followed."""
+"""Slots that are kept: a week and a day, so that the time after a week ago is always there."""
 
 
 def slot(now: float) -> int:
@@ -27,7 +27,7 @@ def slot(now: float) -> int:
 
 
 def noted(history: UseHistory, used: int, now: float) -> UseHistory:
-    """Return the history with what is used now; slots that were missed repeat the last value."""
+    """Return the history with the present use; missed slots repeat the last value."""
     number, values = slot(now), list(history.used)
     if not values or number < history.last:  # new, or the clock was set back
         return replace(history, last=number, used=[used])
@@ -57,7 +57,7 @@ def peak(history: UseHistory) -> int:
 
 
 def growths(history: UseHistory, ahead: int) -> dict[int, int]:
-    """Return by slot by how much more was used at most within so many slots after it."""
+    """Return slot → the largest growth of use within so many slots after it."""
     values, first = history.used, history.last - len(history.used) + 1
     return {
         first + at: max(0, max(values[at : at + ahead + 1]) - value)

@@ -1,7 +1,7 @@
-"""Who lends which machine to whom, and which loans are called back: pure functions of values.
+"""Which machines pools lend to which, and which loans are called back: pure functions.
 
-Machines are lent whole (EL3). A loan is made only if its promise suits both sides: the owner has
-the machine back within it, and the borrower's tasks can do with so little notice.
+Machines are lent whole (EL3). A loan is made only if its promise suits both sides: the owner gets
+the machine back within it, and that notice is enough for the borrower's tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import islice
 from control_plane.broker.core.assignment import FREE
 
 MARGIN_S = 30.0
-"""Tasks have to be gone this much before the promise ends: they drain and stop (10 s by default),
+"""Tasks must have ended this long before the promise ends: they drain and stop (10 s by default),
 and the machine goes back once it is empty. A promise is at least 120 s."""
 
 
@@ -25,7 +25,7 @@ class Idle:
 
     machine: str
     donor: str
-    """Whose it is; empty: the free pool."""
+    """The pool that holds it; empty: the free pool."""
     machine_type: str
     datacenter: str
     msb: str
@@ -34,22 +34,22 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """On which terms a pool lends."""
+    """The terms on which a pool lends."""
 
     promise_s: float
     after_s: float
     """A machine is lent that was idle for so long …"""
     keep: int
-    """… except so many: those that the pool is expected to need."""
+    """… except so many machines, which the pool is expected to need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A pool that wants machines of others."""
+    """A pool that wants to borrow machines."""
 
     pool: str
     wants: int
-    """Beside those that it has."""
+    """In addition to its present machines."""
     has: int
     notice_s: float
     loan_s: float
@@ -90,7 +90,7 @@ class OpenLoan:
     revoked: bool
     tasks: int
     usable: bool = True
-    """It is up, and would be of use to its owner."""
+    """It is up, and its owner could use it."""
     idle_s: float = 0.0
 
 
@@ -101,7 +101,7 @@ class Need:
     pool: str
     """Empty: the free pool, for owners that will need its machines."""
     machines: int
-    """Beside those that it has, that are free, or are on their way back."""
+    """In addition to its machines, free ones, and ones on their way back."""
     types: frozenset[str] = frozenset()
     datacenter: str | None = None
     priority: int = 500
@@ -124,7 +124,7 @@ class CallBack:
     within_s: float
     why: str
     pool: str = ""
-    """Who waits for it."""
+    """The pool that waits for it."""
 
 
 # -- lending
@@ -166,7 +166,7 @@ class _Stock:
         return number - len(self._groups[number]) * self._count
 
     def take(self, taker: Taker) -> Idle | None:
-        """Return a machine that suits a taker; None: there is none any more."""
+        """Return a machine that suits a borrower; None: there is none left."""
         pool = taker.pool
         signature = (taker.types, taker.datacenter, taker.notice_s)
         heap = self._heaps.get(signature)
@@ -204,9 +204,9 @@ def matched(
 ) -> list[NewLoan]:
     """Return the loans to make; `offers` by pool, and pools without one lend nothing.
 
-    Machines are taken from the MSB that has most, so what stays is spread; there those that are
-    idle longest go first. Borrowers get machines in proportion to their shares, those that they
-    have included. What one does not want goes to the others.
+    Machines are taken from the MSB that has most, so the rest stays spread; the longest idle ones
+    go first. Borrowers get machines in proportion to their shares, including machines that they
+    have. What one does not want goes to the others.
     """
     stock, found = _Stock(idle, offers), list[NewLoan]()
     queue = [(taker.has / taker.share, n, 0) for n, taker in enumerate(takers) if taker.wants > 0]
@@ -216,7 +216,7 @@ def matched(
         taker = takers[number]
         machine = stock.take(taker)
         if machine is None:
-            continue  # nothing suits it any more
+            continue  # no machine suits it any longer
         donor, promise_s = machine.donor, offers[machine.donor].promise_s
         found.append(NewLoan(machine.machine, donor, taker.pool, promise_s, taker.loan_s))
         if got + 1 < taker.wants:
@@ -235,12 +235,12 @@ def called_back(
     idle_after_s: float,
     most: int,
 ) -> list[CallBack]:
-    """Return the loans to call back now, those that are wanted most first.
+    """Return the loans to call back now, the most wanted first.
 
-    An owner gets its own machines first, then those of the free pool. Of these the ones with the
-    fewest tasks go: least work is interrupted. Loans end at their time, with the notice that was
-    promised; those that their borrower leaves idle end at once. A loan that was made by hand, with
-    no promise, is left to the hand that made it.
+    An owner gets its own machines first, then those of the free pool. Among these, machines with
+    the fewest tasks go first, which interrupts least work. Loans end at their time, with the
+    promised notice; loans that the borrower leaves idle end at once. A loan that an operator made
+    by hand, with no promise, stays until the operator ends it.
     """
     open_ = [loan for loan in loans if not loan.revoked and loan.promise_s > 0]
     calls = dict[str, CallBack]()

@@ -1,4 +1,4 @@
-"""Why silence of one machine is expected, or is not the machine's: it is not down yet."""
+"""Reasons why silence of one machine is expected, or not its own: it is not down yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from control_plane.health.core.verdict import Held
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What is known of a silent machine. Moments are those of `Runtime.now()`."""
+    """The observations about a silent machine. Moments are those of `Runtime.now()`."""
 
     silent_s: float
     joined_until: float = 0.0
@@ -17,11 +17,11 @@ class Signs:
     away_until: float = 0.0
     """Until then it may be away: it was told to reboot."""
     is_switching: bool = False
-    """It may reboot for its host profile before anyone reads that it is going to."""
+    """It may reboot for its host profile before that is recorded."""
     alive_at: float | None = None
-    """When its host gave a sign of life last while its agent was of no use."""
+    """When its host last gave a sign of life while its agent gave no usable answer."""
     is_leaving: bool = False
-    """Its host said that it was about to go down."""
+    """Its host reported that it was about to shut down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class Graces:
     reboot_s: float
     agent_s: float
     alive_s: float
-    """For how long a host lives after it was seen to."""
+    """How long a host counts as alive after a sign of life."""
 
 
 def excuse(signs: Signs, now: float, graces: Graces) -> Held | None:
-    """Return why a machine that does not answer is not taken for down, and for how long.
+    """Return why a machine that does not answer is not marked down, and for how long.
 
-    An agent that is killed, upgraded, restarted or without computing time leaves its tasks
-    running; moving them would be the only harm done (P1). A host that said it goes down ended them:
-    an agent that refuses connections after that is no sign that they run.
+    An agent that is killed, upgraded, restarted or without computing time leaves its tasks running;
+    moving them would be the only harm (P1). A host that reported its shutdown has ended them:
+    refused connections after that do not show that they run.
     """
     if now < signs.joined_until:
         return Held("it has just joined, its agent may be starting", signs.joined_until - now)

@@ -1,7 +1,7 @@
 """The parts of a region that fail together, and how many machines of each are lost.
 
-A rack loses its switch, an MSB its power, a data center its line to the rest; a region from
-which much is missing at once is more likely there, and the control plane is cut off.
+A rack loses its switch, an MSB its power, a data center its line to the rest. A region with many
+losses at once is probably up, and the control plane is cut off.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent.api import Location
 
 
 class Level(StrEnum):
-    """What kind of part it is, the largest first. Rows share nothing that fails with them."""
+    """The kind of a part, the largest first. Rows share nothing that fails with them."""
 
     REGION = "region"
     DATACENTER = "data center"
@@ -28,7 +28,7 @@ class Standing(StrEnum):
     LOST = "lost"
     """Silent for a while, or declared down a moment ago."""
     GONE = "gone"
-    """Down for long: it tells nothing about the others any more."""
+    """Down for long: it no longer indicates the state of the others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,21 +37,21 @@ class Part:
 
     level: Level
     name: str
-    """With the names of all that it is part of: `local/dc1/msb2`."""
+    """With the names of all parts above it: `local/dc1/msb2`."""
     above: Part | None = None
     below: dict[str, Part] = field(default_factory=dict)
     machines: int = 0
-    """Those that are gone do not count."""
+    """Its machines, without `GONE` ones."""
     lost: int = 0
     path: tuple[Part, ...] = ()
-    """This part and all that it is part of, the largest last."""
+    """This part and all parts above it, the largest last."""
 
     def __post_init__(self) -> None:
-        """Know the parts above."""
+        """Compute the parts above."""
         self.path = (self,) if self.above is None else (self, *self.above.path)
 
     def moved(self, before: Standing | None, after: Standing | None) -> None:
-        """Count a machine as it stands now; None: it is not there."""
+        """Count a machine's new standing; None: it is not there."""
         machines = (after in _COUNTED) - (before in _COUNTED)
         lost = (after is Standing.LOST) - (before is Standing.LOST)
         for part in self.path:
@@ -69,7 +69,7 @@ class Parts:
         self._regions: dict[str, Part] = {}
 
     def rack(self, location: Location) -> Part:
-        """Return the rack at a place, and make it known if it is not."""
+        """Return the rack at a place; makes it if it is new."""
         part: Part | None = None
         known = self._regions
         for level, word in (
@@ -88,10 +88,10 @@ class Parts:
 
 
 def looks_cut(part: Part, share: float) -> bool:
-    """Return whether so much of a part is lost that its machines need not be the reason.
+    """Return whether so much of a part is lost that its machines may not be the cause.
 
-    One machine never is. While the rest of it answers, a part is not cut off: what is lost
-    beside the worst of the parts below must be as much, too.
+    One lost machine is never enough. A part whose rest answers is not cut off: without the worst
+    part below it, the loss must be as large, too.
     """
     if part.lost <= 1 or part.lost <= share * part.machines:
         return False

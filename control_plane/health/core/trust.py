@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How mistrust grows and fades, in seconds."""
+    """How distrust grows and fades, in seconds."""
 
     first_s: float
     """After the second failure; doubles with each further one …"""
     most_s: float
     """… up to this."""
     forget_s: float
-    """For each time that this passes without a failure, one is forgotten."""
+    """One failure is forgotten each time this passes without another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Failures:
 
     count: int = 0
     last_at: float = 0.0
-    """When it was declared down last, by `Runtime.now()`."""
+    """When it was last declared down, by `Runtime.now()`."""
 
 
 NO_FAILURES = Failures()
@@ -36,10 +36,10 @@ def failed_again(known: Failures, now: float, patience: Patience) -> Failures:
 
 
 def recalled(ages_s: Iterable[float], now: float, patience: Patience) -> Failures:
-    """Return the failures of a machine that began so many seconds ago, as its record says.
+    """Return the failures of a machine that began so many seconds ago, from its record.
 
-    So a restart of this process forgives nothing. One that is said to be yet to come (the wall
-    clock was set back) counts as of now.
+    So a restart of this process forgets nothing. A failure in the future (the wall clock was set
+    back) counts as of now.
     """
     known = NO_FAILURES
     for age_s in sorted(ages_s, reverse=True):
@@ -48,12 +48,12 @@ def recalled(ages_s: Iterable[float], now: float, patience: Patience) -> Failure
 
 
 def remembered(known: Failures, now: float, patience: Patience) -> int:
-    """Return how many failures are not forgotten."""
+    """Return how many failures still count."""
     return max(0, known.count - int((now - known.last_at) / patience.forget_s))
 
 
 def probation_s(known: Failures, now: float, patience: Patience) -> float:
-    """Return how long the machine must answer before it is up; a first failure costs nothing."""
+    """Return how long the machine must answer before it is up; a first failure adds nothing."""
     count = remembered(known, now, patience)
     if count < 2:
         return 0.0

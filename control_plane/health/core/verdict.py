@@ -1,8 +1,8 @@
-"""Silence of a machine to a verdict: it is down, or it is too early to say so.
+"""Judges the silence of a machine: it is down, or it is too early for that verdict.
 
-One machine that does not answer is down. Many of one part of the region at once look like a
-cut of that part, or of ourselves: nothing of it moves until its delay is over or an operator
-says that it is so.
+One machine that does not answer is down. Many of one part of the region at once suggest that the
+part, or this process, is cut off: nothing of it moves until its delay is over or an operator
+confirms it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Held:
     left_s: float
     """Until it is, if nothing changes."""
     part: str = ""
-    """The part that looks cut off; empty: it is about this machine alone."""
+    """The part that seems cut off; empty: it is about this machine alone."""
 
 
 def verdict(rack: Part, silent_s: float, brakes: Brakes) -> Held | None:
     """Return what holds back a machine that was silent for `down_after_s`; None: it is down.
 
-    Of several parts that look cut off the largest counts: its delay is the longest.
+    If several parts seem cut off, the largest counts: its delay is the longest.
     """
     held: Part | None = None
     for part in rack.path:
@@ -58,10 +58,10 @@ def verdict(rack: Part, silent_s: float, brakes: Brakes) -> Held | None:
 
 
 def is_restored(refusing: int, answered: int, followed: int, *, settled: bool) -> bool:
-    """Return whether so many hosts refuse us for an older store that all of us is in doubt.
+    """Return whether so many hosts refuse us for an older store that the whole process is in doubt.
 
-    Of a store that was restored nearly all hosts were told more than it knows. More than half are
-    needed, for a host may lie: a few that are in other hands must not end a control plane. Half of
-    all that are `followed`; once that is `settled` who is there, of those that said anything.
+    After a restore nearly all hosts have newer commands than the store. More than half must refuse,
+    because a few hosts in other hands must not end a control plane. It is half of all `followed`
+    hosts; once `settled`, half of the hosts that answered or refused.
     """
     return refusing * 2 > (refusing + answered if settled else followed)

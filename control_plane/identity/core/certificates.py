@@ -1,4 +1,4 @@
-"""How certificates of the region look: names, extensions, and from when to when they count."""
+"""Certificates of the region: names, extensions, and validity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cryptography.x509.oid import NameOID
 
 ROOT_LIFE_S = 10 * 365 * 86_400.0
 SKEW_S = 3_600.0
-"""Certificates are valid from an hour ago on, so that a host whose clock is behind accepts them."""
+"""Certificates are valid from an hour ago, so that a host whose clock is slow accepts them."""
 
 
 def new_root(cluster: str, now: float) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -51,7 +51,7 @@ def builder(
 
 
 def key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    """Return what a key may be used for: to issue, or to prove who one is."""
+    """Return what a key may be used for: to issue, or to prove an identity."""
     return x509.KeyUsage(
         digital_signature=not sign_certificates,
         key_cert_sign=sign_certificates,

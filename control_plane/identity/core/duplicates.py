@@ -1,4 +1,4 @@
-"""Whether two hosts have one identity, from what they said of themselves (docs/adr/0107)."""
+"""Whether two hosts have one identity, by their own reports (docs/adr/0107)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from control_plane.api.duplicates import Duplicate
 
 
 class CloneFinding(StrEnum):
-    """What a round showed."""
+    """The finding of a round."""
 
     NOTHING = "nothing"
     """Nothing answers at the machine's address: it proves nothing."""
@@ -25,24 +25,24 @@ class CloneFinding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One time that a host asked."""
+    """One request of a host."""
 
     caller: Presence
     there: Presence | None
     """What answered at the machine's address after the caller had asked; None: nothing."""
     doubted: str
-    """The mark of the caller about whom there was doubt in the round before; empty: none."""
+    """The mark of a caller that was in doubt in the round before; empty: none."""
     boots: Sequence[str]
     """The boots that were seen alone at this address, the earliest first."""
 
 
 def found(one: Round) -> CloneFinding:
-    """Return what a round shows.
+    """Return the finding of a round.
 
-    A mark is in the memory of one process only. Who says it again after another process answered
-    was there all the while, so there are two: no reboot, no restart of the agent and no disk
-    that was set back ever says a mark again. The clone is the caller, unless its boot
-    was known before that of the other one.
+    A mark is in the memory of one process only. A caller that repeats its mark after another
+    process answered was running all the while, so there are two hosts. A reboot, a restart of the
+    agent or a restored disk never repeats a mark. The clone is the caller, unless its boot was
+    known before that of the other one.
     """
     caller, there = one.caller, one.there
     if there is None:
@@ -59,20 +59,20 @@ def found(one: Round) -> CloneFinding:
 
 
 def is_second(known: Duplicate | None, boot_id: str) -> bool:
-    """Return whether a host is the clone by its boot; two from one memory have the same."""
+    """Return whether a host is the clone by its boot; copies of one memory image have the same."""
     return known is not None and known.boot_id == boot_id != known.other_boot_id
 
 
 def stays_second(known: Duplicate | None, boot_id: str) -> bool:
     """Return whether a host counts as the clone while nothing answers at the address.
 
-    It may be the second one after a reboot, and the other one may only be cut off.
+    It may be the clone after a reboot, and the other one may only be cut off.
     """
     return known is not None and boot_id != known.other_boot_id
 
 
 def words(known: Duplicate) -> str:
-    """Return why a host is the second one, for the people who look after it."""
+    """Return why a host is the clone, for its operators."""
     return (
         f"another host has the identity of {known.machine} and keeps it"
         f" (boot {known.other_boot_id[:8] or '?'}); this one (boot {known.boot_id[:8] or '?'},"

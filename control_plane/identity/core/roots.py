@@ -1,8 +1,8 @@
-"""The roots of the authority while one is exchanged for another (docs/adr/0088).
+"""The roots of the authority while one replaces another (docs/adr/0088).
 
 A rotation has three steps. `prepare`: a new root is trusted, and issues nothing. `activate`: it
-issues, and the one before is still trusted. `retire`: that one is trusted no more. Each step has
-to wait until everybody can go along; `hinders` tells who cannot.
+issues, and the one before is still trusted. `retire`: that one is no longer trusted. Each step
+waits until every host and credential is ready for it; `hinders` lists those that are not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wire.errors import Conflict
 
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]{1,32})-----[^-]{1,8192}-----END \1-----\n?")
 _NAMED = 3
-"""Of those who hinder a step, so many are told by name."""
+"""At most so many of the hosts or users that hinder a step are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """The root that issues, and those that are trusted beside it."""
+    """The root that issues, and the others that are trusted too."""
 
     active: Root
     coming: Root | None = None
@@ -73,7 +73,7 @@ def made(cluster: str, now: float) -> Root:
 
 
 def text_of(roots: Roots) -> bytes:
-    """Return what is kept on disk: keys before their certificates, the former one without."""
+    """Return the file's content: keys before their certificates, the former root without a key."""
     parts = []
     for root in roots.trusted():
         parts += [key_text(root.key)] if root.key is not None else []
@@ -108,7 +108,7 @@ def parsed(text: bytes) -> Roots:
 
 
 def after(roots: Roots, step: Step, fresh: Root) -> Roots:
-    """Return the roots after a step, or raise `Conflict` where it is not its turn."""
+    """Return the roots after a step, or raise `Conflict` if another step is next."""
     if step is Step.PREPARE:
         if roots.coming is not None:
             raise Conflict("a new root is prepared already", hint="twinectl authority activate")
@@ -129,7 +129,7 @@ def after(roots: Roots, step: Step, fresh: Root) -> Roots:
 
 
 def is_behind(roots: Roots, trust: HostTrust | None) -> bool:
-    """Return whether a host has to renew so that it goes along with these roots."""
+    """Return whether a host has to renew to trust these roots."""
     hashes = {root.ca_hash for root in roots.trusted()}
     return trust is None or set(trust.trusts) != hashes or trust.issuer != roots.active.ca_hash
 
@@ -140,10 +140,10 @@ def hinders(
     hosts: Mapping[str, HostTrust | None],
     credentials: Sequence[IssuedCredential],
 ) -> list[str]:
-    """Return who would be locked out by a step, in words; none: it may be taken.
+    """Return the hosts and users that a step would lock out, in words; none: it may be taken.
 
-    `hosts` are all that have joined, with what they said last; `credentials` those files of
-    users and controllers that have not ended, which are not renewed.
+    `hosts` are all joined hosts with their last reports; `credentials` are the unexpired files of
+    users and controllers, which are not renewed.
     """
     if step is Step.ACTIVATE and roots.coming is not None:
         wanted = roots.coming.ca_hash

@@ -1,7 +1,7 @@
-"""Whether a user may make a call, and what is missing where they may not.
+"""Whether a user may make a call, and which right is missing if not.
 
-Pure. The rule of a call is in its row of the route table (`Needs`); what it is about are
-entitlements with their owners. No caller is admitted by the absence of a rule.
+Pure. The rule of a call is in its row of the route table (`Needs`); its objects are entitlements
+with their owners. No caller is admitted by the absence of a rule.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from control_plane.api.people import Needs
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A user or a local process, with what is known about them."""
+    """A user or a local process, with its roles."""
 
     name: str
     is_operator: bool = False
@@ -30,7 +30,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is missing, and how to get it."""
+    """The missing right, and how to get it."""
 
     reason: str
     hint: str
@@ -83,8 +83,8 @@ def _unless_owner(caller: Caller, about: Owned, *, new_may_be: bool) -> Refusal 
 def refusal_of_raw(caller: Caller, job: str) -> Refusal | None:
     """Return why a caller may not run tasks without a sandbox; None: they may.
 
-    No role has this in it, not even an operator's: it is granted by name, and the grant is in the
-    audit log (docs/adr/0092).
+    No role includes this, not even an operator's: it is granted by name, and the audit log has the
+    grant (docs/adr/0092).
     """
     if caller.is_host_admin:
         return None

@@ -22,8 +22,8 @@ from operator import attrgetter
 from control_plane.api.intents import Dimension, PushIntent, SizeIntent, part_of
 
 NOWHERE, ILL, SILENT, SERVES = range(4)
-"""How much a task would be missed: it runs nowhere, is known not to serve, cannot be asked because
-its machine does not answer, or serves."""
+"""How much removing a task would cost: it runs nowhere, is known not to serve, is unreachable
+because its machine does not answer, or serves."""
 
 
 NEXT_PUSH = "it enters with the next push"
@@ -44,11 +44,11 @@ class Pushed:
 
     target: int
     stable: int = 0
-    """0: nothing is known of before; all tasks run the target."""
+    """0: no earlier version is known; all tasks run the target."""
     share: float = 1.0
     runtime: str = ""
     tasks: int | None = None
-    """So many tasks, and not a share."""
+    """This number of tasks, instead of a share."""
 
     @property
     def intent(self) -> PushIntent:
@@ -75,10 +75,10 @@ class JobWants:
     size: SizeIntent
     canary: CanaryWanted | None = None
     runtime: str = ""
-    """What the operators want the next push to start with."""
+    """The runtime that operators want for the next push."""
     held_until: float | None = None
     size_in_force: int | None = None
-    """How many tasks there are to be for as long as the job is held; None: as many as there are."""
+    """Wanted number of tasks while the job is held; None: as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +87,22 @@ class TaskSeen:
 
     index: int
     version: int
-    """That it runs, or is on its way to."""
+    """The version that it runs, or is being updated to."""
     missed: int = SERVES
     rank: int = 0
-    """Of tasks that would be missed alike the lowest goes first, then the highest index."""
+    """Among tasks with equal `missed` the lowest rank is removed first, then the highest index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Infrastructure:
-    """What must be known of the machines of the tasks."""
+    """Facts about the machines of the tasks."""
 
     machine_types: Mapping[int, str] = field(default_factory=dict)
     """Task → type of its machine; without an entry it has none, or one that is not known."""
     leaving: frozenset[int] = frozenset()
     """Tasks that must leave their machine."""
     taken: frozenset[int] = frozenset()
-    """Indexes of tasks that are on their way out, or stand in for others."""
+    """Indexes of tasks that are being removed, or that replace others for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +119,12 @@ class UnifiedSpec:
 
     size: int
     tasks: Mapping[int, Assigned]
-    """By index, of tasks that stay and of those that are to be added."""
+    """By index: the tasks that stay and those that are to be added."""
     removed: frozenset[int] = frozenset()
     runtime: str = ""
-    """Of the push; another one waits for the next."""
+    """The runtime of this push; another one waits for the next push."""
     waits: Mapping[Dimension, str] = field(default_factory=dict)
-    """Dimension → why not all that it says is in force."""
+    """Dimension → why it is not fully in force."""
 
 
 def compose(
@@ -164,7 +164,7 @@ def _held(
     runtime: str,
     waits: Mapping[Dimension, str],
 ) -> UnifiedSpec:
-    """Return what there is: only a resize that began before the hold is finished."""
+    """Return the specification under a hold: only a resize that began before it is finished."""
     size = len(tasks) if wanted.size_in_force is None else wanted.size_in_force
     removed = frozenset[int]()
     if size < len(tasks):
@@ -207,20 +207,20 @@ def _new(tasks: Sequence[TaskSeen], size: int, taken: frozenset[int]) -> list[in
 def _kept(push: Pushed, now: int, of: int, size: int) -> int:
     """Return how many of `now` tasks of the target stay when `of` tasks become `size`.
 
-    As many as the share says; of a push that is not there yet, as many as there are in
-    proportion, so that a smaller size takes it no further (the article's figure 4).
+    As many as the share says. A push that has not reached its share keeps its present
+    proportion, so that a smaller size does not advance it (the article's figure 4).
     """
     most = _targets(push, size)
     return most if now >= _targets(push, of) else min(most, part_of(now / of, size))
 
 
-# -- who goes
+# -- which tasks are removed
 
 
 def _removed(
     push: Pushed, canary: CanaryWanted | None, tasks: Sequence[TaskSeen], size: int
 ) -> frozenset[int]:
-    """Return the tasks that go: who is missed least, and of those who serve in proportion."""
+    """Return the tasks to remove: the least missed first, equal ones in proportion to versions."""
     trial = canary.version if canary is not None else None
     target, on_trial = 0, 0
     for task in tasks:
@@ -230,7 +230,7 @@ def _removed(
     stay = min(_kept(push, target, len(tasks), size), size - stay_on_trial)
     rest = size - stay - stay_on_trial
     others = len(tasks) - target - on_trial
-    if rest > others:  # none is given up that is needed
+    if rest > others:  # else fewer tasks than `size` would stay
         stay += min(rest - others, target - stay)
     over = {push.target: target - stay}
     if trial is not None:
@@ -266,7 +266,7 @@ def _picked(
     target: int,
     trial: int | None,
 ) -> list[TaskSeen]:
-    """Return `left` of tasks that are missed alike: from each version what it has too many of."""
+    """Return `left` tasks of equal `missed`, first from versions that have too many."""
     groups: dict[int | None, list[TaskSeen]] = {}
     for task in alike:
         groups.setdefault(task.version if task.version in over else None, []).append(task)
@@ -286,7 +286,7 @@ def _first(tasks: Iterable[TaskSeen], number: int) -> list[TaskSeen]:
     return sorted(tasks, key=lambda task: (task.rank, -task.index))[:number]
 
 
-# -- who runs what
+# -- which task runs what
 
 
 def _canaries(
@@ -297,7 +297,7 @@ def _canaries(
     size: int,
     infrastructure: Infrastructure,
 ) -> frozenset[int]:
-    """Return the canary tasks: those that are, then tasks of the stable version of one type."""
+    """Return the canary tasks: present ones, then stable tasks on machines of one type."""
     if canary is None:
         return frozenset()
     most, types = _most(canary, size), infrastructure.machine_types
@@ -334,7 +334,7 @@ def _canaries(
 
 
 def _commonest(types: Mapping[int, str], chosen: Sequence[int], free: Sequence[TaskSeen]) -> str:
-    """Return the machine type of the canaries there are, or of most tasks: they are comparable."""
+    """Return the commonest machine type of the canaries, or of free tasks, to keep them alike."""
     found: dict[str, int] = {}
     for index in chosen or [task.index for task in free]:
         found[types.get(index, "")] = found.get(types.get(index, ""), 0) + 1
@@ -353,7 +353,7 @@ def _versions(
     canaries: frozenset[int],
     size: int,
 ) -> dict[int, Assigned]:
-    """Return what all but the canaries run, with as few changes as there can be."""
+    """Return what all tasks except the canaries run, with the fewest possible changes."""
     to_target = Assigned(push.target, Why.PUSH)
     if not push.stable or push.intent.is_whole:
         spec = {t.index: to_target for t in tasks if t.index not in canaries}
@@ -384,10 +384,10 @@ def _versions(
 
 
 def _turn(task: TaskSeen, stable: int) -> int:
-    """Return when a task's turn to become the target comes, from 0.
+    """Return a task's place in the order of updates to the target, from 0.
 
-    First who runs nowhere, then who has to change anyway, who is ill, who serves, and last
-    whose machine does not answer.
+    First tasks that run nowhere, then those that must change anyway, unhealthy ones and
+    serving ones. Tasks whose machine does not answer come last.
     """
     if task.missed != NOWHERE and task.version != stable:
         return 1

@@ -33,14 +33,14 @@ _ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 _NOTHING = StoredIntent()
 _KNOWN = frozenset(Dimension)
 WITHDRAWABLE = (Dimension.CANARY, Dimension.HOLD)
-"""Others are never without a value: they are written again."""
+"""Other dimensions always have a value: a writer replaces it."""
 
 
 # -- reading
 
 
 def push_of(record: JobRecord) -> PushIntent:
-    """Return what is pushed; of a job that never had the intent its version, to all tasks."""
+    """Return what is pushed; without such an intent, the job's version to all tasks."""
     known = _value(record, Dimension.PUSH)
     if known is None:
         return PushIntent(version=record.version)
@@ -48,7 +48,7 @@ def push_of(record: JobRecord) -> PushIntent:
 
 
 def size_of(record: JobRecord) -> SizeIntent:
-    """Return the size that is wanted; of a job that never had the intent the one in force."""
+    """Return the wanted size; without such an intent, the size in force."""
     known = _value(record, Dimension.SIZE)
     if known is None:
         return SizeIntent(tasks=record.spec.tasks)
@@ -73,7 +73,7 @@ def is_held(record: JobRecord) -> bool:
 
 
 def is_plain(record: JobRecord) -> bool:
-    """Return whether all tasks are to run the newest version, as soon as its update gets there."""
+    """Return whether the update to the newest version is to reach all tasks."""
     intents = record.intents
     if not intents:
         return True
@@ -84,14 +84,14 @@ def is_plain(record: JobRecord) -> bool:
 
 
 def target_of(record: JobRecord, task: TaskRecord) -> int:
-    """Return the version that a task is to run; its own where that was not composed yet."""
+    """Return the version that a task is to run; its own where none was composed yet."""
     if task.wants:
         return task.wants
     return record.version if is_plain(record) else task.version
 
 
 def on_its_way_to(record: JobRecord, task: TaskRecord) -> int:
-    """Return the version that a task runs, or starts with once it was taken down for it."""
+    """Return the version that a task runs, or will start with after its present stop."""
     operation = task.operation
     if (
         operation is not None
@@ -104,13 +104,13 @@ def on_its_way_to(record: JobRecord, task: TaskRecord) -> int:
 
 
 def is_on_trial(record: JobRecord, task: TaskRecord) -> bool:
-    """Return whether a task is a canary of the intent, or runs what one was."""
+    """Return whether a task is a canary, or still runs the version of an earlier canary."""
     trials = record.trials
     return bool(trials) and (task.wants in trials or on_its_way_to(record, task) in trials)
 
 
 def stable_of(record: JobRecord) -> int:
-    """Return the version that the tasks run to which nothing is pushed; 0: there is none."""
+    """Return the version of the tasks outside the push; 0: there is none."""
     rollout = record.rollout
     if rollout is None or rollout.version != record.version:
         return 0
@@ -145,7 +145,7 @@ def wanted_of(record: JobRecord) -> JobWants:
 
 
 def waits_for_hold(record: JobRecord) -> str:
-    """Return what a hold keeps from being begun; empty: nothing, or there is no hold."""
+    """Return what a hold postpones, in words; empty: nothing, or there is no hold."""
     if not is_held(record):
         return ""
     size, hold = size_of(record).wanted, record.intents[Dimension.HOLD]
@@ -171,9 +171,9 @@ def next_end(record: JobRecord) -> float | None:
 def check_writer(
     record: JobRecord, dimension: Dimension, writer: str, wish: IntentWish | None = None
 ) -> None:
-    """Raise `Conflict` if another writer owns it, or wrote since the caller read it.
+    """Raise `Conflict` if another writer owns the dimension, or wrote it since the caller's read.
 
-    Without a wish an action of the job as a whole writes it (`job apply`): it takes nothing over.
+    Without a wish, an action on the whole job writes it (`job apply`), which never takes over.
     A write without a writer comes from the region itself, or is a plan.
     """
     known = record.intents.get(dimension, _NOTHING)
@@ -265,15 +265,15 @@ def writes_of(record: JobRecord) -> int:
 
 
 def is_composed(record: JobRecord) -> bool:
-    """Return whether each task knows by now what it is to run."""
+    """Return whether the intents have been composed into a version for each task."""
     return record.composed == (0 if is_plain(record) else writes_of(record))
 
 
 def ask_the_same(before: JobRecord, after: JobRecord) -> bool:
-    """Return whether a write of intents left all as it was but who wrote them, when and why.
+    """Return whether a write of intents changed only their writer, time and reason.
 
-    An autoscaler writes most sizes to confirm them. Only of a plain job all that intents ask for is
-    in its specification.
+    An autoscaler writes most sizes to confirm them. Only for a plain job, the specification holds
+    everything that its intents ask for.
     """
     return (
         is_untouched(before, after)
@@ -286,12 +286,12 @@ def ask_the_same(before: JobRecord, after: JobRecord) -> bool:
 
 
 def next_version(record: JobRecord) -> int:
-    """Return the number of the next version: never one that there was."""
+    """Return the number of the next version; numbers are never used twice."""
     return max(record.version, record.highest) + 1
 
 
 def _ends(record: JobRecord) -> list[tuple[str, float]]:
-    """Return when the intents of known dimensions end that do so by themselves."""
+    """Return (dimension, end) of the intents of known dimensions that end by themselves."""
     return [
         (dimension, intent.expires_at)
         for dimension, intent in record.intents.items()

@@ -16,9 +16,9 @@ from control_plane.api.weights import USUAL_WEIGHT, WEIGHT_MAX
 
 USUAL = (USUAL_WEIGHT, USUAL_WEIGHT)
 ROUNDING = 0.001
-"""How far the part is off at most, of all requests, as far as weights reach. Ratios of weights from
-1 to 256 are at most 1 / 128.5 apart (1 : 128 and 1 : 129); half of that changes the part by a
-quarter of it at most."""
+"""Largest error of the part, as a share of all requests, within the range of the weights. Ratios of
+weights from 1 to 256 are at most 1 / 128.5 apart (1 : 128 and 1 : 129). Half of that changes the
+part by at most a quarter of it."""
 
 
 @lru_cache(maxsize=4096)
@@ -26,8 +26,8 @@ def weights_of(traffic: float, canaries: int, others: int) -> tuple[int, int]:
     """Return the weight of each canary endpoint and of each other one, whole numbers up to 256.
 
     `traffic` is the canaries' part of all requests, 0 to 1. A weight is 0 only where that part is
-    0 or 1. Without endpoints of both kinds all have the usual weight: there is nothing to choose.
-    Of pairs that come equally close the smallest is taken, by which proxies take turns soonest.
+    0 or 1. Without endpoints of both kinds all have the usual weight.
+    Among equally close pairs the smallest is taken: with it proxies alternate most often.
     """
     if not canaries or not others:
         return USUAL
@@ -50,15 +50,15 @@ def weights_of(traffic: float, canaries: int, others: int) -> tuple[int, int]:
 
 
 def part_of_requests(weights: tuple[int, int], canaries: int, others: int) -> float:
-    """Return the part of the requests that canaries get of a proxy that forwards by weight."""
+    """Return the part of the requests that a proxy which forwards by weight sends to canaries."""
     own, rest = weights[0] * canaries, weights[1] * others
     return own / (own + rest) if own + rest else 0.0
 
 
 def traffic_of(record: JobRecord) -> float | None:
-    """Return which part of the requests tasks that run a variant get together; None: as others.
+    """Return the part of the requests for all tasks of a variant together; None: as other tasks.
 
-    It holds until the last of them runs something else: the requests of a canary that is over do
+    It holds until the last of them runs another version: the requests of an ended canary do
     not rise before its tasks are replaced.
     """
     intent = record.intents.get(Dimension.CANARY)
@@ -82,7 +82,7 @@ def weights_by_version(record: JobRecord) -> dict[int, int]:
 
 
 def traffic_told(record: JobRecord) -> tuple[str, str]:
-    """Return in words what the canary's endpoints get of the requests, and why not what it says."""
+    """Return in words the canary endpoints' part of the requests, and why it is not the wanted."""
     traffic = traffic_of(record)
     if traffic is None:
         return "", ""

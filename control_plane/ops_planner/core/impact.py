@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from control_plane.api.maintenance import Held, JobImpact
 
 LARGE_SHARE = 0.25
-"""More of the region's machines than this in one wave is asked about: a quarter of a data center
-is the largest refresh that the paper tells of (§5.1)."""
+"""A wave with a larger share of the region's machines needs an override: a quarter of a data
+center is the largest refresh in the paper (§5.1)."""
 _HELD_MAX = 100
 
 
@@ -26,7 +26,7 @@ class JobNow:
     there: list[set[int]] = field(default_factory=list)
     """Its tasks on the machines of each wave."""
     down_there: set[int] = field(default_factory=set)
-    """Those of them that do not serve already: they cost nothing."""
+    """Those of them that do not serve now: losing them costs no budget."""
     unplaced: int = 0
     reasons: list[str] = field(default_factory=list)
 
@@ -53,10 +53,10 @@ class JobNow:
 def within_budgets(
     wave: Sequence[str], on: Mapping[str, Mapping[str, int]], jobs: Mapping[str, JobNow]
 ) -> tuple[int, list[Held]]:
-    """Return how many machines of a wave all jobs can spare at once, and for whom the rest waits.
+    """Return how many machines of a wave all jobs can spare at once, and which jobs hold the rest.
 
-    `on`: machine → job → serving tasks there. Of fifty machines for a kernel the one waits on
-    which a job has its second replica while it misses its first (HC6).
+    `on`: machine → job → serving tasks there. For example, a machine waits if it has the second
+    replica of a job whose first replica is down (HC6).
     """
     left = {name: job.budget - job.down for name, job in jobs.items()}
     held, at_once = list[Held](), 0
@@ -93,12 +93,12 @@ def warnings(
 
 
 def by_stake(impact: JobImpact) -> tuple[float, str]:
-    """Return where a job stands in a preview: who has most of a budget at stake comes first."""
+    """Return a job's sort key in a preview: the largest share of a budget at stake comes first."""
     return -(impact.most_in_a_wave + impact.down) / max(1, impact.budget), impact.job
 
 
 def overlaps(machines: Mapping[str, Sequence[str]], jobs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return what is told of other work: other plan → its machines that are also ours, its jobs."""
+    """Return in words what overlaps with other plans: shared `machines` and `jobs`, by plan."""
     found = []
     for plan, shared in sorted(machines.items()):
         found.append(

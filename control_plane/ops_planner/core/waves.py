@@ -1,7 +1,7 @@
-"""Machines of a plan in waves, and what is done about a wave next.
+"""Machines of a plan in waves, and the next step of a wave.
 
-One wave is under way at a time. The next begins when all machines of the one before are done
-with and well; until then the plan pauses, and says for whom it waits.
+One wave is under way at a time. The next begins when the work on all machines of the one before
+is over and they are healthy. Until then the plan pauses and names the machines that it waits for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PlannedWave:
     place: tuple[str, str, str, str]
     """Data center, MSB, row and rack."""
     priority: int = 0
-    """Of whose tasks it runs: with `power-cap` the lowest goes first."""
+    """The highest priority of its tasks: with `power-cap` the lowest goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SeenHost:
     is_open: bool
     """What the plan announced for it has not ended."""
     is_well: bool
-    """It is up, its agent answers, and its profile is as it should be."""
+    """It is up, its agent answers, and its host profile is verified."""
     tasks: int = 0
     boot: str = ""
     power_w: int = 0
@@ -74,7 +74,7 @@ class Next:
 
 
 def how_it_ends(wish: MaintenanceWish) -> Ends:
-    """Return by what it is known that the work on a machine is over."""
+    """Return what shows that the work on a machine is over."""
     if wish.ends is not None:
         return wish.ends
     if wish.work in _BY_REBOOT:
@@ -88,8 +88,8 @@ def how_it_ends(wish: MaintenanceWish) -> Ends:
 def divide(machines: Iterable[PlannedWave], wish: MaintenanceWish) -> list[list[str]]:
     """Return the machines of each wave, in the order of the waves.
 
-    A wave stays within one part of the region if that is wished, and spreads over the racks
-    that it has, so that of one rack as few as possible are away together.
+    A wave stays within one part of the region if the wish asks for it. It spreads over the racks
+    there, so that as few machines as possible of one rack are away together.
     """
     depth = 0 if wish.within is None else _DEPTH[wish.within]
     parts: dict[tuple[int | str, ...], list[PlannedWave]] = {}
@@ -105,7 +105,7 @@ def divide(machines: Iterable[PlannedWave], wish: MaintenanceWish) -> list[list[
 
 
 def is_one_by_one(wish: MaintenanceWish) -> bool:
-    """Return whether a wave waits for the one before; else a plan has waves for want of room."""
+    """Return whether a wave waits for the one before; else waves only bound a record's size."""
     return bool(wish.wave_size) or wish.within is not None or wish.work is Work.POWER_CAP
 
 
@@ -121,7 +121,7 @@ def _by_turns(machines: Sequence[PlannedWave]) -> list[str]:
 
 
 def stage(machine: str, host: SeenHost | None, wave: WaveRecord, ends: Ends) -> str:
-    """Return what a machine of a wave that is under way waits for; None: it is gone."""
+    """Return what a machine of a wave under way waits for; `host` None: the machine is gone."""
     if host is None or machine in wave.left_out:
         return Stage.DONE
     if ends is Ends.EMPTY:
@@ -132,7 +132,7 @@ def stage(machine: str, host: SeenHost | None, wave: WaveRecord, ends: Ends) -> 
 
 
 def is_over(machine: str, host: SeenHost, wave: WaveRecord, plan: PlanRecord, now: float) -> bool:
-    """Return whether the work on a machine is seen to be over, so that its event may end."""
+    """Return whether the work on a machine is observed to be over, so that its event may end."""
     if not host.is_open or not host.is_well:
         return False
     if plan.ends is Ends.REBOOT:
@@ -141,7 +141,7 @@ def is_over(machine: str, host: SeenHost, wave: WaveRecord, plan: PlanRecord, no
 
 
 def advance(plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], now: float) -> Next:
-    """Return what comes next of a wave that was announced."""
+    """Return the next step of an announced wave."""
     closing = tuple(
         name
         for name in wave.machines
@@ -157,7 +157,7 @@ def advance(plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], n
 
 
 def is_enough(plan: PlanRecord, waves: Iterable[WaveRecord], hosts: Mapping[str, SeenHost]) -> bool:
-    """Return whether machines that draw as much as was to be shed are empty."""
+    """Return whether the empty machines draw at least the power that is to be shed."""
     wanted = plan.wish.shed_w
     if plan.wish.work is not Work.POWER_CAP or not wanted:
         return False

@@ -1,4 +1,4 @@
-"""Which work runs, which waits, and what the end of its tasks means."""
+"""Which work runs, which waits, and what the result of its tasks means."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def job_of(work: QueuedWork, entitlement: str) -> JobSpec:
 
 
 def in_order(work: Sequence[QueuedWork], shares: Mapping[str, int]) -> list[QueuedWork]:
-    """Return the open work, what is to run first in front.
+    """Return the open work in the order in which it is to run.
 
-    By priority; of equal ones those that run already, then those of the user that had least for
-    its share of late, then the oldest. So no work is stopped for work that is no better.
+    By priority; among equals running work comes first, then work of the user that used least of
+    its share recently, then the oldest. So no work is stopped for work of the same priority.
     """
     used, tasks = Counter[str](), Counter[str]()
     for one in work:
@@ -57,8 +57,8 @@ def chosen(
 ) -> tuple[list[str], list[str]]:
     """Return the names of work to start and of running work to stop, for `room` tasks in all.
 
-    One piece of work is chosen at a time, so that users take turns by their shares. What is larger
-    than the room is chosen if nothing else is: its tasks come as machines do.
+    One piece of work is chosen at a time, so that users take turns by their shares. Work larger
+    than the room is chosen if nothing else is: its tasks start as machines arrive.
     """
     running = {one.name for one in work if one.state is QueuedState.RUNNING}
     ready = [one for one in work if one.name in running or one.retry_at <= now]
@@ -73,7 +73,7 @@ def chosen(
             break
         picked.add(first.name)
         taken += size
-        # from here on it counts as running, so that others have their turn
+        # count its tasks as used, so that other users get their turn
         left = [
             replace(one, state=QueuedState.DONE, machine_s=one.machine_s + size)
             if one.name == first.name
@@ -87,7 +87,7 @@ def chosen(
 
 
 def seen(work: QueuedWork, status: JobStatus | None, now: float, look_s: float) -> QueuedWork:
-    """Return running work with what its job says: it goes on, is done, or failed."""
+    """Return running work updated from its job's status: still running, done, or failed."""
     if status is None or not status.record.tasks:
         return work
     tasks = status.record.tasks
@@ -104,11 +104,11 @@ def seen(work: QueuedWork, status: JobStatus | None, now: float, look_s: float) 
 
 
 _NO_FAULT = ("success", "lost", "cut-off", "evicted")
-"""Ends that are not the work's own doing: the region starts such a task again elsewhere."""
+"""Results that the work did not cause: the region starts such a task again elsewhere."""
 
 
 def failed(work: QueuedWork, why: str, now: float) -> QueuedWork:
-    """Return work that failed once more: it is tried again later, or never."""
+    """Return work after one more failure: it waits for a retry, or failed for good."""
     failures = work.failures + 1
     if failures >= work.wish.attempts:
         state, ended = QueuedState.FAILED, now

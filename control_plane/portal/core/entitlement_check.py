@@ -1,6 +1,6 @@
 """What is wrong with an entitlement in this region: everything at once, each with its field.
 
-Names that were granted once stay good: a quota can be made smaller after the last machine
+Names that were granted once stay valid: a quota can be made smaller after the last machine
 of its type has left.
 """
 
@@ -22,9 +22,9 @@ def check_entitlement(
     specs: Mapping[str, EntitlementSpec],
     supply: Supply,
 ) -> tuple[FieldError, ...]:
-    """Return every reason to refuse the specification, the size of its quota apart.
+    """Return every reason to refuse the specification, except the size of its quota.
 
-    A region without machines knows no types yet.
+    In a region without machines, types are not checked.
     """
     known = specs.get(name)
     found = [*_place_errors(wanted, known, supply)]
@@ -83,8 +83,8 @@ def _reservation_errors(
 ) -> list[FieldError]:
     """Check a reservation against the pseudo cluster on which it stacks (MO16).
 
-    Machines are held up to the sum of their quotas, so all of them must be of one kind and for
-    the same machines. What the jobs of each may want is bounded by `scheduler.core.shares`.
+    The pool holds machines up to the sum of their quotas, so all quotas must be of one kind and for
+    the same machines. `scheduler.core.shares` bounds what the jobs of each may want.
     """
     base = specs.get(base_name)
     if base_name == name:
@@ -124,7 +124,7 @@ def _reservation_errors(
 def _pool_errors(
     name: str, wanted: EntitlementSpec, specs: Mapping[str, EntitlementSpec]
 ) -> list[FieldError]:
-    """Check that the reservations on an entitlement stay right when it changes."""
+    """Check that the reservations on an entitlement stay valid when it changes."""
     found: list[FieldError] = []
     for other in members({**specs, name: wanted}).get(name, [])[1:]:
         wrong = _reservation_errors(other, specs[other], name, {**specs, name: wanted})

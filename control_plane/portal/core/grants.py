@@ -1,14 +1,14 @@
 """How much of a region is promised, and whether a promise can still be kept.
 
-A quota is a promise: whatever the others do, the entitlement can come to hold that many
+A quota is a promise: whatever other entitlements do, this one can come to hold that many
 machines (CP7). So all quotas together must fit into the machines that there are, by type,
-by data center and in RRU (CP1). Quotas of "any of these types" share machines with others;
-whether everybody can be served at once is the transport problem of `transport`, on
+by data center and in RRU (CP1). Quotas of "any of these types" share machines with others.
+Whether all quotas can be met at once is the transport problem of `transport`, on
 classes of like machines: a region of a million machines has a few hundred.
 
-What a pool that limits both is promised: its machines; the RRU then only bound what it holds.
-Machines that are down count, since they are there. Those that are to be decommissioned do
-not; those that are to be replaced do.
+A pool that limits both is promised its machines; the RRU then only bound what it holds.
+Machines that are down count. Those that are to be decommissioned do not; those that are to be
+replaced do.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def supply_of(machines: Iterable[MachineRecord]) -> Counter[MachineClass]:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Promises that the region cannot keep all at once, and the machines that they are for.
+    """Promises that the region cannot keep together, and the machines that they are for.
 
     Amounts are by unit: `machines`, and `RRU` in millionths.
     """
@@ -86,12 +86,12 @@ class Shortage:
     asked: Mapping[str, int]
     """Of these machines, by the pool in question."""
     granted: Mapping[str, int]
-    """To all others."""
+    """Of these machines, to all other pools."""
     lacking: Mapping[str, int]
     available: Mapping[str, int]
 
     def __str__(self) -> str:
-        """Return the sum that does not come out."""
+        """Return the sum that exceeds the available machines, in words."""
         units = {*self.asked, *self.granted}
         there = " and ".join(
             _count(unit, self.available[unit]) for unit in sorted(units, reverse=True)
@@ -104,7 +104,7 @@ class Shortage:
 
     @property
     def hint(self) -> str:
-        """Return how much these machines could give, where that is one number."""
+        """Return in words how much could be granted, where that is one number; else empty."""
         if len(self.asked) != 1 or self.asked.keys() != self.lacking.keys():
             return ""
         return f"{_in_words(Counter(self.asked) - Counter(self.lacking))} could be granted of these"
@@ -113,10 +113,10 @@ class Shortage:
 def shortage(
     name: str, wanted: EntitlementSpec, specs: Mapping[str, EntitlementSpec], supply: Supply
 ) -> Shortage | None:
-    """Return why an entitlement cannot have this quota beside all others, or None if it can.
+    """Return why an entitlement cannot have this quota in addition to all others; None if it can.
 
-    A shortage that has nothing to do with it (machines left after they were promised) keeps
-    no entitlement from growing elsewhere.
+    An unrelated shortage (machines left after they were promised) does not keep the
+    entitlement from growing elsewhere.
     """
     pool = pool_of(name, wanted)
     found = Promises(pool_quotas({**specs, name: wanted}), supply)
@@ -131,9 +131,9 @@ def unkept(specs: Mapping[str, EntitlementSpec], supply: Supply) -> dict[str, Sh
 
 
 def asks_for_more(before: EntitlementSpec | None, after: EntitlementSpec) -> bool:
-    """Return whether a change may take something that others could have had.
+    """Return whether a change may take capacity that other entitlements could have had.
 
-    Less of the same is not more. Other types or another data center are: those machines
+    Less of the same is not more. Other types or another data center count as more: those machines
     may be scarce where the present ones are not.
     """
     if before is None:
@@ -248,7 +248,7 @@ def _demands_of(quota: Quota) -> list[_Demand]:
 
 @dataclass(slots=True)
 class Shares:
-    """Which free machines are meant for whom, where every promise that can be kept is kept."""
+    """Which free machines are meant for which pools, with every promise kept that can be."""
 
     groups: dict[str, list[int]]
     """Pool → the groups of like promises that it is in."""
@@ -257,18 +257,18 @@ class Shares:
     rest: dict[MachineClass, int]
     """Machines that are meant for no entitlement."""
     unmet: bool = False
-    """Whether some promise cannot be kept: then whatever more there is may be meant for it."""
+    """Whether some promise cannot be kept: then any additional machine may be meant for it."""
 
 
 class Promises:
-    """All promises of a region laid upon its machines.
+    """All promises of a region, matched with its machines.
 
     Demands that suit the same machines are one node of the network, so its size depends on
     how many kinds of quota there are, not on how many entitlements.
     """
 
     def __init__(self, quotas: Mapping[str, Quota], supply: Supply) -> None:
-        """Take the quotas of all pools and all machines, or what is left of both."""
+        """`quotas` of all pools and all machines, or the remainders of both."""
         for _ in self.making(quotas, supply):
             pass
 
@@ -276,7 +276,7 @@ class Promises:
     def in_steps(
         cls, quotas: Mapping[str, Quota], supply: Supply
     ) -> Generator[None, None, Promises]:
-        """Make the same in steps of bounded time, between which others may run."""
+        """Make the same in steps of bounded time, between which other actors may run."""
         made = cls.__new__(cls)
         yield from made.making(quotas, supply)
         return made
@@ -360,9 +360,9 @@ class Promises:
     def takeable(self, pool: str) -> set[MachineClass]:
         """Return the classes whose machines a pool may take with all promises still kept.
 
-        For an allocator, on what is left: quotas less what is held, and the free machines. A
-        pool of "any type" must not use up a type that others have nothing in place of (CP7).
-        Where promises are short already, no take that this allows makes it worse.
+        For an allocator, on remainders: quotas less what is held, and the free machines. A
+        pool of "any type" must not use up a type that others cannot replace (CP7).
+        Where promises are short already, an allowed take does not increase the shortage.
         """
         return set(self.spare(pool))
 
@@ -381,7 +381,7 @@ class Promises:
         return found
 
     def _unpromised(self, at: int, node: int, flow: Amount) -> Amount:
-        """Return how many machines of a class are for this demand, or for none."""
+        """Return how many machines of a class are for this demand, or for no demand."""
         kind = self._classes[at]
         machines = flow / Fraction(kind.micro_rru) if self._groups[node].unit == "RRU" else flow
         return machines + self._supply[kind] - self._network.flow(self._supplied[at])

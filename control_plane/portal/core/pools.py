@@ -42,7 +42,7 @@ class Quota:
 
 
 class PoolRemainder:
-    """What of a quota is not used yet; answers in constant time and follows each change."""
+    """The unused part of a quota; answers in constant time and follows each change."""
 
     __slots__ = ("_machines", "_micro_rru", "_per_type", "quota")
 
@@ -69,7 +69,7 @@ class PoolRemainder:
         return not self.why_not(machine_type, rru)
 
     def why_not(self, machine_type: str, rru: float) -> str:
-        """Return what keeps one more such machine from being held; empty: nothing does."""
+        """Return why one more such machine may not be held; empty: it may."""
         quota = self.quota
         if quota.types and machine_type not in quota.types:
             return f"its quota is for machines of type {', '.join(sorted(quota.types))}"
@@ -92,7 +92,7 @@ class PoolRemainder:
         return ""
 
     def over(self) -> list[str]:
-        """Return what is held beyond the quota, since it was made smaller, in words."""
+        """Return in words what is held beyond a quota that was made smaller."""
         quota, found = self.quota, list[str]()
         if quota.machines is not None and self._machines > quota.machines:
             found.append(f"{self._machines} machines of {quota.machines}")
@@ -107,7 +107,7 @@ class PoolRemainder:
 
 
 def pool_of(name: str, spec: EntitlementSpec) -> str:
-    """Return the pool in which the jobs of an entitlement run: its own, or the one shared."""
+    """Return the pool in which the jobs of an entitlement run: its own, or the shared one."""
     return spec.materialization or name
 
 

@@ -1,7 +1,7 @@
-"""What is granted, held and used, and what is left over: a fold over a region's machines.
+"""Capacity that is granted, held, used and left over: a fold over a region's machines.
 
-`PortalReport.add` is called once for each machine, so that a caller can pause in between; a region
-has a million of them.
+`PortalReport.add` is called once for each machine, so that a caller can pause in between: a region
+has a million machines.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from control_plane.broker.core.unavailability import blocking
 from control_plane.portal.core.pools import Quota, pool_quotas
 
 SMALL_MACHINES = 10
-"""A quota of so few machines makes an entitlement small (CP8)."""
+"""An entitlement with a quota of at most this many machines is small (CP8)."""
 FULL_SHARE = 0.05
-"""Less than this share left is nothing left."""
+"""A machine with less than this share of a resource left is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ NOTHING = Used()
 
 
 def buffer_share(msbs: int) -> float:
-    """Return the buffer that the loss of one of so many MSBs asks for, as a share (AL9).
+    """Return the buffer that the loss of one of `msbs` MSBs needs, as a share (AL9).
 
     Tasks spread evenly over 12 MSBs need 8.3 %, over 60 of five data centers 1.7 % (paper
     §2.2).
@@ -86,7 +86,7 @@ class _Sum:
         )
 
     def part(self, machines: int) -> Amount:
-        """Return the amount of so many average machines."""
+        """Return the amount of this many average machines."""
         share = machines / self.machines if self.machines else 0.0
         return Amount(
             machines=machines,
@@ -111,7 +111,7 @@ class PortalReport:
     def __init__(self, now: float) -> None:
         self._now = now
         self._alike: dict[tuple[str, str, str, str, str, str], tuple[_Sum, _Sum]] = {}
-        """Type, data center, MSB, entitlement, owner and class → what machines offer, and what is
+        """Type, data center, MSB, entitlement, owner and class → the machines' sizes, and what is
         used of them."""
         self._by_entitlement: defaultdict[str, _Sums] = defaultdict(_Sums)
         self._owned: defaultdict[str, _Sum] = defaultdict(_Sum)
@@ -154,7 +154,7 @@ class PortalReport:
         return "idle" if used == NOTHING else "guaranteed"
 
     def _sum_up(self) -> None:
-        """Make the lines of what was added: alike machines of one place are one sum until then."""
+        """Add the sums of like machines to all lines that they belong to."""
         for key, (size, busy) in self._alike.items():
             machine_type, datacenter, msb, entitlement, owner, kind = key
             lines = [
@@ -175,7 +175,7 @@ class PortalReport:
         self._alike.clear()
 
     def _measure(self, all_rru: float, all_bytes: int, used: Used) -> None:
-        """Look at how well one machine that is held is used."""
+        """Add the use of one held machine to the fragmentation."""
         rru = used.rru / all_rru if all_rru else 0.0
         memory = used.memory_bytes / all_bytes if all_bytes else 0.0
         self._half_empty += rru < 0.5 and memory < 0.5
@@ -186,7 +186,7 @@ class PortalReport:
             self._stranded_memory += all_bytes - used.memory_bytes
 
     def _offer(self, machine_type: str, all_rru: float, all_bytes: int, used: Used) -> None:
-        """Remember the machine with the largest room, in what it has least of."""
+        """Keep the machine of a type with the most room in its scarcer resource."""
         memory = max(0, all_bytes - used.memory_bytes)
         rru = max(0.0, all_rru - used.rru)
         share = memory / all_bytes if all_bytes else 0.0
@@ -267,7 +267,7 @@ class PortalReport:
         )
 
     def _unheld(self, pool: str, quota: Quota) -> int:
-        """Return how many machines a pool could still come to hold; what it lent is its own."""
+        """Return how many machines a pool may still get; machines that it lent count as held."""
         owned = self._owned.get(pool) or _Sum()
         counts = [quota.machines] if quota.machines is not None else []
         counts += [sum(quota.per_type.values())] if quota.per_type else []
@@ -289,7 +289,7 @@ def stacks(
 ) -> list[StackProposal]:
     """Return which small entitlements would hold fewer machines as reservations on one of them.
 
-    Only those are put together whose tasks may share machines: of one host profile, data center,
+    Only those are combined whose tasks may share machines: of one host profile, data center,
     types, and rules for images and sandboxes. `rru` and `memory` are those of an average machine.
     """
     alike: defaultdict[tuple[object, ...], list[Line]] = defaultdict(list)
@@ -334,7 +334,7 @@ def _place_lines(sums: Mapping[str, _Sums]) -> Iterator[Line]:
 
 
 def _roll_up(lines: Iterable[Line], specs: Mapping[str, EntitlementSpec]) -> list[Line]:
-    """Return every node of the accounting hierarchy with all that is below it (MO13)."""
+    """Return every node of the accounting hierarchy with the sum of all nodes below (MO13)."""
     nodes: dict[str, Line] = {}
     for line in lines:
         parts = [part for part in specs[line.name].business_unit.split("/") if part]

@@ -1,10 +1,10 @@
-"""Can every demand be met from these supplies? A transport problem, solved exactly.
+"""Decides whether every demand can be met from the supplies: a transport problem, solved exactly.
 
 Sources are classes of like machines, sinks are demands that some classes suit. Demands are
 counted in machines or in RRU, and how many RRU a machine has depends on its class: a
 flow network with gains. The flow is pushed along paths of the highest gain, as in
 K. Onaga, "Optimal flows in general communication networks" (1967): then no cycle of the
-residual network makes flow out of nothing, and where no path is left the flow is maximal.
+residual network creates flow, and where no path is left the flow is maximal.
 Where all demands are in machines every gain is 1, and this is the algorithm of Edmonds and
 Karp in whole numbers.
 """
@@ -67,7 +67,7 @@ class FlowNetwork:
                 yield
 
     def reachable(self, start: int) -> set[int]:
-        """Return the nodes to which more flow could still go from a node, but by the sink."""
+        """Return the nodes to which more flow could still go from a node, except via the sink."""
         found, waiting = {start}, deque([start])
         while waiting:
             for number in self.arcs[waiting.popleft()]:
@@ -90,7 +90,7 @@ class FlowNetwork:
         return found
 
     def _best_gains(self) -> list[float]:
-        """Return what one unit at the source can become at each node; 0: it gets not there."""
+        """Return what one unit at the source can become at each node; 0: it cannot get there."""
         best = [0.0] * len(self.arcs)
         best[0] = 1.0
         waiting, is_waiting = deque([0]), {0}
@@ -109,7 +109,7 @@ class FlowNetwork:
         return best
 
     def _path(self, best: list[float]) -> list[int] | None:
-        """Return the arcs of a shortest path on which the best gain is had, or None."""
+        """Return the arcs of a shortest path with the best gain, or None."""
         via = [-1] * len(self.arcs)
         waiting = deque([0])
         while waiting:

@@ -1,11 +1,11 @@
 """How machines in use get to a proposed profile: a few at a time, and back if that fails.
 
-    due -> its turn: asked for, with its tasks on it -> proved -> well for a while -> the next
-             the host says that tasks stand in the way -> drained first -> ... -> tasks may return
-             it cannot reach it, or is not well then -> failed -> all go back
+    due -> its turn: asked for, with its tasks on it -> proved -> healthy for a while -> the next
+             the host reports that tasks prevent it -> drained first -> ... -> tasks may return
+             it cannot reach it, or is unhealthy then -> failed -> all go back
 
-Tasks leave by operations like for a maintenance, within the budgets of their jobs and asked of
-their controllers; nothing has a deadline here.
+Tasks leave by operations like for a maintenance: within the budgets of their jobs and approved by
+their controllers. Nothing has a deadline here.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class SwitchingHost:
     wanted: str
     """The profile that it is asked for."""
     proof: Proof = Proof.NONE
-    """How it stands to that one."""
+    """The state of that profile on the machine."""
     empty: bool = True
     up: bool = True
     leaving: bool = False
     """Its tasks were asked to leave for the switch."""
     well: bool = True
-    """No task that is placed there is broken."""
+    """No task there is unhealthy or failing."""
     proved_s: float = 0.0
-    """For how long its profile has been proved; counted again after a start."""
+    """How long its profile has been proved; counted from zero after a start of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What is to be done now."""
+    """The next steps of a rollout."""
 
     rollout: ProfileRollout
     switch: tuple[str, ...] = ()
@@ -62,14 +62,14 @@ def target(rollout: ProfileRollout) -> str:
 
 
 def is_under_way(rollout: ProfileRollout | None) -> bool:
-    """Return whether machines are being brought somewhere."""
+    """Return whether machines are being switched, to the new profile or back."""
     return rollout is not None and rollout.state in (ProfileState.ROLLING, ProfileState.BACK)
 
 
 def steps(
     rollout: ProfileRollout, hosts: Sequence[SwitchingHost], lost: Collection[str], now: float
 ) -> Steps:
-    """Return what comes next; `lost`: machines that were put aside for not reaching `name`."""
+    """Return the next steps; `lost`: machines quarantined because they did not reach `name`."""
     known = {host.name: host for host in hosts}
     rollout = _failures(rollout, known, lost)
     if rollout.state is ProfileState.ROLLING:
@@ -105,10 +105,10 @@ def steps(
 def proved(
     rollout: ProfileRollout, hosts: Sequence[SwitchingHost], lost: Collection[str]
 ) -> ProfileRollout:
-    """Return a rollout that ended without proof, as the first machines since then show it.
+    """Return a rollout that ended without proof, updated from the first machines since then.
 
-    One that reaches the profile proves it. Where as many fail as may not, the entitlement goes
-    back to its profile before: no machine could ever join it.
+    A machine that reaches the profile proves it. Where too many fail, the entitlement goes
+    back to its earlier profile: else no machine could ever join it.
     """
     if not is_unproved(rollout):
         return rollout
@@ -119,12 +119,12 @@ def proved(
 
 
 def is_unproved(rollout: ProfileRollout) -> bool:
-    """Return whether a profile is that of its entitlement, and no machine has proved it."""
+    """Return whether a rollout is done although no machine has proved the profile."""
     return rollout.state is ProfileState.DONE and rollout.unproved
 
 
 def _returned(rollout: ProfileRollout) -> ProfileRollout:
-    """Return the rollout on its way back, if too many machines failed."""
+    """Return the rollout, in state `back` if too many machines failed."""
     if len(rollout.failed) < rollout.failures:
         return rollout
     listed = ", ".join(rollout.failed[:3])
@@ -135,7 +135,7 @@ def _returned(rollout: ProfileRollout) -> ProfileRollout:
 def _failures(
     rollout: ProfileRollout, known: dict[str, SwitchingHost], lost: Collection[str]
 ) -> ProfileRollout:
-    """Return the rollout with the machines that failed until now."""
+    """Return the rollout with the machines that have failed so far."""
     if rollout.state is not ProfileState.ROLLING:
         return rollout
     sick = [
@@ -155,7 +155,7 @@ def _is_proved(host: SwitchingHost, wanted: str) -> bool:
 
 
 def _is_through(host: SwitchingHost, rollout: ProfileRollout, wanted: str) -> bool:
-    """Return whether a machine's turn is over; on the way back nothing is waited for."""
+    """Return whether a machine's turn is over; on the way back there is no gate."""
     if not _is_proved(host, wanted):
         return False
     if rollout.state is ProfileState.BACK:

@@ -1,7 +1,7 @@
 """What is wrong with a profile that an owner proposes: everything at once.
 
-The host decides in the end: sidekick reads the file with its facts, by the same rules. Here it
-is refused before any machine is touched what no host could take, or the owner may not set.
+The host decides in the end: sidekick reads the file with its facts, by the same rules. This check
+refuses, before any machine is touched, what no host could apply or the owner may not set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ERRORS = 20
 def check_text(text: str, extends: str, allowed: Sequence[str]) -> list[FieldError]:
     """Return why a text cannot be the profile of an entitlement that runs `extends`.
 
-    `allowed` are patterns of the settings that it may speak of: `sysctl.net.*`.
+    `allowed` are patterns of the settings that it may contain: `sysctl.net.*`.
     """
     try:
         document = tomllib.loads(text)
@@ -43,7 +43,7 @@ def check_text(text: str, extends: str, allowed: Sequence[str]) -> list[FieldErr
 
 
 def _settings(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the names of all settings that a profile speaks of, in any of its conditions."""
+    """Yield the names of all settings in a profile, under any of its conditions."""
     for key, value in document.items():
         if key == "when":
             for block in value if isinstance(value, list) else [value]:

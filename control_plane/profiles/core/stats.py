@@ -1,4 +1,4 @@
-"""How long switches took, by kind of setting, from what hosts reported last (HP4)."""
+"""How long switches took, by kind of setting, from the latest reports of hosts (HP4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = "(whole switch)"
 
 
 def stats_of(reports: Iterable[ProfileStatus]) -> ProfileStats:
-    """Return the times of what was written in each machine's last switch that was kept."""
+    """Return the times of settings written in machines' last switches; no rolled-back ones."""
     times: dict[str, list[float]] = defaultdict(list)
     machines = 0
     for report in reports:

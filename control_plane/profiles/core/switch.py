@@ -1,7 +1,7 @@
 """How a machine that was assigned to an entitlement gets to the entitlement's profile.
 
-Nothing runs on it before the profile is verified (HP15); a machine that cannot reach the
-profile is put aside for it, with the reason.
+No task runs on it before the profile is verified (HP15). A machine that cannot reach the
+profile is quarantined, with the reason.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class Step(StrEnum):
     """What to do next about a machine's profile."""
 
     NOTHING = "nothing"
-    """It is as it should be, or free, or cannot be asked."""
+    """The machine has its profile, or is free."""
     SEND = "send"
     """Ask the agent for the profile."""
     RAISE = "raise"
     """Ask again under a higher generation: the agent considers the last request done."""
     WAIT = "wait"
-    """The agent is at it."""
+    """The agent is applying it."""
     WAIT_REBOOT = "wait-reboot"
     """It is about to reboot for the profile; that does not count as a failure."""
     RECORD = "record"
@@ -43,9 +43,9 @@ class Switch:
 def next_step(
     record: MachineRecord, seen: ProfileStatus, *, empty: bool, asked_full: bool = False
 ) -> Switch:
-    """Return what brings the machine closer to its profile; `empty`: no task is alive.
+    """Return the next step towards the machine's profile; `empty`: no task is alive.
 
-    `asked_full`: when it was asked there were some, so that it could not boot, or had to refuse.
+    `asked_full`: tasks were alive at the last request, so the agent could not boot or refused it.
     """
     if not record.entitlement:
         return Switch(Step.NOTHING)

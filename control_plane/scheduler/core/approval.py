@@ -1,9 +1,9 @@
-"""What a job's controller is asked, and for how long its answer holds.
+"""The questions to a job's controller, and how long its answers hold.
 
-An acknowledgement is of what the controller was told: it counts only while no other task is down
-than it knew of, and while the task itself is not up again that was down. Whatever changes there
-lapses what has not begun, and it is asked again: so no operation begins beside a failure that the
-controller did not weigh.
+An acknowledgement refers to the state that was reported to the controller. It counts only while no
+other task is down, and while its own task has not recovered. Otherwise an acknowledged operation
+that has not begun lapses and is offered again. So no operation begins during a failure that the
+controller did not consider.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _UNDER_WAY = (OperationState.ACKNOWLEDGED, OperationState.RUNNING)
 
 
 def is_controlled(record: JobRecord) -> bool:
-    """Return whether a controller is asked; none is before a whole job is stopped."""
+    """Return whether a controller is asked; none is asked before a whole job is stopped."""
     return record.spec.controller is not None and not record.stopping
 
 
 def question(record: JobRecord, view: View) -> Question:
-    """Return what there is to ask and to tell."""
+    """Return the offered operations, and the state to report with them."""
     unhealthy, offered = list[UnhealthyTask](), list[TaskOperation]()
     for task in record.tasks:
         if is_down(task, view):
@@ -46,14 +46,14 @@ def question(record: JobRecord, view: View) -> Question:
 
 
 def is_down(task: TaskRecord, view: View) -> bool:
-    """Return whether a task does not serve, or may stop any moment as it was let."""
+    """Return whether a task does not serve, or may stop at any moment by an acknowledgement."""
     return not available(task, view) or was_let(task)
 
 
 def take_in(record: JobRecord, view: View, heard: Heard, ledger: Ledger, now: Moment) -> JobRecord:
-    """Return the record with operations acknowledged, or not any more, by what was said."""
+    """Return the record with operations acknowledged or lapsed, by the controller's answer."""
     if not is_controlled(record):
-        if not record.asked:  # no controller ever was
+        if not record.asked:  # no controller was ever asked
             return record
         return _changed(record, lambda task: _let_all(task, ledger))
     holds = _holds(record, view, heard)
@@ -64,13 +64,13 @@ def take_in(record: JobRecord, view: View, heard: Heard, ledger: Ledger, now: Mo
 
 
 def is_known(record: JobRecord, view: View) -> bool:
-    """Return whether what is said of the tasks is so: not right after a start, for one."""
+    """Return whether the state of all tasks' machines is known; it is not right after a start."""
     machines = (view.get(_machine(task)) for task in record.tasks)
     return all(machine is None or machine.known for machine in machines)
 
 
 def _let_all(task: TaskRecord, ledger: Ledger) -> TaskRecord:
-    """Let what waits go on where no controller is asked any more."""
+    """Acknowledge an offered operation where no controller is asked any more."""
     return ledger.to(task, OperationState.ACKNOWLEDGED) if _is_offered(task) else task
 
 
@@ -96,14 +96,14 @@ def _taken_in(
 
 
 def _holds(record: JobRecord, view: View, heard: Heard) -> bool:
-    """Return whether nothing is down now but what the controller knew of, or let."""
+    """Return whether only tasks are down that were reported to the controller or acknowledged."""
     return all(
         available(task, view) or task.index in heard.down or was_let(task) for task in record.tasks
     ) and not any(_is_forced(task, view) and task.index not in heard.down for task in record.tasks)
 
 
 def was_let(task: TaskRecord) -> bool:
-    """Return whether the controller let something be done that has not ended."""
+    """Return whether an operation that the controller acknowledged has not ended."""
     operation = task.operation
     return (
         operation is not None
@@ -113,7 +113,7 @@ def was_let(task: TaskRecord) -> bool:
 
 
 def _is_forced(task: TaskRecord, view: View) -> bool:
-    """Return whether a task has to go now, whatever was said."""
+    """Return whether a task has to leave now without an acknowledgement."""
     machine = view.get(task.placement.machine) if task.placement is not None else None
     return machine is not None and machine.overdue and not was_let(task)
 
@@ -129,7 +129,7 @@ def _changed(record: JobRecord, change: Callable[[TaskRecord], TaskRecord]) -> J
     return replace(record, tasks=tasks)
 
 
-# -- what is told
+# -- the request
 
 
 def _unhealthy(task: TaskRecord, view: View) -> UnhealthyTask:

@@ -1,4 +1,4 @@
-"""What the composed intents say of each task: its version, and which tasks come and go."""
+"""Applies the composed intents to tasks: the version of each, and which are added or removed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from control_plane.scheduler.core.rollout import HOMELESS, must_move
 
 
 def unified(record: JobRecord, seen: Seen) -> UnifiedSpec:
-    """Return what the intents of a job make of its tasks as they are seen now."""
+    """Return a job's intents composed for its tasks as they are observed now."""
     staying = [task for task in record.tasks if not (is_going(task) or task.extra)]
     wanted = wanted_of(record)
     missed = [_missed(task, seen.view) for task in staying]
@@ -53,9 +53,9 @@ def unified(record: JobRecord, seen: Seen) -> UnifiedSpec:
 
 
 def shown(record: JobRecord, seen: Seen) -> UnifiedSpec:
-    """Return what `unified` does, but for which tasks are removed and the indexes of new ones.
+    """Return what `unified` returns, except the removed tasks and the indexes of new ones.
 
-    Of a plain job all tasks run the same, so nothing has to be composed.
+    All tasks of a plain job run the same version, so nothing has to be composed.
     """
     if not is_plain(record):
         return unified(record, seen)
@@ -67,7 +67,7 @@ def shown(record: JobRecord, seen: Seen) -> UnifiedSpec:
 
 
 def assigned(record: JobRecord, spec: UnifiedSpec) -> JobRecord:
-    """Return the record in which each task knows the version that it is to run."""
+    """Return the record with the wanted version of each task (`wants`)."""
     plain = is_plain(record)
     if plain and not record.composed:
         return record
@@ -81,7 +81,10 @@ def assigned(record: JobRecord, spec: UnifiedSpec) -> JobRecord:
 
 
 def _wants(record: JobRecord, task: TaskRecord, spec: UnifiedSpec) -> int:
-    """Return the version of one task: what was on trial goes back while canaries of a push hold."""
+    """Return the wanted version of one task.
+
+    A task of an ended trial goes back to the base version while canaries of a push are tested.
+    """
     found = spec.tasks.get(task.index)
     if found is None or task.extra:
         return 0
@@ -101,7 +104,7 @@ def _infrastructure(record: JobRecord, wanted: JobWants, seen: Seen) -> Infrastr
 
 
 def _missed(task: TaskRecord, view: View) -> int:
-    """Return how much a task would be missed. With nothing seen, as in a plan, all are equals."""
+    """Return how much removing a task would cost: one of the constants of `compose`."""
     if task.phase in HOMELESS:
         return NOWHERE
     if task.phase is not TaskPhase.RUNNING or not task.listed:
@@ -112,7 +115,7 @@ def _missed(task: TaskRecord, view: View) -> int:
 def _ranks(
     record: JobRecord, staying: Sequence[TaskRecord], missed: Sequence[int], seen: Seen
 ) -> dict[int, int]:
-    """Return in which order tasks go that are missed alike: from the fullest bins first."""
+    """Return the order of removal among equally missed tasks: from the fullest bins first."""
     left = len(staying) - record.spec.tasks
     if left <= 0 or seen.evened is None:
         return {}

@@ -12,11 +12,11 @@ class Moment:
     """One moment of this process."""
 
     wall: float
-    """Seconds since 1970, for records and people, as far as that is believed (`Runtime.date`)."""
+    """Seconds since 1970, for records and users: the believed date (`Runtime.date`)."""
     steady: float
-    """Seconds since some moment, for durations: it never goes back, and starts again with the
+    """Seconds of the monotonic clock, for durations: never goes back, restarts with the
     process."""
 
     def spent_s(self, task: TaskRecord) -> float:
-        """Return how long a task has been in its phase, as far as this process knows."""
+        """Return for how many seconds this process has seen a task in its phase."""
         return 0.0 if task.begun is None else self.steady - task.begun

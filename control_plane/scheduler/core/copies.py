@@ -1,12 +1,12 @@
-"""When a task that is left behind has certainly ended, so that there is no second copy.
+"""When a task that was left behind has certainly ended, so that there is no second copy.
 
-Only jobs whose `disconnect` says `stop` wait for that while a machine is down: their hosts end
-them when they are not heard from (docs/adr/0024). Others are placed elsewhere at once, and may
-run twice meanwhile. Whatever the job says, a start that was not sent yet waits as soon as the
-old machine is up again: what is left there is ended first.
+Only jobs with `disconnect` `stop` wait for that while a machine is down: its host ends such tasks
+when it loses contact (docs/adr/0024). Other tasks are placed elsewhere at once, and may
+run twice meanwhile. In any case, once the old machine is up again, a start that was not sent yet
+waits until the old copy has ended.
 
-What a copy was started with decides until it is certainly gone (docs/adr/0130). A version that
-says `stop` starts only where no copy of a version that says `keep` may still run.
+The specification that a copy was started with decides until it is certainly gone (docs/adr/0130).
+A version with `stop` starts only where no copy of a version with `keep` may still run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
 
 def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
-    """Return in how many seconds a task has certainly ended on its machine, or does not matter.
+    """Return in how many seconds a task has certainly ended on its machine.
 
-    Infinite while it is seen to run. A machine that is not known any more was removed by an
-    operator, who says so that it is gone.
+    0: it has ended, or a second copy is allowed; infinite while its agent reports it running. An
+    unknown machine was removed by an operator, which confirms that it is gone.
     """
     after_s = certainly_ended_s(spec.disconnect, spec.stop_timeout_s)
     if after_s is None or machine is None:
@@ -39,9 +39,9 @@ def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
 
 
 def staying(leaving: Mapping[str, Sequence[str]], view: View) -> dict[str, str]:
-    """Return which tasks that moved away are not gone from a machine that is up: task → machine.
+    """Return the tasks that moved away but are still on a machine that is up: task → machine.
 
-    Also while it does not answer for a moment: until it is down, or has said what it runs.
+    Includes a machine that does not answer for a moment, until it is down or has reported.
     """
     return {
         task: name
@@ -53,9 +53,9 @@ def staying(leaving: Mapping[str, Sequence[str]], view: View) -> dict[str, str]:
 
 
 def second_copies(record: JobRecord, view: View) -> list[str]:
-    """Return what may run twice: tasks that moved away from machines that cannot be asked.
+    """Return in words which tasks may run twice: they moved away from unreachable machines.
 
-    What its host has certainly ended by now is none of them.
+    Tasks that their host has certainly ended by now are not included.
     """
     return [
         f"{_may_run(name, machine)}, which is cut off"
@@ -68,8 +68,8 @@ def second_copies(record: JobRecord, view: View) -> list[str]:
 def waits_for(record: JobRecord, task: TaskRecord, spec: JobSpec) -> str:
     """Return why a task must not start with a specification yet; empty: it may.
 
-    That one allows no second copy, and an earlier copy may run for as long as its machine is not
-    heard.
+    The specification allows no second copy, and an earlier copy may run while its machine does
+    not answer.
     """
     if _lasts(spec):
         return ""
@@ -87,16 +87,16 @@ def waits_for(record: JobRecord, task: TaskRecord, spec: JobSpec) -> str:
 
 
 class LeftBehind:
-    """What tasks leave on machines that cannot be asked, to be stored with their job."""
+    """Copies that tasks leave on unreachable machines, to be stored with their job."""
 
     def __init__(self, record: JobRecord) -> None:
-        """Begin with what is recorded."""
+        """Begin with the copies in the record."""
         self._record = record
         self._leaving = {machine: set(ids) for machine, ids in record.leaving.items()}
         self._lasting = {machine: set(ids) for machine, ids in record.lasting.items()}
 
     def add(self, task: TaskRecord) -> None:
-        """Note that a task leaves its machine and what it was started with."""
+        """Note that a task leaves its machine, and whether its copy may last there."""
         if task.placement is None:
             return
         name = task_id(self._record.name, task.index)
@@ -105,7 +105,7 @@ class LeftBehind:
             self._lasting.setdefault(task.placement.machine, set()).add(name)
 
     def drop_gone(self, view: View) -> None:
-        """Forget what is seen to be gone."""
+        """Drop the copies that are known to be gone."""
         for name in list(self._leaving):
             machine = view.get(name)
             if machine is None:
@@ -114,7 +114,7 @@ class LeftBehind:
                 self._leaving[name] &= machine.tasks.keys()
 
     def into(self, record: JobRecord) -> JobRecord:
-        """Return the record with what is left; itself where that is what it says."""
+        """Return the record with the copies that are left; the same one if they are unchanged."""
         leaving = {machine: sorted(ids) for machine, ids in self._leaving.items() if ids}
         lasting = {
             machine: kept

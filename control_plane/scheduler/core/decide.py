@@ -1,11 +1,11 @@
-"""What happens to the tasks of a job next: one decision, of what is wanted and what is seen.
+"""What happens to the tasks of a job next: one decision from the wanted and the observed state.
 
     observe -> resize -> propose -> (targets) -> offer, begin -> (machines) -> apply
 
-In brackets stands what the allocator is asked, each in one request for all tasks. All that an
-owner could mind counts against one availability budget, `update.max_unavailable`: while that
-many tasks do not serve, for whatever reason, nothing that serves is taken down (SC6). What is
-broken anyway may be replaced, as long as at most the budget is under way at once (ADR 0132).
+Steps in brackets ask the allocator, each in one request for all tasks. Every unavailable task
+counts against one availability budget, `update.max_unavailable`. While that
+many tasks do not serve, for any reason, no serving task is taken down (SC6). Broken tasks
+may be replaced, as long as at most the budget is under way at once (ADR 0132).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _VOLUNTARY = (
 
 
 def decide(record: JobRecord, seen: Seen) -> Decision:
-    """Return the decision as far as it can be made without asking for places."""
+    """Return the decision as far as it can be made without the allocator."""
     known = begun(lapsed(record, seen.now.wall))
     if not is_plain(known):
         known = assigned(known, unified(known, seen))
@@ -115,7 +115,7 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
 
 
 def go_on(made: Decision, found: Found, seen: Seen) -> None:
-    """Begin what may begin now, in the decision."""
+    """Begin, in the decision, the operations that may begin now."""
     begun, generation = list[TaskRecord](), made.record.generation
     asks, overdue = is_controlled(made.record), frozenset(made.overdue)
     chosen = frozenset(made.chosen)
@@ -144,14 +144,14 @@ def go_on(made: Decision, found: Found, seen: Seen) -> None:
 
 
 def settle(made: Decision, placed: Placed, now: Moment) -> None:
-    """Take the machines in that the allocator gave."""
+    """Enter the machines from the allocator into the decision."""
     made.took(apply_plan(made.record, placed, now))
 
 
 def _canary_judged(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -> JobRecord:
     """Return the record without the canary if one of its tasks failed since `before` (JC8).
 
-    Its tasks go back as soon as the intents are composed again. A hold is stronger.
+    Its tasks go back as soon as the intents are composed again. A hold has priority.
     """
     canary = canary_of(record)
     if canary is None or is_held(record):
@@ -170,15 +170,15 @@ def _canary_judged(record: JobRecord, before: JobRecord, ledger: Ledger, now: Mo
 
 
 def _is_failed_trial(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether a task runs a canary's version that was ended, and goes back."""
+    """Return whether a task runs the version of an ended canary, and goes back."""
     return task.version in record.trials and is_outdated(task, record)
 
 
-# -- what is proposed
+# -- proposing
 
 
 def _propose(made: Decision, seen: Seen) -> None:
-    """Choose what may be done now within the budget, and propose it."""
+    """Choose the operations that the budget allows now, and propose them."""
     record, view = made.record, seen.view
     within = [task for task in record.tasks if not (record.stopping or is_going(task))]
     serving, due, late = set[int](), dict[int, TaskRecord](), set[int]()
@@ -200,8 +200,8 @@ def _propose(made: Decision, seen: Seen) -> None:
     repairs = seen.repairs if quiet and not (seen.held_back or made.held) else ()
     due |= {task.index: task for task in within if task.index in repairs}
     if not (due or made.held or any(task.operation is not None for task in record.tasks)):
-        return  # almost always
-    serving -= late  # they go now, whatever the budget says: nothing else may go for them
+        return  # the common case
+    serving -= late  # they leave now regardless of the budget, and reduce what is left of it
     rest = (task for task in due.values() if task.index not in late)
     first = sorted(rest, key=lambda t: (not _is_failed_trial(t, record), *_due_first(t, view)))
     broken = [task.index for task in first if task.index not in serving]
@@ -216,7 +216,7 @@ def _propose(made: Decision, seen: Seen) -> None:
         if i not in unpaced and is_outdated(t, record) and renews(t, record)
     }
     room, chosen = replaced(made.room), list[int]()
-    if is_controlled(record):  # who is asked chooses among all of them
+    if is_controlled(record):  # the controller chooses among all of them
         room.serving = room.broken = OFFERED_MAX
         room.paced = None
     for index in broken + healthy:
@@ -238,7 +238,7 @@ def _propose(made: Decision, seen: Seen) -> None:
 
 
 def _can_wait(task: TaskRecord, machine: SeenMachine, seen: Seen) -> bool:
-    """Return whether nothing is done to tasks that serve on a machine: much is lost near it."""
+    """Return whether a serving task is left alone because much capacity near it is lost."""
     if not seen.held_back or machine.overdue or task.placement is None:
         return False
     if task.placement.machine not in seen.held_back:
@@ -287,7 +287,7 @@ def _proposed(
         return task
     kind, cause, reason, deadline = _need(made.record, task, seen)
     if known is not None and waits(task) and _is_voluntary(known):
-        # one whose machine does not answer for a moment is needed as before
+        # an operation stays needed while its machine does not answer for a moment
         is_needed = (
             task.index in due
             or is_outdated(task, made.record)
@@ -330,9 +330,9 @@ def _why_leave(machine: SeenMachine) -> Cause:
 
 
 def _due_first(task: TaskRecord, view: View) -> tuple[float, bool, int]:
-    """Return where a task stands in the queue for the budget: whose deadline is nearest goes first.
+    """Return a task's sort key in the queue for the budget: the nearest deadline goes first.
 
-    Of those without one, a task that waits already.
+    Among tasks without a deadline, waiting ones come first.
     """
     machine = view.get(task.placement.machine) if task.placement is not None else None
     deadline = machine.deadline if machine is not None and machine.leaving else None
@@ -340,15 +340,15 @@ def _due_first(task: TaskRecord, view: View) -> tuple[float, bool, int]:
 
 
 def _is_voluntary(operation: Operation) -> bool:
-    """Return whether an operation takes down a task that might as well go on."""
+    """Return whether an operation takes down a task that could go on."""
     return operation.cause in _VOLUNTARY and operation.kind is not OperationKind.START
 
 
-# -- what begins
+# -- beginning
 
 
 def _going(made: Decision, ready: frozenset[int], seen: Seen, *, asks: bool) -> frozenset[int]:
-    """Return which tasks go now: those that were acknowledged, as far as the budget allows."""
+    """Return the tasks that are taken down now: acknowledged ones, as the budget allows."""
     known = {task.index: task for task in made.record.tasks}
     going = set[int]()
     for index in made.chosen:
@@ -367,10 +367,10 @@ def _going(made: Decision, ready: frozenset[int], seen: Seen, *, asks: bool) -> 
 
 
 def _may_stop(made: Decision, without_room: frozenset[int], seen: Seen) -> frozenset[int]:
-    """Return which tasks may stop, and start again in their place, for a switch of host profile.
+    """Return which tasks may stop for a switch of host profile and restart on the same machine.
 
-    No other machine has room for them. A switch has no deadline: they would wait for ever, and
-    the machine with them (BUG-CP53). It takes as long as a boot, so the budget decides.
+    No other machine has room for them. A switch has no deadline: tasks and machine would wait
+    for ever (BUG-CP53). It takes as long as a boot, so the budget decides.
     """
     return frozenset(
         task.index
@@ -385,17 +385,20 @@ def _may_stop(made: Decision, without_room: frozenset[int], seen: Seen) -> froze
 
 
 def _may_stay(task: TaskRecord) -> bool:
-    """Return whether an owner may choose otherwise than to move, for which there may be no room."""
+    """Return whether the controller is asked although there may be no room for a move.
+
+    It may choose an alternative to the move.
+    """
     return task.operation is not None and task.operation.cause in MUST_LEAVE
 
 
 def _stops(task: TaskRecord) -> bool:
-    """Return whether a task needs no place elsewhere: it stops, and starts again where it is."""
+    """Return whether a task stops and restarts on its machine, so that it needs no other place."""
     return task.operation is not None and task.operation.instead == STOP
 
 
 def _offered(ledger: Ledger, task: TaskRecord) -> TaskRecord:
-    """Return a task whose operation waits for who may object."""
+    """Return the task with its proposed operation offered to the controller."""
     if task.operation is not None and task.operation.state is OperationState.PROPOSED:
         return ledger.to(task, OperationState.OFFERED)
     return task

@@ -1,4 +1,4 @@
-"""What a decision about a job is made of: what is seen, what is found, what comes of it."""
+"""The values of a decision about a job: the observed state, the found places, the result."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from control_plane.task_control.core.talk import Heard
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a decision is based on, besides the record."""
+    """The input of a decision, besides the record."""
 
     view: View
     now: Moment
     claims: Iterable[Claim] = ()
-    """The job's, which say where its tasks stand."""
+    """The job's claims, with the machines of its tasks."""
     evened: Even | None = OVER_MSBS
-    """Over what the job is spread; None: it is not."""
+    """The bins over which the job is spread; None: none."""
     repairs: tuple[int, ...] = ()
     """Tasks whose move makes the spread more even."""
     heard: Heard = field(default_factory=Heard)
-    """What the job's controller said last, if it has one."""
+    """The last answer of the job's controller, if it has one."""
     held_back: Mapping[str, str] = field(default_factory=dict)
-    """Machines near which so much is lost that what can wait does → why."""
+    """Machine near which much capacity is lost → why operations there wait."""
     surge_left: int | None = None
-    """Extra tasks that the entitlement's jobs leave to this one; None: as many as it says."""
+    """Extra tasks that the entitlement's other jobs leave to this one; None: no shared limit."""
     capped_moves: int | None = None
-    """Tasks that may begin to leave machines whose power is capped now; None: any number."""
+    """Tasks that may begin to leave power-capped machines now; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of the places of tasks that are to be updated or moved."""
+    """The places of tasks that are to be updated or moved."""
 
     ready: frozenset[int] = frozenset()
-    """They have a place, and their image is there."""
+    """Tasks that have a place with their image on it."""
     without_room: frozenset[int] = frozenset()
-    """No machine has a place for them."""
+    """Tasks for which no machine has room."""
     detail: str = ""
-    """Why others are not ready."""
+    """Why other tasks are not ready."""
 
 
 @dataclass(slots=True)
@@ -56,16 +56,16 @@ class Room:
     """How many tasks may still be taken down."""
 
     serving: int = 0
-    """Of those that serve …"""
+    """Tasks that serve."""
     broken: int = 0
-    """… and of those that do not …"""
+    """Tasks that do not serve."""
     updates: int | None = None
-    """… and for the newest version, of either; None: as many …"""
+    """Tasks of both kinds for an update to the newest version; None: no further limit."""
     paced: int | None = None
-    """… and for the newest version, of those that serve; None: as many."""
+    """Serving tasks for an update to the newest version; None: no further limit."""
 
     def take(self, *, serves: bool, updates: bool) -> bool:
-        """Take one, if there is room for it."""
+        """Take one task and return True, if there is room for it."""
         if updates and (
             self.updates == 0 or (serves and self.paced is not None and self.paced < 1)
         ):
@@ -85,42 +85,42 @@ class Room:
 
 @dataclass(slots=True)
 class Decision:
-    """A job as it will be, and what comes of it."""
+    """A job's next record, and the operations that follow from it."""
 
     record: JobRecord
     ledger: Ledger
     chosen: tuple[int, ...] = ()
-    """Tasks whose operations may begin now, as far as the budget goes, once they have a place."""
+    """Tasks whose operations may begin now within the budget, once they have a place."""
     overdue: tuple[int, ...] = ()
-    """Tasks that must leave now, whatever stands against it."""
+    """Tasks that must leave now, regardless of budget and approval."""
     detail: str = ""
-    """Why nothing goes on, if so."""
+    """Why the job waits, if it does."""
     moving: frozenset[int] = field(default=frozenset())
     """Those of `chosen` that need another machine."""
     serving: frozenset[int] = field(default=frozenset())
-    """Tasks that may not be missed: those of `chosen` go only within the budget."""
+    """Tasks that serve: those of `chosen` are taken down only within the budget."""
     room: Room = field(default_factory=lambda: Room())
     held: list[int] = field(default_factory=list)
-    """Tasks that serve and to which nothing is done: too much is lost where they are."""
+    """Serving tasks whose operations wait because too much capacity near them is lost."""
     waits_for_surge: bool = False
-    """Others have all extra tasks that the jobs of the entitlement may have at once."""
+    """Other jobs use all extra tasks that the entitlement allows at once."""
     capped: int = 0
     """Tasks that began to leave machines whose power is capped."""
 
     @property
     def events(self) -> list[JobEvent]:
-        """Return what the log has to say of this decision."""
+        """Return the log entries of this decision."""
         return self.ledger.events
 
     def may_go_unproved(self, index: int, repairs: Collection[int]) -> bool:
-        """Return whether a task goes to a machine that has not proved the host profile yet.
+        """Return whether a task may move to a machine that has not proved the host profile yet.
 
-        One that serves well where it is, and moves for a better use of machines, does not.
+        False for a task that only moves for a better spread or use of machines.
         """
         return index not in repairs and index not in rebalanced(self.record)
 
     def runs_next(self) -> dict[int, JobSpec]:
-        """Return what each of `chosen` runs once it was taken down."""
+        """Return the specification that each of `chosen` runs after it was taken down."""
         known = {task.index: task for task in self.record.tasks}
         return {
             index: self.record.specs.get(runs_next(self.record, known[index]), self.record.spec)
@@ -128,5 +128,5 @@ class Decision:
         }
 
     def took(self, record: JobRecord) -> None:
-        """Go on with a record in which things happened to tasks."""
+        """Replace the record by one with changed tasks, and follow their operations."""
         self.record = self.ledger.follow(self.record, record)

@@ -1,7 +1,7 @@
-"""What a write makes of a job's record: the specification that is checked, and the record.
+"""Writes of a job's record: each yields the specification to check, and the new record.
 
-Both are made of the record as it stands under the lock of the job, so a write of one dimension
-never brings back an older state of another (JC15).
+Both are made from the record under the job's lock. So a write of one dimension
+never restores an older state of another (JC15).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from wire.errors import Conflict, InvalidInput, NotFound
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """One write: who makes it, and what it makes of the job."""
+    """One write: its writer, and the functions that make the new specification and record."""
 
     job: str
     writer: str
     now: float
     """Seconds since 1970."""
     spec: Callable[[JobRecord | None], JobSpec]
-    """The record as it stands → what is checked as a job's specification."""
+    """The present record → the specification to check."""
     record: Callable[[JobRecord, JobSpec], JobRecord]
-    """The record as it stands, and what was checked → the record that is stored."""
+    """The present record, and the checked specification → the record to store."""
     moves: bool = False
-    """It may bring the job to another entitlement."""
+    """It may move the job to another entitlement."""
     must_fit: int | None = None
-    """So many tasks at least must have room, others may wait for it (AS5); None: all."""
+    """At least this many tasks must have room, others may wait for it (AS5); None: all."""
     is_resize: bool = False
-    """What a task runs stays as it was checked when it was pushed. Only the entitlement's quota is
+    """What tasks run is unchanged, and was checked at its push. Only the entitlement's quota is
     checked again; tasks that find no room wait for it (AS5)."""
 
     def fitting(self, spec: JobSpec) -> JobSpec:
@@ -63,8 +63,8 @@ def applied(spec: JobSpec, writer: str, now: float) -> JobChange:
     """Return the write of a job file: a push to all tasks, and a size.
 
     A size that another writer owns stays; a push that another writer owns is refused. With
-    `autoscale.mode = apply` the file leaves the size to the autoscaler, also one that the writer
-    took over before; without it the size is the file's again.
+    `autoscale.mode = apply` the file leaves the size to the autoscaler, even if the writer took
+    it over before. Without it the file sets the size again.
     """
 
     def checked(known: JobRecord | None) -> JobSpec:
@@ -87,7 +87,7 @@ def applied(spec: JobSpec, writer: str, now: float) -> JobChange:
 
 
 def returning(name: str, version: int, writer: str, now: float) -> JobChange:
-    """Return the write that wants again what an earlier version wanted of the tasks."""
+    """Return the write that applies an earlier version's specification again."""
 
     def checked(known: JobRecord | None) -> JobSpec:
         record = going_on(_there(known, name))
@@ -101,7 +101,7 @@ def returning(name: str, version: int, writer: str, now: float) -> JobChange:
 
 
 def moving(name: str, entitlement: str, writer: str, now: float) -> JobChange:
-    """Return the write that brings a job to another entitlement, as a push to all tasks."""
+    """Return the write that moves a job to another entitlement, as a push to all tasks."""
 
     def checked(known: JobRecord | None) -> JobSpec:
         record = going_on(_there(known, name))
@@ -117,8 +117,8 @@ def moving(name: str, entitlement: str, writer: str, now: float) -> JobChange:
 def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
     """Return the write of the push intent.
 
-    A push of an image that the job had before, with all else as it is, goes back to that version:
-    tasks that still run it are not restarted.
+    A push of an earlier image with everything else unchanged goes back to that version: tasks that
+    still run it are not restarted.
     """
 
     def checked(known: JobRecord | None) -> JobSpec:
@@ -229,7 +229,7 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
         there = canary_of(known)
         version = next_version(known)
         if there is not None and same_tasks(known.specs[there.version], spec):
-            version = there.version  # it goes on, for longer or on more tasks
+            version = there.version  # the same canary, for longer or on more tasks
         intent = CanaryIntent(
             version=version,
             tasks=wish.tasks,
@@ -274,7 +274,7 @@ def noted(
     check_writer(record, dimension, writer, wish)
     known = record.intents.get(dimension)
     if value is None and (known is None or known.value is None):
-        return record  # it ended by itself: a caller that ends it as well has what it asked for
+        return record  # it ended by itself already
     after = written(
         record,
         dimension,
@@ -289,7 +289,7 @@ def noted(
 
 
 def going_on(record: JobRecord) -> JobRecord:
-    """Return the record, or refuse to change a job that is being stopped."""
+    """Return the record; `Conflict` for a job that is being stopped."""
     if record.stopping:
         raise Conflict(
             f"job {record.name!r} is being stopped",
@@ -299,7 +299,7 @@ def going_on(record: JobRecord) -> JobRecord:
 
 
 def check_whole(record: JobRecord, verb: str) -> None:
-    """Refuse what concerns all tasks while some are to run something else."""
+    """Raise `Conflict` unless all tasks are to run one version."""
     if not is_plain(record):
         raise Conflict(
             f"job {record.name!r} cannot be {verb}: not all of its tasks are to run one version",
@@ -308,7 +308,7 @@ def check_whole(record: JobRecord, verb: str) -> None:
 
 
 def again(record: JobRecord, writer: str, now: float) -> JobRecord:
-    """Return the record in which every task is to be started again."""
+    """Return the record in which every task is to be restarted."""
     check_whole(going_on(record), "restarted")
     version = next_version(record)
     spec = _with_runtime(record, record.spec)
@@ -317,13 +317,13 @@ def again(record: JobRecord, writer: str, now: float) -> JobRecord:
 
 
 def paused(record: JobRecord, *, held_back: bool) -> JobRecord:
-    """Return the record held back, or going on: then what halted it is forgiven, too."""
+    """Return the record paused, or resumed: then failures that halted it are forgiven, too."""
     record = going_on(record)
     return replace(record if held_back else resumed(record), paused=held_back)
 
 
 def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
-    """Return the record with what is wanted now; only what tasks run makes a new version."""
+    """Return the record with a specification; only a change of what tasks run is a new version."""
     record, spec = going_on(record), replace(spec, runtime=record.spec.runtime)
     if same_tasks(record.spec, spec):
         specs = record.specs | {record.version: spec}
@@ -334,7 +334,7 @@ def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
 
 
 def _with_runtime(record: JobRecord, spec: JobSpec) -> JobSpec:
-    """Return what a push starts with: the runtime that the operators want by now (JC9)."""
+    """Return the specification with the runtime that the operators want now (JC9)."""
     return replace(spec, runtime=runtime_of(record) or record.spec.runtime)
 
 
@@ -350,7 +350,7 @@ def _size_of_file(spec: JobSpec, known: JobRecord | None, writer: str) -> int:
 
 
 def _check_order(record: JobRecord, wish: SizeWish, size: SizeIntent) -> None:
-    """Refuse bounds that no size is within; a write of tasks alone goes by those there are."""
+    """Raise `InvalidInput` for new bounds with the minimum above the maximum."""
     least, most = size.minimum, size.maximum
     is_new = wish.minimum is not None or wish.maximum is not None
     if is_new and least is not None and most is not None and least > most:

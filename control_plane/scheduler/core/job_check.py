@@ -68,7 +68,7 @@ def check_job(
 def check_trust(
     image: ImageInfo | None, entitlement: EntitlementSpec | None
 ) -> Iterator[FieldError]:
-    """Yield why an image that is there must not be run in an entitlement."""
+    """Yield why a stored image must not be run in an entitlement."""
     if image is None or entitlement is None:
         return
     trust = ImageTrust(keys=entitlement.image_keys, signatures=image.signatures)
@@ -79,7 +79,7 @@ def check_trust(
 def check_neighbours(
     spec: JobSpec, find: Callable[[str], JobRecord | None]
 ) -> Iterator[FieldError]:
-    """Yield what is wrong with the jobs that a job names; one that is not there yet may come."""
+    """Yield what is wrong with the jobs that a job names; a named job need not exist yet."""
     apart = {(neighbour.job, neighbour.property) for neighbour in spec.apart_from}
     for field in ("apart_from", "together_with"):
         for i, neighbour in enumerate(getattr(spec, field)):
@@ -111,10 +111,10 @@ def check_named(spec: JobSpec, records: Iterable[JobRecord]) -> Iterator[FieldEr
 
 
 def claiming(spec: JobSpec, known: JobSpec | None, default_cpus: float) -> JobSpec:
-    """Return the specification with what its tasks claim of CPU, also where it does not say.
+    """Return the specification with the CPU claim of its tasks, or the default claim.
 
-    A job of a release in which that was nothing keeps it until its next version: to apply or
-    resize it moves no task.
+    A job of an earlier release without a default keeps its claim until its next version: applying
+    or resizing it moves no task.
     """
     claims = claiming_cpu(spec, default_cpus)
     if claims is not spec and known is not None and same_tasks(replace(known, cpus=None), spec):
@@ -123,7 +123,7 @@ def claiming(spec: JobSpec, known: JobSpec | None, default_cpus: float) -> JobSp
 
 
 def same_tasks(one: JobSpec, other: JobSpec) -> bool:
-    """Return whether both run the same in each task, and differ in number, pace or place only."""
+    """Return whether tasks of both run the same: only number, pace or placement may differ."""
     return _per_task(one) == _per_task(other)
 
 
@@ -145,7 +145,7 @@ def _per_task(spec: JobSpec) -> JobSpec:
 
 
 def life_texts(spec: JobSpec) -> list[tuple[str, str]]:
-    """Return the arguments of all commands beside the main one, with where they are."""
+    """Return (field, argument) of all commands except the main one."""
     life = spec.life
     commands = {f"life.init[{i}].command": step.command for i, step in enumerate(life.init)}
     if life.pre_stop is not None:
@@ -192,7 +192,7 @@ def _check_text(spec: JobSpec) -> list[FieldError]:
 
 
 def _check_relaxations(spec: JobSpec, entitlement: EntitlementSpec) -> list[FieldError]:
-    """Refuse what is not allowed; the hint keeps what is, since the command says exactly which."""
+    """Return errors for relaxations that are not allowed; the command in it keeps allowed ones."""
     wanted = {*spec.relaxations} & {*TO_BE_ALLOWED}
     lacking = sorted(wanted - {*entitlement.relaxations})
     if not lacking:
@@ -208,7 +208,7 @@ def _check_relaxations(spec: JobSpec, entitlement: EntitlementSpec) -> list[Fiel
 def _check_capacity(
     spec: JobSpec, entitlement: EntitlementSpec, machines: Sequence[Machine]
 ) -> list[FieldError]:
-    """Compare with what the entitlement could hold if all its machines were empty."""
+    """Compare the job with what the entitlement could hold on empty machines."""
     errors = []
     types = set(entitlement.machine_types or entitlement.per_type)
     if types and spec.machine_types and not types & set(spec.machine_types):
@@ -242,7 +242,7 @@ def _check_capacity(
 
 
 def room(demand: Demand, machine: Machine, most: int) -> int:
-    """Return how many such tasks fit on an empty machine, counting no further than `most`."""
+    """Return how many such tasks fit on an empty machine, at most `most`."""
     space = PlannedRoom.whole(machine.capacity)
     count = 0
     while count < most and not judge(demand, machine, space):

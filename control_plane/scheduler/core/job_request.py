@@ -1,4 +1,4 @@
-"""A job's record as a request to the allocator, and the answer back into the record."""
+"""Turns a job's record into a request to the allocator, and the answer into placements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NOWHERE: Mapping[int, Home] = {}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the allocator said: the job's claims, and the tasks that have none."""
+    """The allocator's answer: the job's claims, and the tasks that have none."""
 
     claims: Claims | None
     unplaced: tuple[int, ...] = ()
@@ -48,19 +48,19 @@ def request_of(
     claims: Claims | None = None,
     homes: Mapping[int, Home] = _NOWHERE,
 ) -> Request:
-    """Return what a job needs of the allocator: every task that has, or shall have, a machine.
+    """Return a job's request to the allocator: for every task that has, or needs, a machine.
 
-    Tasks that are being updated keep theirs, so that no job takes it while they restart. As
-    long as they can, and the new version claims the same, they are asked for as if they ran:
-    so the request is that of before the update, to which the answer is known (AL13).
+    Tasks that are being updated keep their machine, so that no other job takes it while they
+    restart. If they can stay and the new version claims the same, they are requested as running:
+    so the request equals the one before the update, whose answer is known (AL13).
 
-    `homes` has the versions of another entitlement. What is placed from now on is placed in `pool`,
-    as the newest version; what runs in the other one stays there until it is taken down.
+    `homes` has the versions in another entitlement. New placements are made in `pool`, as the
+    newest version; tasks that run in the other entitlement stay until they are taken down.
     """
     waiting = {task.index: task for task in to_place(record, view)}
     demands: dict[int, Demand] = {}
     same: dict[int, int] = {}
-    """Version → the first one that claims the same."""
+    """Version → the first version with the same claim."""
     alike: dict[tuple[tuple[int, bool, str, bool], str], list[int]] = defaultdict(list)
     left = frozenset(
         task.placement.machine for task in waiting.values() if task.placement is not None
@@ -107,7 +107,7 @@ def _kind(
     waiting: dict[int, TaskRecord],
     claims: Claims | None,
 ) -> tuple[int, bool, str, bool]:
-    """Return what tasks have in common that can be placed together."""
+    """Return a key that is equal for tasks that can be placed together."""
     if task.phase is TaskPhase.PENDING:
         if claims is not None and _may_stay(task, demand, claims):
             return (version, False, "", True)
@@ -117,7 +117,7 @@ def _kind(
 
 
 def _may_stay(task: TaskRecord, demand: Demand, claims: Claims) -> bool:
-    """Return whether a task that does not run may start again right where its claim is."""
+    """Return whether a task that does not run may start again on the machine of its claim."""
     claim = claims.get(task.index)
     return (
         claim is not None

@@ -1,11 +1,11 @@
-"""How operations move on, and what the job's log says of those that ended.
+"""State changes of operations, and the job's log of ended ones.
 
     proposed -> offered -> acknowledged -> running -> done | failed
        any of these, when it became needless -> withdrawn
 
-What was not chosen (a failure, a resize) is running, or waits for a place, from the beginning.
-Operations follow what happened to the tasks: the phase of a task says what was done to it, and
-`follow` opens, moves on and closes what that means.
+An involuntary operation (a failure, a resize) is running, or waits for a place, from the start.
+Operations follow the tasks: from changes of a task's phase, `follow` opens, advances and closes
+operations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ledger:
     """The operations of one decision about one job."""
 
     def __init__(self, record: JobRecord, now: Moment) -> None:
-        """Nothing happened yet."""
+        """Begin without events."""
         self.events: list[JobEvent] = []
         self.opened = record.operations
         self._job, self._now = record.name, now
@@ -72,7 +72,7 @@ class Ledger:
         return replace(task, operation=replace(known, state=state, since=self._now.wall, **changes))
 
     def close(self, task: TaskRecord, outcome: OperationState, reason: str = "") -> TaskRecord:
-        """Return the task without its operation; the log has it from now on."""
+        """Return the task without its operation, which becomes an event of the log."""
         known = task.operation
         if known is None:
             return task
@@ -95,7 +95,7 @@ class Ledger:
         return replace(task, operation=None)
 
     def tell(self, reason: str, outcome: OperationState) -> None:
-        """Have the log tell of the job's newest version as a whole."""
+        """Add an event about the rollout of the job's newest version."""
         self.events.append(
             JobEvent(
                 task=None,
@@ -109,10 +109,10 @@ class Ledger:
             )
         )
 
-    # -- what happened
+    # -- changes of tasks
 
     def follow(self, before: JobRecord, after: JobRecord) -> JobRecord:
-        """Return the record with operations that say what became of its tasks."""
+        """Return the record with operations that match the changes of its tasks."""
         if before.tasks is after.tasks:
             return after
         known = {task.index: task for task in before.tasks}
@@ -130,7 +130,7 @@ class Ledger:
             cause = Cause.SURGE if task.extra else cause
             return self.open(task, OperationKind.START, cause, state=OperationState.PROPOSED)
         if task.operation is None and old.operation is not None:
-            task = replace(task, operation=old.operation)  # made again, and still the same task
+            task = replace(task, operation=old.operation)  # a new record of the same task
         if is_crash_to_log(old, task):
             self._crashed(task)
         match task.phase:
@@ -148,7 +148,7 @@ class Ledger:
         return task
 
     def _crashed(self, task: TaskRecord) -> None:
-        """Log that a task ended on its own; its agent restarts it, if its policy says so."""
+        """Log that a task ended by itself; its agent restarts it if its policy says so."""
         how = exit_text(task.last_exit) if task.last_exit is not None else "ended"
         times = "once" if (count := _ends(task)) == 1 else f"{count} times"
         why = f": {task.reason}" if task.reason else ""
@@ -174,13 +174,13 @@ class Ledger:
             outcome = OperationState.WITHDRAWN if waits else OperationState.FAILED
             task = self.close(task, outcome, task.reason)
         state, deadline = OperationState.PROPOSED, None
-        if self._controller is not None:  # it may rather wait for its machine
+        if self._controller is not None:  # the controller may prefer to wait for the machine
             state = OperationState.OFFERED
             deadline = self._now.wall + self._controller.failure_wait_s
         return self.open(task, OperationKind.MOVE, Cause.FAILURE, task.reason, state, deadline)
 
     def _unplaced(self, old: TaskRecord, task: TaskRecord) -> TaskRecord:
-        """A task without a machine: because of its operation, or because it lost it."""
+        """Return a task that lost its machine, by its operation or otherwise, with an operation."""
         known = task.operation
         if known is not None and known.kind is not OperationKind.REMOVE:
             return task
@@ -222,7 +222,7 @@ class Ledger:
     def removing(
         self, task: TaskRecord, job: JobRecord, state: OperationState = OperationState.RUNNING
     ) -> TaskRecord:
-        """Return a task that is not wanted any more; what else was being done is withdrawn."""
+        """Return a task with an operation that removes it; withdraws its present operation."""
         task = self.close(task, OperationState.WITHDRAWN, "the task is not wanted any more")
         cause = Cause.SURGE if task.extra else Cause.RESIZE
         cause = Cause.STOP if job.stopping else cause
@@ -230,23 +230,23 @@ class Ledger:
 
 
 def is_crash_to_log(old: TaskRecord, task: TaskRecord) -> bool:
-    """Return whether the log tells of a crash: of the 1st, 2nd, 4th, 8th, … of one run.
+    """Return whether a crash is logged: the 1st, 2nd, 4th, 8th, … of one run.
 
-    So a crash loop adds few events, and does not push the others out of the log.
+    So a crash loop adds few events, and does not push other events out of the log.
     """
     if old.generation != task.generation or _ends(task).bit_length() <= _ends(old).bit_length():
         return False
-    # after a start of this process the first words of an agent are of the past, perhaps
+    # after a start of this process an agent's first report may be about the past
     return old.invocation_id != "" or task.restarts == 0
 
 
 def _ends(task: TaskRecord) -> int:
-    """Return how often a run of a task ended on its own."""
+    """Return how often a run of a task ended by itself."""
     return task.restarts + (task.state in (TaskState.BACKOFF, TaskState.FAILED))
 
 
 def is_going(task: TaskRecord) -> bool:
-    """Return whether a task is on its way out and will not come back."""
+    """Return whether a task is being removed for good."""
     return task.operation is not None and task.operation.kind is OperationKind.REMOVE
 
 
@@ -261,7 +261,7 @@ def is_let(task: TaskRecord) -> bool:
 
 
 def is_offered(task: TaskRecord) -> bool:
-    """Return whether the operation on the task waits for who may object."""
+    """Return whether the operation on the task waits for its controller."""
     return task.operation is not None and task.operation.state is OperationState.OFFERED
 
 

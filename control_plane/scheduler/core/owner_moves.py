@@ -1,4 +1,4 @@
-"""Moves and restarts of single tasks that their owner asks for: operations like any other."""
+"""Moves and restarts of single tasks by their owner: operations like any other."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from wire.errors import Conflict, NotFound
 
 
 def with_move(record: JobRecord, index: int, to: str, reason: str, now: Moment) -> JobRecord:
-    """Return the record in which a task is to move, to a machine or wherever is best.
+    """Return the record in which a task is to move, to the machine `to` or (empty) to the best one.
 
-    The same again changes nothing; what the task waits for already is not taken back.
+    A repeated call changes nothing; a present operation of the task is not replaced.
     """
     task = _known(record, index)
     if is_moved(task) and task.operation is not None and task.operation.to_machine == to:
@@ -30,9 +30,9 @@ def with_move(record: JobRecord, index: int, to: str, reason: str, now: Moment) 
 
 
 def with_restart(record: JobRecord, index: int, reason: str, now: Moment) -> JobRecord:
-    """Return the record in which a task is to stop and start again where it is.
+    """Return the record in which a task is to restart on its machine.
 
-    The same again changes nothing; what the task waits for already is not taken back.
+    A repeated call changes nothing; a present operation of the task is not replaced.
     """
     task = _known(record, index)
     if is_restarted(task):
@@ -46,12 +46,12 @@ def with_restart(record: JobRecord, index: int, reason: str, now: Moment) -> Job
 
 
 def is_moved(task: TaskRecord) -> bool:
-    """Return whether its owner or the ReBalancer wants a task elsewhere, and that has not begun."""
+    """Return whether a task has a move by its owner or the ReBalancer that has not begun."""
     return _wants(task, OperationKind.MOVE) or (_is_rebalanced(task) and waits(task))
 
 
 def is_restarted(task: TaskRecord) -> bool:
-    """Return whether the task's owner wants it restarted, and that has not begun."""
+    """Return whether a task has a restart by its owner that has not begun."""
     return _wants(task, OperationKind.RESTART)
 
 
@@ -76,7 +76,7 @@ def _known(record: JobRecord, index: int) -> TaskRecord:
 def _free(
     record: JobRecord, task: TaskRecord, verb: str, phases: tuple[TaskPhase, ...]
 ) -> Placement:
-    """Return where a task is to which nothing is being done; `Conflict` for others."""
+    """Return the placement of a task without an operation; `Conflict` for others."""
     if task.placement is None or task.phase not in phases:
         raise Conflict(
             f"task {record.name}-{task.index} is {task.phase} and cannot {verb}",
@@ -99,7 +99,7 @@ def goes_to(task: TaskRecord) -> str:
 
 
 def without_place(task: TaskRecord) -> TaskRecord:
-    """Return a task that was taken down for a machine that has no room now: any other does."""
+    """Return a task whose target machine has no room now, free to go to any machine."""
     known = task.operation
     if known is None or not goes_to(task):
         return task

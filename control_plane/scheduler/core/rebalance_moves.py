@@ -1,7 +1,7 @@
-"""Moves that the ReBalancer asks for: operations like any other, to a machine that it names.
+"""Moves by the ReBalancer: operations like any other, to a machine that it names.
 
-One has cause `rebalance` and names its machine from the beginning; a repair of a job's spread has
-the same cause, and gets its machine only when it begins.
+Such a move has cause `rebalance` and names its machine from the start. A repair of a job's spread
+has the same cause, but gets its machine only when it begins.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from control_plane.scheduler.core.rollout import is_quiet
 
 
 def with_rebalance(record: JobRecord, index: int, to: str, reason: str, now: Moment) -> JobRecord:
-    """Return the record in which a task is to move; the same record if its job is not at rest.
+    """Return the record in which a task is to move; the same record if its job is not quiet.
 
-    A job to which anything else is done, or where a task does not serve, is left alone.
+    A quiet job has no other operation, and all of its tasks serve.
     """
     task = next((task for task in record.tasks if task.index == index), None)
     if task is None or task.operation is not None or record.stopping or record.paused:
@@ -34,7 +34,7 @@ def with_rebalance(record: JobRecord, index: int, to: str, reason: str, now: Mom
 
 
 def rebalanced(record: JobRecord) -> set[int]:
-    """Return the tasks that serve where they are until the machine they go to is quite ready."""
+    """Return the tasks with a rebalancing move: they serve until their target machine is ready."""
     return {
         task.index
         for task in record.tasks
@@ -43,9 +43,9 @@ def rebalanced(record: JobRecord) -> set[int]:
 
 
 def without_rebalance(record: JobRecord, index: int) -> JobRecord:
-    """Return the record in which a move that has not begun has no machine to go to any more.
+    """Return the record with the target machine removed from a move that has not begun.
 
-    The scheduler then withdraws it, as it does with whatever is not needed.
+    The scheduler then withdraws it, like any operation that is not needed.
     """
     tasks = [
         replace(task, operation=replace(task.operation, to_machine=""))

@@ -1,6 +1,6 @@
-"""What agents report, folded into a job's record; and the commands its record calls for.
+"""Folds agents' reports into a job's record, and derives commands from the record.
 
-The record is the truth about what should be: `observe` moves it on, it is stored, and only
+The record is the desired state: `observe` advances it, it is stored, and only
 then are the commands derived from it sent. A crash in between repeats a command, and all
 commands are idempotent by generation.
 
@@ -37,23 +37,23 @@ from control_plane.scheduler.core.release import placed_as, runs_next
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _GIVE_UP_S = 60.0
-"""A machine that refuses a task for this long is given up for another."""
+"""A task that its machine refuses for this long is moved to another."""
 _ENDED = (TaskState.STOPPED, TaskState.FAILED)
 _BY_ITSELF = ("exit-code", "signal", "core-dump", "oom-kill", "timeout", "watchdog")
-"""Failures of a task that ran (systemd's words): with `never` they end it as success does. What did
-not come up, or had to go for its host, is started again."""
+"""Failures of a task that ran (systemd's words): with `never` they end it as success does. A task
+that did not come up, or ended because of its host, is started again."""
 _NOT_STARTED = range(200, 244)
 """Exit codes by which systemd says that it could not start the program (systemd.exec(5))."""
 _TOLD = (TaskPhase.STARTING, TaskPhase.STOPPING)
-"""Phases in which an agent may have to be told something."""
+"""Phases in which an agent may need a command."""
 _LEFT = (TaskPhase.DRAINING, TaskPhase.STOPPING, TaskPhase.LOST)
 """Phases in which a task may wait for its certain end on a machine that is down."""
 
 
 def observe(record: JobRecord, view: View, now: Moment) -> JobRecord:
-    """Return the record after what is seen, itself if nothing is different.
+    """Return the record updated from the observed state; the same one if nothing changed.
 
-    Nothing voluntary is begun here.
+    No voluntary operation begins here.
     """
     fold = _Fold(record, view, now)
     tasks, same = list[TaskRecord](), True
@@ -70,7 +70,7 @@ def observe(record: JobRecord, view: View, now: Moment) -> JobRecord:
 
 
 def commands(record: JobRecord, view: View) -> list[Command]:
-    """Return what agents must be told for the record to come true; nothing twice."""
+    """Return the commands to agents that the record needs, without those already confirmed."""
     held = staying(record.leaving, view)
     found: list[Command | None] = [
         _about(record, task, view, held) for task in record.tasks if task.phase in _TOLD
@@ -81,7 +81,7 @@ def commands(record: JobRecord, view: View) -> list[Command]:
 
 
 def command_about(record: JobRecord, index: int, machine: str, view: View) -> Command | None:
-    """Return the one of `commands` that is about a task on a machine, if there is one.
+    """Return the command of `commands` about a task on a machine, if there is one.
 
     `view` has that machine, and those that the task is leaving.
     """
@@ -89,7 +89,7 @@ def command_about(record: JobRecord, index: int, machine: str, view: View) -> Co
     if gone in record.leaving.get(machine, ()):
         return _about_leaving(record, gone, machine, view)
     tasks, held = record.tasks, staying(record.leaving, view)
-    near = tasks[index : index + 1]  # where it is, unless some are missing before it
+    near = tasks[index : index + 1]  # its usual position, unless earlier tasks are missing
     if not near or near[0].index != index:
         near = [task for task in tasks if task.index == index]
     for task in near:
@@ -137,7 +137,7 @@ def available(task: TaskRecord, view: View) -> bool:
 def serves_as_seen(job: str, task: TaskRecord, there: Mapping[str, TaskStatus]) -> bool:
     """Return whether a task serves and `observe` would leave its record as it is.
 
-    `there` is what runs on its machine, which is up, ready and the job's.
+    `there` has the tasks on its machine, which is up, ready and assigned to the job's entitlement.
     """
     status = there.get(task_id(job, task.index))
     return (
@@ -152,7 +152,7 @@ def serves_as_seen(job: str, task: TaskRecord, there: Mapping[str, TaskStatus]) 
 
 
 def next_look(record: JobRecord, now: Moment, view: View | None = None) -> float | None:
-    """Return when (steady) the record must be looked at again although nothing happened."""
+    """Return when (steady) the job needs its next round even without an event."""
     times = [task.retry_at for task in record.tasks if task.retry_at > 0]
     for task in record.tasks:
         if task.phase is TaskPhase.RUNNING:
@@ -174,7 +174,7 @@ def _start(record: JobRecord, task: TaskRecord, placement: Placement) -> Start:
 
 
 def _is_told(machine: SeenMachine, name: str, generation: int) -> bool:
-    """Return whether the agent confirmed a stop of this generation and is still at it."""
+    """Return whether the agent confirmed a stop of this generation and still has the task."""
     return name in machine.tasks and machine.stopped.get(name, 0) >= generation
 
 
@@ -190,7 +190,7 @@ class _Fold:
         self._staying = staying(record.leaving, view)
 
     def task(self, task: TaskRecord) -> TaskRecord | None:
-        """Return the task after what is seen of it, None if it is done with."""
+        """Return the task updated from its observed state; None: it is removed."""
         if task.placement is None:
             return self._unplaced(task)
         machine = self._view.get(task.placement.machine)
@@ -245,7 +245,7 @@ class _Fold:
             self.generation = max(self.generation, status.generation)
             if not is_of_before(status, machine.restored):
                 return self._again(task, "it was changed by another caller on its machine")
-            # the store's copy is older than what runs: that stays until its owner says more
+            # the restored store is older than the running task: that stays until its owner acts
             task = replace(task, generation=status.generation)
         task = _with_status(task, status)
         if status.state is TaskState.RUNNING and status.health is Health.HEALTHY:
@@ -259,9 +259,9 @@ class _Fold:
     def _left(
         self, task: TaskRecord, machine: SeenMachine | None, *, keep_version: bool = False
     ) -> TaskRecord | None:
-        """A task whose machine cannot be asked, or is not the job's: it waits for its certain end.
+        """Return a task whose machine is unreachable, or not the job's, until its certain end.
 
-        One that is seen to run there is stopped first.
+        If it is reported running there, it is stopped first.
         """
         name = task_id(self._record.name, task.index)
         wait_s = ended_in_s(spec_of(self._record, task), name, machine)
@@ -272,10 +272,10 @@ class _Fold:
         return task
 
     def _elsewhere(self, task: TaskRecord, refused: str) -> TaskRecord | None:
-        """A task that its machine keeps refusing.
+        """Return a task that its machine keeps refusing, on its way to another machine.
 
-        A command whose answer was lost may still arrive there: one that must have no second copy
-        leaves once the agent confirmed a stop, which such a command does not overcome.
+        A command whose answer was lost may still arrive at the old one. So a task that must have no
+        second copy leaves only after the agent confirmed a stop, which overrides that command.
         """
         assert task.placement is not None
         task = replace(task, avoid=task.placement.machine, reason=refused)
@@ -285,7 +285,7 @@ class _Fold:
         return gone and replace(gone, reason=refused)
 
     def _ended(self, task: TaskRecord, status: TaskStatus) -> TaskRecord:
-        """A task that its agent will not start again by itself: now, later or never?"""
+        """Return a task that its agent does not restart: started again now, later or never."""
         result = status.last_exit.result if status.last_exit else ""
         if result == "lost":
             return self._again(task, "its machine was rebooted")
@@ -322,17 +322,17 @@ class _Fold:
         return replace(task, state=status.state, health=status.health)
 
     def _parked(self, task: TaskRecord, machine: SeenMachine | None) -> TaskRecord | None:
-        """A task that was stopped for a maintenance starts again there when that is over."""
+        """Return a task that was stopped for maintenance; it restarts there when that is over."""
         if machine is None or not self._is_held(task, machine):
             return self._gone(task)
-        if machine.leaving:  # for good, after all, or still for a while
+        if machine.leaving:  # still under maintenance, or leaving for good after all
             return task if machine.returning else self._gone(task)
         if not machine.up:
             return self._gone(task)
         return self._again(task, "the maintenance is over") if machine.answering else task
 
     def _back(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord | None:
-        """A lost task whose machine may be back before it was placed elsewhere."""
+        """Return a lost task whose machine may be back before it was placed elsewhere."""
         if not (machine.up and machine.answering):
             return task if task.reason else replace(task, reason=_unusable(task))
         status = machine.tasks.get(task_id(self._record.name, task.index))
@@ -366,7 +366,7 @@ class _Fold:
     def _gone(
         self, task: TaskRecord, *, left_behind: bool = False, keep_version: bool = False
     ) -> TaskRecord | None:
-        """A task that has no place now: it waits for one, or it is done with."""
+        """Return a task without a place, which waits for one; None: it is removed."""
         if left_behind:
             self.left.add(task)
             left = self.left.into(self._record)
@@ -394,7 +394,7 @@ class _Fold:
 
 
 def _avoided(task: TaskRecord) -> str:
-    """Return the machine that a task left although it might have stayed."""
+    """Return the machine that a task left voluntarily; empty: none."""
     known = task.operation
     if known is None or known.kind is not OperationKind.MOVE:
         return ""
@@ -402,7 +402,7 @@ def _avoided(task: TaskRecord) -> str:
 
 
 def _waits_here(task: TaskRecord, machine: SeenMachine) -> bool:
-    """Return whether a task was stopped to start again where it is."""
+    """Return whether a task was stopped to restart on its machine after maintenance."""
     known = task.operation
     return known is not None and known.instead == STOP and machine.leaving and machine.returning
 
@@ -412,12 +412,12 @@ def _unusable(task: TaskRecord) -> str:
 
 
 def _timed(task: TaskRecord, now: Moment) -> TaskRecord:
-    """Return a task read from the store with durations that count from now."""
+    """Return a task from the store, with its durations counted from now."""
     return task if task.begun is not None else replace(task, begun=now.steady)
 
 
 def _with_status(task: TaskRecord, status: TaskStatus) -> TaskRecord:
-    """Return the task with its agent's words; itself if they are the same as before."""
+    """Return the task with its agent's report; the same one if the report is unchanged."""
     address = own_address(status.addresses[0]) if status.addresses else ""
     if (
         task.state is status.state
@@ -443,10 +443,10 @@ def _with_status(task: TaskRecord, status: TaskStatus) -> TaskRecord:
 
 @lru_cache(maxsize=1 << 16)
 def own_address(said: str) -> str:
-    """Return an address of a task's private network as clients are told it; empty if it is none.
+    """Return an address of a task's private network for clients; empty if it is not valid.
 
-    What an agent says goes into the configuration of proxies, so it has to be an address that
-    can be another host's: not of a link, this host, or many; nor with a zone, which any text is.
+    An agent's address goes into the configuration of proxies, so it must be a unicast address that
+    can be another host's: not link-local, loopback or multicast, and without a zone (any text).
     """
     try:
         found = ip_address(said)
@@ -459,6 +459,6 @@ def own_address(said: str) -> str:
 
 
 def _failed_by_itself(status: TaskStatus) -> bool:
-    """Return whether a task ran and failed, for no reason of its host."""
+    """Return whether a task ran and failed, not because of its host."""
     last = status.last_exit
     return last is not None and last.result in _BY_ITSELF and last.code not in _NOT_STARTED

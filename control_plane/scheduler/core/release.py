@@ -1,11 +1,10 @@
-"""How a job gets to its newest version: canaries first, batch by batch, and back if it fails.
+"""A job's rollout to its newest version: canaries first, batch by batch, and back if it fails.
 
     canaries -> the rest, each batch through its gate -> done
        too many new tasks fail -> halted, or back to what the job ran before (a new version)
 
-The budget of `decide.py` holds above all of it: what is said here only makes an update slower.
-What is counted in seconds is counted on the clock of durations, from zero after a start of the
-control plane.
+The budget of `decide.py` always holds: this module only makes an update slower.
+Seconds are counted on the monotonic clock, from zero after a start of the control plane.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from control_plane.scheduler.core.operations import Ledger, is_going, is_offered
 
 _TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)
 _BLAMELESS = ("lost", "cut-off")
-"""Ends that say nothing of the version: its machine was rebooted, or cut off."""
+"""Results that are not the version's fault: its machine was rebooted, or cut off."""
 _PLACED = (TaskPhase.STARTING, TaskPhase.RUNNING)
 _ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 _SELF = "scheduler"
@@ -45,7 +44,7 @@ _SELF = "scheduler"
 def begun(record: JobRecord) -> JobRecord:
     """Return the record with the rollout of its newest version, once tasks run another one.
 
-    One that was done goes on where a lost task is back with an earlier version.
+    A finished rollout is reopened if a lost task is back with an earlier version.
     """
     known = record.rollout
     if known is not None and is_of(known, record):
@@ -59,10 +58,10 @@ def begun(record: JobRecord) -> JobRecord:
     ]
     if not others and any(t.version in record.trials for t in record.tasks):
         others = [v for v in sorted(record.specs) if v < record.version and v not in record.trials]
-        others = others[-1:]  # all tasks are canaries: the version before is what none runs now
+        others = others[-1:]  # all tasks are canaries: no task runs the version before
     if not others:
         return record
-    if known is None:  # nothing is known of before: it had what most of its tasks run
+    if known is None:  # the version before is unknown: assume the one of most tasks
         base = max(sorted(set(others)), key=others.count)
     else:
         base = known.version if known.done else known.base
@@ -72,7 +71,7 @@ def begun(record: JobRecord) -> JobRecord:
 
 
 def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -> JobRecord:
-    """Return the record with its rollout moved on; `before`: what was known before this look."""
+    """Return the record with its rollout advanced; `before`: the record before this round."""
     known = record.rollout
     if known is None or known.done or known.version != record.version or record.stopping:
         return record
@@ -91,8 +90,8 @@ def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -
 def is_outdated(task: TaskRecord, record: JobRecord) -> bool:
     """Return whether a task is to be taken down for another version.
 
-    A lost one is not: it becomes what it is to run where it is placed. A push that is paused or
-    halted takes none down; others may be, for the version that they had before.
+    A lost task is not: it gets its wanted version where it is placed. A paused or halted push takes
+    no task down for the newest version; tasks may still go back to their earlier version.
     """
     if task.version == (task.wants or record.version) or task.phase is TaskPhase.LOST:
         return False
@@ -128,9 +127,9 @@ def may_renew(record: JobRecord) -> int | None:
 
 
 def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
-    """Return how many new tasks are not through the gate, and how many more may be taken now.
+    """Return how many new tasks have not passed the gate, and how many more may be taken now.
 
-    None: as many as the budget lets.
+    None: as many as the budget allows.
     """
     policy = record.spec.update
     if policy.health_gate_s <= 0 and policy.batch is None:
@@ -144,7 +143,7 @@ def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
 
 
 def runs_next(record: JobRecord, task: TaskRecord) -> int:
-    """Return the version with which a task that is taken down starts again."""
+    """Return the version with which a task starts after it was taken down."""
     operation, target = task.operation, target_of(record, task)
     if operation is not None and operation.kind is OperationKind.UPDATE:
         return target
@@ -156,11 +155,11 @@ def runs_next(record: JobRecord, task: TaskRecord) -> int:
 def placed_as(record: JobRecord, task: TaskRecord) -> int:
     """Return the version as which a task that needs a machine is placed.
 
-    A lost one becomes the newest version only here. Until then its old copy may be heard again,
-    and what that was started with decides when it has certainly ended. It stays as it is where
-    only some tasks may run the newest version yet, where its controller has not answered, and
-    where the newest version must not run beside the old copy. None is placed in an entitlement
-    that its job leaves.
+    A lost task gets the newest version only here. Until then its old copy may be found again,
+    and that copy's specification decides when it has certainly ended. The task keeps its version
+    while only some tasks may run the newest one, until its controller has answered, and
+    while the newest version must not run together with the old copy. No task is placed in an
+    entitlement that its job leaves.
     """
     if not is_here(record, task.version):
         return record.version
@@ -199,7 +198,7 @@ def cause_of_update(record: JobRecord, task: TaskRecord) -> Cause:
 
 
 def canaries(record: JobRecord) -> int:
-    """Return how many tasks are to be canaries of the push: none beyond its share."""
+    """Return how many tasks are to be canaries of the push, at most its share."""
     canary, tasks = record.spec.update.canary, record.spec.tasks
     if canary is None:
         return 0
@@ -209,7 +208,7 @@ def canaries(record: JobRecord) -> int:
 
 
 def back_to(now: JobSpec, then: JobSpec) -> JobSpec:
-    """Return what an earlier version wanted of each task, at the size and pace of now."""
+    """Return an earlier version's specification with the present size, pace and placement."""
     return replace(
         then,
         tasks=now.tasks,
@@ -224,9 +223,9 @@ def back_to(now: JobSpec, then: JobSpec) -> JobSpec:
 
 
 def returned(record: JobRecord, spec: JobSpec, reason: str) -> JobRecord:
-    """Return the record with `spec` as a new version, to which those that run it belong at once.
+    """Return the record with `spec` as a new version; tasks that run the same get its number.
 
-    It is known to work, so no canaries go first, and nothing goes back from it.
+    It is known to work, so it has no canaries, and no rollback.
     """
     version = next_version(record)
     same = {v for v, known in record.specs.items() if same_tasks(known, spec)}
@@ -245,7 +244,7 @@ def returned(record: JobRecord, spec: JobSpec, reason: str) -> JobRecord:
 
 
 def resumed(record: JobRecord) -> JobRecord:
-    """Return the record in which an update that was halted goes on; what failed is forgiven."""
+    """Return the record with a halted update resumed; its failures so far are forgiven."""
     rollout = record.rollout
     if rollout is None or not rollout.halted:
         return record
@@ -256,7 +255,7 @@ def resumed(record: JobRecord) -> JobRecord:
 
 
 def next_look(record: JobRecord, now: Moment) -> float | None:
-    """Return when (steady) a task passes its gate, or is late, or an intent ends."""
+    """Return when (steady) the next task passes its gate or is late, or an intent ends."""
     looks, end = [_gate_look(record, now)], next_end(record)
     if end is not None:
         looks.append(now.steady + max(0.0, end - now.wall))
@@ -285,12 +284,12 @@ def _gate_look(record: JobRecord, now: Moment) -> float | None:
 
 
 def _canaries(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -> Rollout:
-    """Return the rollout with the canaries passed, if they held for long enough."""
+    """Return the rollout with the canaries passed, if they were healthy for long enough."""
     canary, wanted = record.spec.update.canary, canaries(record)
     if canary is None or not record.spec.tasks:
         return replace(rollout, passed=True)
     if not wanted:
-        return rollout  # nothing is pushed to any task yet
+        return rollout  # the version is not pushed to any task yet
     new = [task for task in record.tasks if is_new(task, record)]
     hold_s = max(canary.hold_s, record.spec.update.health_gate_s)
     held = [task for task in new if serves(task) and now.spent_s(task) >= hold_s]
@@ -301,7 +300,7 @@ def _canaries(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) 
 
 
 def _failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Moment) -> Rollout:
-    """Return the rollout with the new tasks that failed until now."""
+    """Return the rollout with the new tasks that have failed so far."""
     known = set(rollout.failed)
     earlier = {task.index: task for task in before.tasks} if before is not record else {}
     found = [
@@ -319,9 +318,9 @@ def _failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Momen
 
 
 def _enough(record: JobRecord, rollout: Rollout) -> int:
-    """Return how many new tasks have to fail: never more than may be new and broken at once.
+    """Return how many new tasks have to fail, at most as many as may be new and broken at once.
 
-    Else the update would stand still for ever with fewer than that.
+    Otherwise the update would wait for ever with fewer failures.
     """
     policy = record.spec.update
     most = max(1, policy.max_unavailable + policy.surge)
@@ -335,10 +334,10 @@ def _is_failed(record: JobRecord, rollout: Rollout) -> bool:
 
 
 def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
-    """Return whether a new task fails for good, and no other is on trial that could tell more.
+    """Return whether a new task fails for good, and no other new task is still being tested.
 
-    What a broken one keeps from being updated (its batch, the canaries, a controller) would wait
-    for ever for as many failures as the owner asked for, whether or not it served once.
+    A broken task can block further updates (its batch, the canaries, a controller). Then the update
+    would wait for ever for the number of failures that the owner asked for.
     """
     blamed, fails = frozenset(rollout.failed[rollout.forgiven :]), False
     for task in record.tasks:
@@ -346,7 +345,7 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
             continue
         if task.index not in rollout.failed:
             if task.phase is TaskPhase.PENDING and task.reason:
-                continue  # there is no room for it
+                continue  # no machine has room for it
             return False
         if task.index in blamed and is_failing(task, record, now):
             operation = task.operation  # none is left on one that served
@@ -356,9 +355,9 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
 
 
 def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -> JobRecord:
-    """Return the record after too many new tasks failed: back, if there is whereto, or halted.
+    """Return the record after too many new tasks failed: rolled back if possible, else halted.
 
-    What goes back is not judged itself: versions do not chase each other.
+    A rollback is not judged itself, so versions do not alternate.
     """
     count, named = len(rollout.failed), f"{record.name}-{rollout.failed[-1]}"
     words = next((how_it_failed(t) for t in record.tasks if t.index == rollout.failed[-1]), "")
@@ -382,15 +381,15 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
 
 
 def how_it_failed(task: TaskRecord) -> str:
-    """Return what is known of a task that failed: its reason, and how its last run ended."""
+    """Return the reason of a failed task, and how its last run ended."""
     end = exit_text(task.last_exit) if task.last_exit is not None else ""
     return task.reason if end in task.reason else ", ".join(filter(None, (task.reason, end)))
 
 
 def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
-    """Return whether the newest version is on all tasks, and one of them showed that it serves.
+    """Return whether all tasks have the newest version, and at least one has passed its gate.
 
-    Tasks that have no machine yet show nothing.
+    Tasks without a machine do not count as passed.
     """
     failed = frozenset(rollout.failed)
     is_proven = any(_is_proven(task, record, now) for task in record.tasks)
@@ -412,7 +411,7 @@ def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
 
 
 def _is_on_its_way(task: TaskRecord) -> bool:
-    """Return whether a task is between its old version and the new: one without room is not."""
+    """Return whether a task is between its old and new version; one without room is not."""
     operation = task.operation
     if operation is None or operation.kind is not OperationKind.UPDATE:
         return False
@@ -439,9 +438,9 @@ def _is_narrow(rollout: Rollout) -> bool:
 
 
 def is_new(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether a task runs the newest version, or is on its way to it.
+    """Return whether a task runs the newest version, or is being updated to it.
 
-    One that an earlier update started, of a version that is not the newest any more, is not.
+    A task that an earlier update started, with a version that is no longer the newest, is not.
     """
     return not is_going(task) and on_its_way_to(record, task) == record.version
 
@@ -451,7 +450,7 @@ def serves(task: TaskRecord) -> bool:
 
 
 def _is_away(task: TaskRecord) -> bool:
-    """Return whether a task does not matter to a rollout: it is lost, or on its way out."""
+    """Return whether a task does not matter to a rollout: it is lost, or being removed."""
     return task.phase is TaskPhase.LOST or is_going(task)
 
 
@@ -467,7 +466,7 @@ def _is_proven(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
 
 
 def is_failing(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
-    """Return whether a new task is not as it should be, and its machine is not the cause."""
+    """Return whether a new task is unhealthy, failed or late, and its machine is not the cause."""
     if task.phase not in _PLACED or task.placement is None:
         return False
     if task.health is Health.UNHEALTHY:
@@ -479,12 +478,12 @@ def is_failing(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
         ended = task.state is TaskState.STOPPED and when is RestartWhen.NEVER
         return result not in _BLAMELESS and not finished and not ended
     late = now.spent_s(task) >= record.spec.update.healthy_within_s
-    begins = task.state not in (None, TaskState.STOPPING)  # what is ended says nothing of its start
+    begins = task.state not in (None, TaskState.STOPPING)  # a stopping task is not a late start
     return late and task.phase is TaskPhase.STARTING and begins
 
 
 def has_crashed(old: TaskRecord | None, task: TaskRecord) -> bool:
-    """Return whether a task ended and its agent started it again between two looks."""
+    """Return whether a task ended and its agent restarted it between two rounds."""
     return (
         old is not None
         and old.generation == task.generation

@@ -1,4 +1,4 @@
-"""Single steps of a task: stop, place, and the status that its owner sees."""
+"""Single steps of a task: stop, place, and the status for its owner."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Placed:
 
 
 def wanted_tasks(record: JobRecord) -> int:
-    """Return how many tasks there shall be."""
+    """Return how many tasks are wanted; 0 while the job is stopping."""
     return 0 if record.stopping else record.spec.tasks
 
 
@@ -59,13 +59,13 @@ def must_move(task: TaskRecord, view: View) -> bool:
 
 
 def is_overdue(task: TaskRecord, view: View) -> bool:
-    """Return whether a task has to leave its machine now, whatever the budget says."""
+    """Return whether a task has to leave its machine now, regardless of the budget."""
     machine = view.get(task.placement.machine) if task.placement is not None else None
     return machine is not None and machine.overdue
 
 
 def take_down(task: TaskRecord, generation: int, now: Moment) -> TaskRecord:
-    """Return the task on its way out: unlisted and drained first if clients may use it."""
+    """Return the task in its stop: unlisted and drained first if clients may use it."""
     if task.listed:
         return replace(
             task,
@@ -88,7 +88,7 @@ def take_down(task: TaskRecord, generation: int, now: Moment) -> TaskRecord:
 def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
     """Return the tasks that need a machine: new ones, and those whose machine is down.
 
-    Where a second copy is not allowed, only once the first has certainly ended.
+    Where a second copy is not allowed, a task is included only once the first has certainly ended.
     """
 
     def needs(task: TaskRecord) -> bool:
@@ -108,7 +108,7 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
 
 
 def _is_asked(record: JobRecord, task: TaskRecord) -> bool:
-    """Return whether a controller has not yet said that a lost task shall go elsewhere."""
+    """Return whether a lost task waits for its controller's approval to move."""
     operation = task.operation
     return (
         record.spec.controller is not None
@@ -119,10 +119,10 @@ def _is_asked(record: JobRecord, task: TaskRecord) -> bool:
 
 
 def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
-    """Return the record with the plan's placements, each a start of its own generation.
+    """Return the record with the plan's placements, each a start with a new generation.
 
-    A task that moves leaves its name behind: should the old machine come back with it, it
-    is deleted there before anything else starts (nothing runs twice).
+    A moving task's id is recorded for its old machine. If that machine returns with the task, it
+    is deleted there before anything else starts, so that no task runs twice.
     """
     if not plan.placements and not plan.unplaced:
         return record
@@ -153,7 +153,7 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
 
 
 def earlier(record: JobRecord) -> int | None:
-    """Return the newest version that wanted something else of the tasks; None: none is known."""
+    """Return the newest earlier version whose tasks run something else; None: none is known."""
     others = (v for v in record.specs if v < record.version and v not in record.trials)
     return max((v for v in others if not same_tasks(record.specs[v], record.spec)), default=None)
 
@@ -161,7 +161,7 @@ def earlier(record: JobRecord) -> int | None:
 def prune(record: JobRecord) -> JobRecord:
     """Return the record without specifications that no task runs any more.
 
-    The newest one that wanted something else of the tasks is kept, to go back to.
+    The newest one whose tasks run something else is kept, for a rollback.
     """
     used = {task.version for task in record.tasks} | {record.version}
     if used >= record.specs.keys() and not record.trials:
@@ -180,14 +180,14 @@ def prune(record: JobRecord) -> JobRecord:
 
 
 def summarize(record: JobRecord, detail: str = "") -> JobStatus:
-    """Return a job as its owner sees it."""
+    """Return the status of a job for its owner."""
     wanted = wanted_tasks(record)
     staying = [] if record.stopping else [t for t in record.tasks if not is_going(t)]
     running = [t for t in staying if t.state is TaskState.RUNNING]
     healthy = [t for t in running if t.health is Health.HEALTHY and t.listed]
     updated = [t for t in running if t.version == record.version]
     waiting = [t for t in staying if t.reason and not t.listed]
-    otherwise = record.version if is_plain(record) else 0  # asked once, not for each task
+    otherwise = record.version if is_plain(record) else 0  # computed once, not for each task
     right = sum(1 for t in running if t.version == (t.wants or otherwise or t.version))
     is_full = is_composed(record) and len(healthy) == len(record.tasks) == wanted == right
     is_full = is_full and not (detail and is_held(record))
@@ -217,12 +217,12 @@ def _is_stuck(task: TaskRecord) -> bool:
 
 
 def _should_leave(task: TaskRecord) -> bool:
-    """Return whether a machine is wanted for something else, and the task is still there."""
+    """Return whether a task waits to leave a machine that is needed for something else."""
     return waits(task) and task.operation is not None and task.operation.cause in MUST_LEAVE
 
 
 def is_moving(task: TaskRecord) -> bool:
-    """Return whether a task is on its way and nothing is known to be in it."""
+    """Return whether a task is starting, stopping or waiting, without a known obstacle."""
     if task.phase is TaskPhase.STARTING:
         stuck = task.health is Health.UNHEALTHY or task.state in (
             TaskState.BACKOFF,
@@ -235,7 +235,7 @@ def is_moving(task: TaskRecord) -> bool:
 
 
 def is_quiet(record: JobRecord) -> bool:
-    """Return whether a job is as it is wanted and nothing is done to it but for its spread."""
+    """Return whether a job is in its wanted state, with no operations except rebalancing moves."""
     newest = record.version if is_plain(record) else 0
     return (
         len(record.tasks) == wanted_tasks(record)

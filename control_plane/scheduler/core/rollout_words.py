@@ -1,4 +1,4 @@
-"""How an update goes, in the words that its owner reads."""
+"""The progress of an update in words, for its owner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from control_plane.scheduler.core.release import canaries, is_here, is_new, is_o
 
 
 def told(record: JobRecord, now: Moment) -> str:
-    """Return how an update goes, or went, in a sentence; empty: nothing is to be said."""
+    """Return the progress or result of an update in words; empty: there is nothing to report."""
     rollout = record.rollout
     if rollout is None or not is_of(rollout, record) or record.stopping:
         return ""

@@ -1,14 +1,14 @@
-"""What the jobs of a reservation may want together: as much as its own quota is worth.
+"""The limit on what the jobs of a reservation may want together: the worth of its own quota.
 
-Reservations on one entitlement run on the same machines (MO16), so the machines that each of
-them holds cannot be counted: one small task on every machine would be a whole quota. What
-its jobs want can be added up instead, resource by resource: a task that claims half of the
+Reservations on one entitlement run on the same machines (MO16), so the machines of each
+cannot be counted: one small task on every machine would use up a whole quota. Instead,
+the wants of its jobs are added up by resource: a task that claims half of the
 memory of a machine needs half a machine by memory, on the kind of machine where that is
 least. Tasks that fit on the quota's machines together need at most the quota by any
-resource, so nothing is refused that could have been placed on them.
+resource, so no job is refused that could have been placed on them.
 
-The bound is on what is wanted, and is checked when that grows. So it does not depend on which
-machines are chosen, and a quota that was made smaller ends nothing that runs.
+The limit applies to what is wanted, and is checked when that grows. So it does not depend on which
+machines are chosen, and making a quota smaller ends no running task.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from control_plane.scheduler.core.rollout import wanted_tasks
 from wire.errors import FieldError
 
 _EPSILON = 1e-6
-"""Of a quota: sums of parts are not exact."""
+"""Tolerance as a share of a quota: sums of parts are not exact."""
 Need = tuple[str, str]
 """The unit of a quota, machines or RRU, and the resource by which it is needed."""
 _OF_KIND = frozenset({*Property, *NUMBERS}) - {"msb", "row", "rack", "machine"}
-"""Requirements that count here: a place without machines today may get some tomorrow."""
+"""Requirements that count here; places do not: one without machines today may get some later."""
 
 
 def is_shared(name: str, specs: Mapping[str, EntitlementSpec]) -> bool:
-    """Return whether an entitlement shares its machines with others: then its own quota binds."""
+    """Return whether an entitlement shares its machines with others: then its own quota applies."""
     known = specs.get(name)
     return known is not None and (
         known.materialization is not None
@@ -52,9 +52,10 @@ def check_share(
     specs: Mapping[str, EntitlementSpec],
     machines: Sequence[Machine],
 ) -> list[FieldError]:
-    """Return why a job may not want so much: the other jobs of its entitlement leave less.
+    """Return why a job wants more than the other jobs of its entitlement leave.
 
-    `machines` are the region's kinds. A job that wants at most what it did is never refused.
+    `machines` are the region's kinds. A job that wants at most what it wanted before is not
+    refused.
     """
     if not is_shared(spec.entitlement, specs):
         return []
@@ -102,9 +103,9 @@ class _Shares:
         self._machines = [m for m in machines if not types or m.capacity.machine_type in types]
 
     def of(self, record: JobRecord) -> defaultdict[Need, float]:
-        """Return what a job needs: for all tasks that it has or wants, by its dearest version.
+        """Return what a job needs: for all tasks that it has or wants, by its largest version.
 
-        A version that is only kept to go back to needs nothing.
+        A version that is only kept for a rollback needs nothing.
         """
         is_own = self.surge_tasks is None and not record.stopping
         surge = record.spec.update.surge if is_own else 0
@@ -116,7 +117,7 @@ class _Shares:
         )
 
     def buffer(self, specs: Sequence[JobSpec]) -> defaultdict[Need, float]:
-        """Return what the shared extra tasks need: as many as there may be, the dearest of all."""
+        """Return what the shared extra tasks need: the most that there may be, of the largest."""
         each = defaultdict[Need, list[float]](list)
         for spec in specs if self.surge_tasks is not None else ():
             most = min(spec.update.surge, self.surge_tasks or 0)
@@ -128,7 +129,7 @@ class _Shares:
         return found
 
     def needed(self, versions: Sequence[JobSpec], tasks: int) -> defaultdict[Need, float]:
-        """Return how much of a quota so many tasks need; nothing where none of them fits."""
+        """Return how much of a quota `tasks` tasks need; nothing where none of them fits."""
         found = defaultdict[Need, float](float)
         for spec in versions:
             for need, amount in self._of_task(spec).items():
@@ -150,7 +151,7 @@ class _Shares:
 
 
 def parts(demand: Demand, capacity: Capacity) -> dict[str, float]:
-    """Return which part of each resource of a machine one task claims, 0 to 1."""
+    """Return the part of each resource of a machine that one task claims, 0 to 1."""
     claimed = {
         "CPU": (demand.cpu_on(capacity), capacity.cpu_room),
         "memory": (demand.memory_bytes, capacity.memory_bytes),

@@ -1,4 +1,4 @@
-"""How many tasks a job shall have: those that are missing are added, others go in their turn."""
+"""The number of a job's tasks: missing tasks are added, surplus ones are removed in turn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from control_plane.scheduler.core.rollout import is_overdue, take_down, wanted_t
 
 
 def remaining(record: JobRecord, seen: Seen) -> tuple[int, ...]:
-    """Return the indexes of the tasks that a job has once its size is what is wanted."""
+    """Return the indexes of the tasks that a job will have at its wanted size."""
     made = Decision(record, Ledger(record, seen.now))
     made.record = kept(made)
     after = resized(made, seen)
@@ -37,11 +37,11 @@ def remaining(record: JobRecord, seen: Seen) -> tuple[int, ...]:
 
 
 def resized(made: Decision, seen: Seen) -> JobRecord:
-    """Return the record with missing tasks added and surplus ones on their way out.
+    """Return the record with missing tasks added and the removal of surplus ones begun.
 
-    A task keeps its index for life, so a job may have holes in its indexes: what is missing
-    gets the lowest free ones. Which tasks are too many, and what each runs, is composed of the
-    intents; they go all at once, and are drained like any other.
+    A task keeps its index for life, so a job may have holes in its indexes: new tasks
+    get the lowest free ones. The composed intents say which tasks are surplus and what each runs.
+    Surplus tasks are removed all at once, and drained like any other.
     """
     record, now = made.record, seen.now
     if record.stopping:
@@ -61,10 +61,10 @@ def resized(made: Decision, seen: Seen) -> JobRecord:
 
 
 def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
-    """Return the record with some tasks on their way out, or to be asked about.
+    """Return the record with the removal of some tasks begun, or offered to the controller.
 
-    A controller is asked about those that serve, and those it released for something else: that
-    it let a task be updated says nothing of its removal.
+    A controller is asked about tasks that serve, and those that it released for another operation:
+    an acknowledged update does not allow a removal.
     """
     record, ledger = made.record, made.ledger
     generation, tasks = record.generation, list[TaskRecord]()
@@ -74,7 +74,7 @@ def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
             is_down = task.phase in (TaskPhase.DRAINING, TaskPhase.STOPPING)
             is_lent = asks and was_let(task) and task.phase is not TaskPhase.LOST
             if is_lent and (is_down or (task.placement is None and not task.reason)):
-                tasks.append(task)  # it was released to come back: its removal is asked for then
+                tasks.append(task)  # it was released to return: its removal is offered then
                 continue
             if task.placement is None:
                 continue
@@ -90,11 +90,11 @@ def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
 
 
 def _with_newest(record: JobRecord) -> JobRecord:
-    """Return the record in which tasks that wait for a machine want the version they are to run.
+    """Return the record in which tasks that wait for a machine have the version they are to run.
 
-    Nothing of them runs that an update would have to take down. What they wait for is perhaps
-    just what the newest version does not need (BUG-AL1). While that version is with its
-    canaries, or was halted, none of them gets it. A lost task keeps the version that it was
+    They do not run, so no update has to take them down. The newest version may not need the
+    resource that they wait for (BUG-AL1). While that version is with its
+    canaries, or halted, none of them gets it. A lost task keeps the version that it was
     started with until it is placed elsewhere (`placed_as`): its old copy may run (BUG-CP30).
     """
     plain = is_plain(record)
@@ -128,9 +128,9 @@ def goes_on(task: TaskRecord, view: View) -> bool:
 
 
 def begin_removals(made: Decision, seen: Seen, spare: int) -> JobRecord:
-    """Return the record with removals begun that were asked about and may go now.
+    """Return the record with approved or overdue removals begun.
 
-    Of extra tasks that serve at most `spare` go: others do not serve, and these stand in for them.
+    At most `spare` serving extra tasks are removed: the rest replace tasks that do not serve.
     """
     record, ledger, generation = made.record, made.ledger, made.record.generation
     asks, tasks = is_controlled(record), list[TaskRecord]()
@@ -151,7 +151,7 @@ def begin_removals(made: Decision, seen: Seen, spare: int) -> JobRecord:
 
 
 def kept(made: Decision) -> JobRecord:
-    """Return the record without removals that have not begun, where the tasks are wanted again."""
+    """Return the record with waiting removals withdrawn of tasks that are wanted again."""
     record = made.record
     waiting = [t for t in record.tasks if is_going(t) and waits(t) and not t.extra]
     staying = sum(1 for task in record.tasks if not (is_going(task) or task.extra))

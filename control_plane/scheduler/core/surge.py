@@ -1,8 +1,8 @@
-"""Tasks beside the wanted ones, while some are updated or must leave (SC21).
+"""Extra tasks in addition to the wanted ones, while some are updated or must leave (SC21).
 
-They start first, as far as there is room, and serve before a predecessor stops; so they count for
-the budget as long as they do. There are never more of them than `update.surge`, those that are on
-their way out included, and one that serves goes only within the budget.
+They start first, if there is room, and serve before a predecessor stops. While they serve they
+count for the budget. There are at most `update.surge` of them, including those that are being
+removed, and a serving one is removed only within the budget.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from control_plane.scheduler.core.sizing import goes_on, without
 
 
 def spare(record: JobRecord, view: View) -> int:
-    """Return how many tasks that serve may go; below 0: too many do not serve already.
+    """Return how many serving tasks may be removed; below 0: too many do not serve already.
 
-    Extra tasks that serve stand in for as many others, until their removal begins. What a
-    deadline forces out in this very look does not count (BUG-CP32).
+    A serving extra task replaces one other task, until its removal begins. Tasks that a
+    deadline forces out in this round do not count (BUG-CP32).
     """
     base = _parts(record)[0]
     extras = [task for task in record.tasks if task.extra and (waits(task) or not is_going(task))]
@@ -42,7 +42,7 @@ def spare(record: JobRecord, view: View) -> int:
 
 
 def surged(made: Decision, seen: Seen) -> JobRecord:
-    """Return the record with as many extra tasks as it needs now, within what it may have."""
+    """Return the record with as many extra tasks as it needs now, within its limits."""
     view = seen.view
     record = made.record = stood_in(made.record, view)
     base, extras = _parts(record)
@@ -66,7 +66,7 @@ def surged(made: Decision, seen: Seen) -> JobRecord:
     if not is_plain(record) and not any(
         _must_go(record, t, view) and renews(t, record) for t in base
     ):
-        version = stable_of(record) or record.version  # nothing is brought to the newest
+        version = stable_of(record) or record.version  # no task is updated to the newest
     elif renew == 0 and not all(is_outdated(t, record) for t in base if _must_go(record, t, view)):
         version = starts_as(record)  # some must leave, and the newest version is not proven yet
     elif renew is not None:
@@ -91,11 +91,11 @@ def surged(made: Decision, seen: Seen) -> JobRecord:
 def stood_in(
     record: JobRecord, view: View, without_room: frozenset[int] = frozenset()
 ) -> JobRecord:
-    """Return the record in which extra tasks stay for wanted ones that have no room (BUG-CP52).
+    """Return the record in which extra tasks replace wanted tasks that have no room (BUG-CP52).
 
-    Such an extra task may hold the very room for which the other waits. The two change roles:
-    the one without room is the extra task now, and goes like any other. `without_room`: tasks
-    that are up and found no place to go to. Data in volumes cannot change roles.
+    Such an extra task may hold the room for which the other one waits. The two swap roles:
+    the task without room becomes the extra one, and is removed like any other. `without_room`:
+    running tasks that found no place to move to. Jobs with persistent volumes swap no roles.
     """
     extras = [task for task in record.tasks if task.extra and not is_going(task)]
     free = [task for task in extras if available(task, view) and not must_move(task, view)]
@@ -129,7 +129,7 @@ def _parts(record: JobRecord) -> tuple[list[TaskRecord], list[TaskRecord]]:
 
 
 def _must_go(record: JobRecord, task: TaskRecord, view: View) -> bool:
-    """Return whether a task will be taken down for what extra tasks are there for."""
+    """Return whether a task will be taken down for an update or a move."""
     return not _is_under_way(task) and (is_outdated(task, record) or must_move(task, view))
 
 
@@ -143,10 +143,10 @@ def _is_under_way(task: TaskRecord) -> bool:
 
 
 def _removable(record: JobRecord, gone: list[TaskRecord], view: View) -> frozenset[int]:
-    """Return which of the extra tasks may go now: those that do not serve, others by the budget.
+    """Return which extra tasks may be removed now: idle ones, and serving ones by the budget.
 
-    One whose machine does not answer may well serve: it stays until that is known. A controller
-    is asked about all that serve; the budget holds when their removal begins.
+    A task whose machine does not answer may serve: it stays until that is known. A controller
+    is asked about all serving tasks; the budget applies when their removal begins.
     """
     if is_controlled(record):
         return frozenset(task.index for task in gone)

@@ -1,4 +1,4 @@
-"""A job's specification and a placement to the specification that an agent gets."""
+"""Turns a job's specification and a placement into the task specification for an agent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESERVED_PREFIX = "TWINE_"
 
 
 def unknown_templates(text: str, ports: list[str]) -> list[str]:
-    """Return the names in `${…}` that stand for nothing."""
+    """Return the unknown names in `${…}`."""
     known = {"task", "machine", *(f"port:{name}" for name in ports)}
     return [
         m.group(1)

@@ -1,4 +1,4 @@
-"""Which machine has what a task keeps in volumes, and what becomes of it (docs/volumes.md)."""
+"""Explains on which machine the volumes of a task are, and their future (docs/volumes.md)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FindJob = Callable[[str], JobRecord | None]
 
 
 def kept_notes(record: JobRecord, find: FindJob) -> list[str]:
-    """Return in words where volumes of a job's tasks are: what holds for all, then task by task.
+    """Return in words where volumes of a job's tasks are: first in general, then task by task.
 
-    Empty for a job that keeps nothing on its machines.
+    Empty for a job without persistent or shared volumes.
     """
     specs = (record.spec, *record.specs.values())
     kinds = {volume.kind for spec in specs for volume in spec.volumes.values()}
@@ -67,7 +67,7 @@ def _of_task(record: JobRecord, task: TaskRecord) -> Iterator[str]:
 
 
 def _shared(record: JobRecord, task: TaskRecord, find: FindJob) -> Iterator[str]:
-    """Yield where volumes of others are that a task reads: on the owner's machine, or nowhere."""
+    """Yield in words where the shared volumes of other tasks are that a task reads."""
     if task.placement is None:
         return
     here = task.placement.machine

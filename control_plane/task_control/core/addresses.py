@@ -1,7 +1,7 @@
-"""Where the control plane may connect to because a job says so (F-82).
+"""The addresses to which the control plane may connect on behalf of a job (F-82).
 
-Judged is the address that is connected to, after names were resolved: what a name, a number or a
-mapped address really means is known only then.
+The rules apply to the final address, after name resolution: only then the meaning of a name, a
+number or a mapped address is known.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Rules:
     """Which addresses may be connected to."""
 
     networks: tuple[Network, ...] = ()
-    """Only these, if there are any; what is listed here may even be loopback."""
+    """Only these, if there are any; a listed network may even be loopback."""
     own: frozenset[Address] = frozenset()
-    """The control plane's own."""
+    """The control plane's own addresses."""
 
     def refusal(self, text: str) -> str:
-        """Return why an address is refused, as a predicate; empty: it is not."""
+        """Return why an address is refused, as a predicate; empty: it is allowed."""
         try:
             address = ipaddress.ip_address(text.partition("%")[0])
         except ValueError:
@@ -56,7 +56,7 @@ class Rules:
 
 
 def meant(address: Address) -> Address:
-    """Return the IPv4 address that one of IPv6 stands for, or the address itself."""
+    """Return the IPv4 address that an IPv6 address embeds, or the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -71,7 +71,7 @@ def meant(address: Address) -> Address:
 
 
 def rules_of(networks: Iterable[str], own: Collection[str]) -> Rules:
-    """Return the rules of a configuration; names among `own` are passed over."""
+    """Return the rules of a configuration; names among `own` are ignored."""
     try:
         known = tuple(ipaddress.ip_network(text) for text in networks)
     except ValueError as e:

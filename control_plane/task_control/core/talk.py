@@ -12,20 +12,20 @@ _TRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """All that a call says but its number, its time and what has ended since the last one."""
+    """The content of a call, except its number, its time and the operations ended since."""
 
     request: tuple[TaskOperation, ...] = ()
     notices: tuple[AdvanceNotice, ...] = ()
     unhealthy: tuple[UnhealthyTask, ...] = ()
     tasks: int = 0
     indexes: tuple[tuple[int, int], ...] = ()
-    """Which tasks those are: the first and the last of each run."""
+    """The indexes of the tasks: the first and the last of each run."""
 
 
 def soonest_try_s(question: Question, now: float) -> float | None:
-    """Return in how long who did not answer is asked again, so that it hears of a deadline yet.
+    """Return the seconds until a silent controller is called again before a deadline.
 
-    After a quarter of what is left, so several times before it. None: no deadline is ahead.
+    A quarter of the time left, so several calls fit before it. None: no deadline is ahead.
     """
     deadlines = [notice.deadline for notice in question.notices]
     deadlines += [operation.deadline for operation in question.request]
@@ -35,13 +35,13 @@ def soonest_try_s(question: Question, now: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a controller answered last."""
+    """The last answer of a controller."""
 
     acks: Mapping[str, str] = field(default_factory=dict)
-    """Operation → what it may be done as instead; empty: as it was asked."""
+    """Operation → the alternative to do instead; empty: the operation as requested."""
     down: frozenset[int] = frozenset()
-    """Tasks that it was told do not serve, or may stop serving any moment."""
+    """Tasks that were reported to it as not serving, or as stopping at any moment."""
     broken: frozenset[int] = frozenset()
-    """Those of them that did not serve, whatever was acknowledged."""
+    """Those of them that did not serve for another reason than an acknowledged operation."""
     by: str = ""
     """Its name and the number of the call."""

@@ -1,1 +1,1 @@
-"""Pure functions from answers of the API to what templates show."""
+"""Pure functions from answers of the API to values for templates."""

@@ -1,7 +1,7 @@
 """Operations of a job as a Gantt chart: one row a task, one bar an operation.
 
 The article on the job control plane shows operations of a job that way. Rows without an operation
-in the window are left out, so a job of 10,000 tasks shows those that something was done to. The
+in the window are left out, so a job of 10,000 tasks shows only tasks with operations. The
 page draws the first rows (`chart`); a script draws any others from numbers (`packed`).
 """
 
@@ -34,9 +34,9 @@ class Bar:
     """State of the operation: `done`, `failed`, `running`, `proposed`, …"""
     start: float
     end: float | None
-    """None: it goes on."""
+    """None: it has not ended."""
     title: str
-    """Everything about it in one sentence: the tooltip, and what a screen reader says."""
+    """A full description in one sentence: for the tooltip and for screen readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ Current = dict[int | None, Operation]
 def _by_task(
     events: Iterable[JobEvent], tasks: Iterable[TaskRecord], window: tuple[float, float]
 ) -> tuple[list[int | None], dict[int | None, list[JobEvent]], Current]:
-    """Return the tasks with an operation in a window, those that ended, and those of now."""
+    """Return the tasks with an operation in a window, ended operations, and current ones."""
     begin, end = window
     ended: dict[int | None, list[JobEvent]] = defaultdict(list)
     for event in events:
@@ -135,7 +135,7 @@ def packed(
 
 
 class _Packer:
-    """Makes numbers of bars, and knows what they stand for."""
+    """Turns bars into numbers, and keeps the tables that decode them."""
 
     __slots__ = ("_begin", "_known", "looks", "words")
 

@@ -14,7 +14,7 @@ from control_plane.broker.core.region_map import NO_TASKS, NOT_KNOWN, STATES, co
 
 @dataclass(frozen=True, slots=True)
 class RegionCell:
-    """One machine, or one rack of many; `shade` names its colour in the style sheet."""
+    """One machine, or one rack in a large region; `shade` names its colour in the style sheet."""
 
     name: str
     link: str
@@ -82,7 +82,7 @@ def _msb(
 
 
 def _of_rack(counts: Mapping[str, int], rank: Mapping[str, int], by: str) -> str:
-    """Return what colours a rack: its worst state, its median step, or what most of it is."""
+    """Return the meaning that colours a rack: its worst state, median step, or commonest value."""
     if by == "state":
         return max(counts, key=lambda meaning: rank[meaning])
     if by in ("load", "power"):
@@ -106,7 +106,7 @@ _BLANK = ("free", "none", NO_TASKS, NOT_KNOWN)
 
 
 def shades_of(found: RegionMap) -> dict[str, str]:
-    """Return the shade of each meaning: states have theirs, steps get darker, names get hues."""
+    """Return the shade of each meaning: fixed for states, darker by step, a hue for each name."""
     if found.by == "state":
         return {meaning: _STATES[meaning] for meaning in found.meanings}
     named = [meaning for meaning in found.meanings if meaning not in _BLANK]
@@ -126,7 +126,7 @@ class PowerBar:
     used: float
     """Nominal draw of machines with tasks."""
     all: float
-    """Nominal draw of every machine; 0 where that is not known."""
+    """Nominal draw of every machine; 0: unknown."""
     limit: float | None
     """None: the place has no budget."""
     words: str

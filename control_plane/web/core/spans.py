@@ -1,4 +1,4 @@
-"""Bars of things that last: the waves of a maintenance plan, and the changes of host settings."""
+"""Bars for durations: the waves of a maintenance plan, and the changes of host settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WaveBar:
     left: float
     width: float
     done: float
-    """Part of its machines that is done with, 0 to 1."""
+    """Part of its machines that are done, 0 to 1."""
     title: str
 
 
@@ -35,13 +35,13 @@ class WaveChart:
     ticks: list[tuple[float, float]]
     """(percent, seconds since 1970)."""
     now: float | None
-    """Where the present is, in percent; None: the plan is over."""
+    """Position of the present, in percent; None: the plan is over."""
     waiting: int
     """Waves without a time: they begin once those before them are done."""
 
 
 def wave_chart(waves: Sequence[WaveView], now: float) -> WaveChart | None:
-    """Return a bar for each wave that has a start; one without a deadline lasts until `now`."""
+    """Return a bar for each started wave; one without a deadline lasts until `now`."""
     timed = [(w, w.start, max(w.deadline or now, w.start)) for w in waves if w.start]
     if not timed:
         return None
@@ -68,7 +68,7 @@ def wave_chart(waves: Sequence[WaveView], now: float) -> WaveChart | None:
 
 @dataclass(frozen=True, slots=True)
 class SettingBar:
-    """How long one kind of setting takes; places on a logarithmic axis, in percent."""
+    """Duration of one kind of setting; positions on a logarithmic axis, in percent."""
 
     times: SettingTimes
     p50: float

@@ -1,4 +1,4 @@
-"""What tasks use over time: readings of agents, kept while a page is open, and drawn as lines."""
+"""Use of tasks over time: readings of agents, kept while a page is open, and drawn as lines."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Point:
     memory_bytes: float
     network_mbps: float
     waits: float
-    """Percent of the last 10 s in which something waited for CPU."""
+    """Percent of the last 10 s in which a process waited for CPU."""
 
 
 class UsageHistory:
-    """The last readings of machines that are looked at."""
+    """The last readings of machines with an open page."""
 
     def __init__(self) -> None:
         self._by_machine: OrderedDict[str, deque[tuple[float, Usages]]] = OrderedDict()
@@ -83,7 +83,7 @@ class LineChart:
     title: str
     now: str
     top: str
-    """What the upper edge means."""
+    """The value at the upper edge."""
     line: str
     """Points of an SVG polyline."""
     area: str
@@ -92,7 +92,7 @@ class LineChart:
 
 
 def usage_charts(points: Sequence[Point], size: Callable[[float], str]) -> list[LineChart]:
-    """Return charts of CPU, memory, network and pressure; none before there are two points."""
+    """Return charts of CPU, memory, network and pressure; none for fewer than two points."""
     if len(points) < 2:
         return []
     kinds: list[tuple[str, Callable[[Point], float], Callable[[float], str], float]] = [

@@ -11,7 +11,7 @@ import msgspec
 from control_plane.api.jobs import JobRecord, JobSpec
 
 HIDDEN = ("environment", "configuration", "credentials")
-"""Their values may hold secrets: that they changed is told, and nothing of what they are."""
+"""Their values may hold secrets: a change is shown, the values are not."""
 _WORDS_MAX = 400
 
 
@@ -30,7 +30,7 @@ def versions_of(record: JobRecord) -> dict[int, JobSpec]:
 
 
 def compared(known: Mapping[int, JobSpec], old: int, new: int) -> tuple[int, int]:
-    """Return which two versions are shown: the asked ones, else the newest; 0: none."""
+    """Return the two versions to show: the requested ones, else the newest; 0: none."""
     numbers = sorted(known)
     if new not in known:
         new = numbers[-1]

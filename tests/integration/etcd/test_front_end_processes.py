@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.people import Outcome
 from control_plane.client import ControlPlaneClient
 from control_plane.identity.authority import CertificateSubject, open_authority
 from tests.etcd import Cluster, etcd_cluster
@@ -33,7 +34,10 @@ def user(region: RegionOfProcesses, where: str, name: str) -> ControlPlaneClient
 async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """FE2, FE3: the one is killed, then the core is; what each user may do is the same."""
+    """FE2, FE3, FE5: the one is killed, then the core is; what each user may do is the same.
+
+    What a front end has to remember is in its audit log, which the core keeps: none is lost.
+    """
     async with region_of_processes(tmp_path, one, 2) as region:
         await region.join(2)
         image = await region.image()
@@ -66,6 +70,11 @@ async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
                 return True
 
             await region.until(is_back, "the front end reaches the core again")
+        told = (await region.client.list_audit(who="ann")).entries
+        assert [(of.action, of.object, of.outcome) for of in told] == [
+            ("stop_job", "job/j1", Outcome.DONE),
+            ("put_entitlement", "entitlement/e2", Outcome.REFUSED),
+        ]
         assert region.started() == before
 
 

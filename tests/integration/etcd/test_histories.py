@@ -97,7 +97,6 @@ class Clients:
 
     async def _write(self, client: ControlPlaneClient, kind: str, key: str) -> None:
         self._written += 1
-        client._open()._retry_connection = False  # aiohttp sends a PUT twice and tells of the last
         value, called, answered = self._written, time.monotonic(), NEVER
         try:
             if kind == "job":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from control_plane.api.shard_routes import SHARD_ROUTES
 from control_plane.client import ControlPlaneClient
 from control_plane.identity.authority import CertificateSubject, open_authority
 from tests.etcd import Cluster, etcd_cluster
-from tests.role_processes import PlaneProcess, RegionOfProcesses, region_of_processes
+from tests.role_processes import PlaneProcess, RegionOfProcesses, region_of_processes, used
 from wire import tls
 from wire.client import WireClient
 from wire.errors import Busy, Forbidden, NotFound, TwineError, Unreachable
@@ -82,6 +83,28 @@ async def test_a_shard_that_is_away_fails_its_own_jobs_only_and_restarts_nothing
             unit for unit in before if "j1" in unit
         ]
         assert region.started() == after
+
+
+async def test_shards_finish_what_was_begun_while_the_only_api_server_is_gone(
+    one: Cluster, tmp_path: Path
+) -> None:
+    """SH7, AV7: nothing between a shard and its hosts goes through the core, or waits for it."""
+    async with region_of_processes(tmp_path, one, 3) as region:
+        await with_jobs(region)
+        for job in ("j1", "j2"):
+            await region.client.change_job("restart", job)
+        core = region.processes[0]
+        core.end(signal.SIGKILL)
+        assert len(region.started()) < 2 * HOSTS, "restarts go on, one task of a job at a time"
+
+        async def all_restarted() -> bool:
+            return len(region.started()) == 2 * HOSTS
+
+        await region.until(all_restarted, "shards restart the rest by themselves")
+        core.start()
+        for job in ("j1", "j2"):
+            await region.until(partial(region.is_stable, job), f"{job} is stable")
+        assert len(region.started()) == 2 * HOSTS, "the core that is back starts nothing again"
 
 
 async def test_an_entitlement_moves_between_running_processes_and_no_task_restarts(
@@ -156,11 +179,14 @@ def replica(region: RegionOfProcesses) -> PlaneProcess:
 async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """AV1: two replicas of one shard; the leader is killed."""
+    """AV1, AV14: the leader is killed; the one that stood by had cost no more than the leader."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, before = replica(region), region.started()
         await second.until_said("standing by")
+        led, stood_by = used(region.processes[1]), used(second)
+        assert stood_by[0] < led[0], "CPU since it started"
+        assert stood_by[1] < led[1], "memory"
         term = (await region.client.list_shards()).term
         region.processes[1].end(signal.SIGKILL)
         await second.until_said("serving at")

@@ -33,7 +33,7 @@ from control_plane.daemon import main as control_plane
 from control_plane.web.forms import ACTIONS
 from control_plane.web.pages import PAGES
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 SHOTS = Path(os.environ.get("TWINE_SHOTS", "build/screenshots"))
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 RUN_AXE = """

@@ -16,6 +16,7 @@ from agent import client as agent_client
 from agent.client import AgentClient
 from wire.client import WireClient
 from wire.errors import ProtocolError, Unreachable
+from wire.routes import Route
 
 CHUNK = b" " * 65_536
 
@@ -134,3 +135,24 @@ async def test_commands_do_not_wait_behind_readers(tmp_path: Path) -> None:
         for follower in followers:
             follower.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
+async def test_a_request_whose_answer_is_lost_is_sent_once(tmp_path: Path, method: str) -> None:
+    """BUG-CP55: aiohttp sent it again on a new connection, over what others wrote in between."""
+    route, heard = Route("put_thing", method, "/thing"), 0
+
+    async def made(request: web.Request) -> web.Response:
+        nonlocal heard
+        heard += 1
+        if heard == 2 and request.transport is not None:
+            request.transport.abort()
+        return web.json_response({})
+
+    async with _server(tmp_path / "s", made) as endpoint, WireClient(endpoint) as client:
+        await client.call(route)  # opens the connection that breaks next time
+        with pytest.raises(Unreachable, match="cannot put thing"):
+            await client.call(route)
+        assert heard == 2
+        await client.call(route)
+    assert heard == 3

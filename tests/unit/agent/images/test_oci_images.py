@@ -311,6 +311,7 @@ async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
 
     assert own["ExecStart"] == [["/srv/app/serve", "--port", "80"]]
     assert (own["WorkingDirectory"], own["KillSignal"]) == ("/srv/app", 3)
+    assert own["KillMode"] == "mixed"  # as a registry's runtime: only the main process is signalled
     assert own["ExecSearchPath"] == ["/opt/bin", "/bin"]
     assert {"MODE=image", "HOME=/srv", "TWINE_TASK=own"} <= set(_words(own["Environment"]))
     assert other["ExecStart"] == [["/bin/x", "-v"]]

@@ -167,12 +167,22 @@ def test_what_was_added_is_taken_back_while_it_starts() -> None:
 
 
 def test_a_start_is_measured_from_the_last_rise() -> None:
-    """A load that rises for long does not make starts look long."""
+    """A load that rises for long does not make starts look long.
+
+    A size that is observed may have been written right after the observation before.
+    """
     policy, sizing = a_policy(), JobSizing()
     for minute in range(30):
         sizing.advance(policy, seen(10.0, 10 + minute, at=NOON + 60 * minute, healthy=10))
     sizing.advance(policy, seen(10.0, 39, at=NOON + 60 * 31))
-    assert sizing.state.starts == (120.0,)
+    assert sizing.state.starts == (180.0,)
+
+
+def test_a_start_within_one_evaluation_takes_that_long_and_not_no_time() -> None:
+    sizing = JobSizing()
+    sizing.advance(a_policy(), seen(10.0, 10))
+    sizing.advance(a_policy(), seen(10.0, 20, at=NOON + 60))
+    assert sizing.state.starts == (60.0,)
 
 
 def test_a_slightly_larger_size_is_kept() -> None:
@@ -254,8 +264,8 @@ def test_the_horizon_is_the_slowest_of_the_last_starts() -> None:
     sizing.advance(policy, seen(10.0, 20, at=NOON + 60, healthy=10))
     sizing.advance(policy, seen(10.0, 20, at=NOON + 600, healthy=19))
     sizing.advance(policy, seen(10.0, 20, at=NOON + 660))
-    assert sizing.state.starts == (600.0,)
-    assert horizon_s(policy, sizing.state.starts) == 720.0
+    assert sizing.state.starts == (660.0,)
+    assert horizon_s(policy, sizing.state.starts) == 780.0
     assert horizon_s(a_policy(horizon_s=90.0), sizing.state.starts) == 90.0
 
 

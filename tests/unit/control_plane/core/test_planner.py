@@ -473,7 +473,7 @@ def test_a_long_search_lets_others_run():  # AL17
 def test_a_large_job_is_compared_with_what_it_has_in_steps():  # AL17
     index = a_region(msbs=2, machines=200)
     allocate(index, a_request(1500))
-    assert len(list(planning(index, a_request(1500), NONE))) == 2
+    assert len(list(planning(index, a_request(1500), NONE))) == 7
     assert len(list(planning(index, a_request([]), NONE))) == 3
     assert len(list(planning(index, a_request(400, "other"), NONE))) == 0
 

@@ -10,6 +10,7 @@ from agent.api import Health
 from control_plane.api.intent_wishes import HoldWish, SizeWish
 from control_plane.api.inventory import Drain
 from control_plane.job_control.core.intents import is_composed
+from control_plane.runtime import runtime
 from control_plane.scheduler import idle_jobs as calm_jobs
 from control_plane.scheduler import scheduler
 
@@ -73,6 +74,34 @@ def test_a_calm_job_has_a_whole_round_now_and_then(rounds: list[str]) -> None:
         rounds.clear()
         await asyncio.sleep(40 * w.settings.resync_s)
         assert 3 <= len(rounds) <= 5
+
+    story()
+
+
+def test_what_is_decided_of_a_large_job_and_said_of_it_is_computed_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FE7: its rounds and its pages let the loop stand still for 70 ms."""
+    monkeypatch.setattr(runtime, "LARGE", 3)
+    beside, real = Counter[str](), runtime.SteppedRuntime.offload
+
+    async def offload(self, work, *given):
+        beside[work.__name__] += 1
+        return await real(self, work, *given)
+
+    monkeypatch.setattr(runtime.SteppedRuntime, "offload", offload)
+
+    @scenario()
+    async def story(w: World) -> None:
+        await w.deployed(a_job(3))
+        await w.deployed(a_job(2, name="small"))
+        assert beside["decide"] > 0
+        assert beside["summarize"] > 0
+        beside.clear()
+        await w.cp.get_job("small")
+        assert not beside
+        await w.cp.get_job("web")
+        assert beside == {"summarize": 1}
 
     story()
 

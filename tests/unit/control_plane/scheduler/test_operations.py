@@ -252,6 +252,31 @@ async def test_a_log_has_a_bound_and_goes_on_after_it() -> None:
         assert (await log.page(table, "web", 0, 500)).more
 
 
+async def test_a_page_of_a_log_reads_no_rows_that_it_does_not_need() -> None:
+    """FE7: the console asks for three pages, and each read all rows in one go."""
+    turns = 0
+
+    async def checkpoint() -> None:
+        nonlocal turns
+        turns += 1
+
+    async with MemoryStore(strict=True) as store:
+        table, log = JobTable(store), EventLog(store, checkpoint)
+        record = JobRecord(name="web", spec=a_job(1), version=1)
+        await log.commit(table, record, [an_event(task) for task in range(5 * ROW)])
+        for after, limit, rows in [(0, 10, 1), (0, ROW, 2), (4 * ROW, 10, 1), (5 * ROW, 10, 1)]:
+            turns = 0
+            page = await log.page(table, "web", after, limit)
+            assert turns == rows
+            expected = range(after + 1, min(after + limit, 5 * ROW) + 1)
+            assert [event.seq for event in page.events] == [*expected]
+            assert page.more == (after + limit < 5 * ROW)
+        await log.commit(table, record, [], is_gone=True)
+        assert (await log.page(table, "web", 90 * ROW, 10)).events == []
+        with pytest.raises(NotFound):
+            await log.page(table, "other", 90 * ROW, 10)
+
+
 async def test_the_logs_of_jobs_that_are_gone_have_a_common_bound(monkeypatch) -> None:
     """They were kept for ever: a pipeline that makes a job an hour filled the store."""
     monkeypatch.setattr(event_log, "GONE_MAX", 3)

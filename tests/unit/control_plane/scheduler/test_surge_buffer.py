@@ -2,9 +2,11 @@
 
 import asyncio
 
+import pytest
 from world import World, a_job, scenario
 
 from control_plane.api.updates import UpdatePolicy
+from control_plane.runtime import runtime
 
 ALWAYS = UpdatePolicy(max_unavailable=0, surge=1, drain_s=0.0)
 WAITS = "it waits for its turn: other jobs have all extra tasks of the entitlement"
@@ -53,3 +55,16 @@ async def test_without_a_shared_number_each_job_has_its_own(w: World):
     most, said = await most_at_once(w)
     assert most > 2
     assert WAITS not in said
+
+
+def test_decisions_that_are_made_at_the_same_time_share_it_too(monkeypatch: pytest.MonkeyPatch):
+    """Those about large jobs are computed beside the loop: each saw what the others left before."""
+    monkeypatch.setattr(runtime, "LARGE", 0)
+
+    @scenario()
+    async def story(w: World) -> None:
+        await of_models(w, 2)
+        most, _ = await most_at_once(w)
+        assert most == 2
+
+    story()

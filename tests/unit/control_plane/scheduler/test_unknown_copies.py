@@ -95,9 +95,9 @@ async def test_it_waits_until_the_copy_is_gone_known_or_its_machine_is(begins_la
         assert copies.elsewhere("e-1", "m1") == ""
         assert "restored stop e-0 --machine m2" in copies.waiting(a_job("m1"))
         assert copies.waiting(a_job("m2")) == ""
-        directory.settle("e", a_job("m2"))
+        directory.settle("e", None, a_job("m2"))
         assert copies.elsewhere("e-0", "m1") == "", "a record has it there now"
-        directory.settle("e", None)
+        directory.settle("e", a_job("m2"), None)
         assert gone == []
         observations.listed("m2", FACTS, [], ProfileStatus(), [])
         assert copies.elsewhere("e-0", "m1") == ""
