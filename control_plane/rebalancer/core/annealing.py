@@ -18,19 +18,27 @@ import numpy as np
 from control_plane.rebalancer.core.language import PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.placement_steps import EPS, change_of, compiled, view, walk
-from control_plane.rebalancer.core.state import Ints
+from control_plane.rebalancer.core.state import Floats, Ints
 
-_HOT, _COLD = 0.5, 1e-4
+_HOT, _COLD = 0.5, 1e-5
 """At the begin of the first cycle, in what moves change on average; a cycle ends so much colder."""
 CYCLES, _COOLED = 4, 4.0
 """Each begins with the best placement so far, and so much colder than the one before."""
 _EXCHANGED = 0.5
 """Share of the steps that exchange two objects."""
-_CHAINS = 0.03
+_CHAINS = 0.001
 """Share of the steps that bring an object to a container that others leave first."""
 _SAMPLED = 400
 _BLOCK, _BLOCKS = 4096, 64
 """Steps at one heat: so many, or fewer if that makes fewer blocks."""
+_LOTS = 2048
+"""Containers that are drawn for some steps, at least."""
+_TRIED = 50
+"""So many containers are tried for the object that begins a shake."""
+_WARM = (-4.0, -1.0)
+"""A shake begins with a heat of ten to one of these powers, in what moves change on average."""
+_SHAKEN = 100
+"""Blocks of a shake."""
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +112,30 @@ class Annealing:
         t.sums[:], t.marks[1] = 0.0, 1
         while (done := progress()) < 1.0:
             self._block(block, hot * _COLD ** max(0.0, done))
+        self._settle()
+
+    def shake(self, progress: Callable[[], float], blocks: int = _SHAKEN) -> None:
+        """Bring an object where others must leave for it, at any cost, and cool; again and again.
+
+        Each time begins with the best placement, and so does the end.
+        """
+        t, containers = self.state.tables, len(self.state.offers)
+        while progress() < 1.0:
+            t.sums[:], t.marks[1] = 0.0, 1
+            firsts, places = np.zeros(1, np.int64), len(self.state.where) + containers
+            for other in self._rng.integers(containers, size=(_TRIED, 1)):
+                self._steps(firsts, places + other, np.full(1, np.inf))
+                if t.sums[0]:
+                    break
+            hot, block = self._unit * 10.0 ** self._rng.uniform(*_WARM), 0
+            while block < blocks and progress() < 1.0:
+                self._block(_BLOCK, hot * _COLD ** (block / blocks))
+                block += 1
+            self._settle()
+
+    def _settle(self) -> None:
+        """Return to the best placement."""
+        t = self.state.tables
         if not t.marks[1]:
             for i in np.nonzero(t.where != t.best)[0].tolist():
                 self.state.move(i, int(t.best[i]))
@@ -132,9 +164,12 @@ class Annealing:
 
     def _block(self, number: int, heat: float) -> None:
         firsts, seconds = self._drawn(number)
-        bars = heat * self._rng.standard_exponential(number)
+        self._steps(firsts, seconds, heat * self._rng.standard_exponential(number))
+
+    def _steps(self, firsts: Ints, seconds: Ints, bars: Floats) -> None:
+        number = max(len(firsts), _LOTS)
         lots = self._rng.integers(len(self.state.offers), size=number)
-        self.steps += number
+        self.steps += len(firsts)
         if self._walk is not None:
             self._walk(self.state.tables, firsts, seconds, lots, bars)
         else:

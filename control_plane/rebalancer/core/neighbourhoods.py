@@ -26,8 +26,8 @@ from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswer
 from control_plane.rebalancer.core.state import Floats, Ints
 
-_ANNEALED = 0.5
-"""Share of the time (or of the steps) of each cycle in which annealing is tried first."""
+_ANNEALED, _SHAKEN = 0.6, 0.8
+"""Until so much of the time (or of the steps) of each cycle annealing is tried, then shakes."""
 _STEPS_OF_ONE = 20_000
 """Steps of annealing that take about as long as one part."""
 _PATIENCE = 100
@@ -85,12 +85,13 @@ def improved(
         taken = annealing.steps / _STEPS_OF_ONE + parts.steps
         return taken / steps if steps else (clock() - began) / seconds
 
-    def annealed(cycle: int) -> float:
-        return (progress() * CYCLES - cycle) / _ANNEALED
+    def within(cycle: int, share: float) -> float:
+        return (progress() * CYCLES - cycle) / share
 
     for cycle in range(CYCLES if len(state.where) and len(model.containers) > 1 else 0):
         if parts.bound is None:
-            annealing.cycle(cycle, partial(annealed, cycle))
+            annealing.cycle(cycle, partial(within, cycle, _ANNEALED))
+            annealing.shake(partial(within, cycle, _SHAKEN))
             parts.run(progress, (cycle + 1) / CYCLES)
     found = answer_of(state, state.where.copy(), before, clock() - began, parts.steps)
     return found if parts.bound is None else replace(found, bound=parts.bound, is_optimal=True)

@@ -320,11 +320,11 @@ def costly(t: StepTables, lots: Ints) -> int:
     return member(t, found, lots)
 
 
-def refuge(t: StepTables, j: int, b: int, lots: Ints) -> int:
-    """Return where an object may go that leaves `b`: the cheapest of some that are drawn, or -1."""
+def refuge(t: StepTables, j: int, b: int, a: int, lots: Ints) -> int:
+    """Return where an object may go that leaves `b`: the cheapest of `a` and some others, or -1."""
     nothing, found, least = t.where.shape[0], -1, 0.0
-    for _ in range(_DRAWN):
-        c = drawn(t, lots)
+    for k in range(_DRAWN):
+        c = drawn(t, lots) if k else a
         if c != b and fits(t, c, j, nothing):
             change = change_of(t, j, nothing, b, c)
             if (found < 0 or change < least) and may_go(t, j, b, c):
@@ -332,32 +332,49 @@ def refuge(t: StepTables, j: int, b: int, lots: Ints) -> int:
     return found
 
 
-def clear(t: StepTables, i: int, b: int, lots: Ints, bar: float) -> float:
-    """Let objects leave `b`, one by one to where there is room, until `i` is there within the bar.
+def overfull(t: StepTables, m: int) -> bool:
+    """Return whether a container has less room than its objects hold."""
+    lacks = 0
+    for d in range(t.leaves.shape[0]):
+        lacks += int(t.held[m, d] > t.room[m, d])
+    return lacks > 0
 
-    Return what all of it changed; infinite if nothing did, and all are back.
+
+def eject(t: StepTables, i: int, b: int, lots: Ints, bar: float) -> float:
+    """Bring `i` to `b`, which may be too full then; others leave it until that costs too much more.
+
+    Others go to where there is room, which may be where `i` was. Return what all of it changed;
+    infinite if that is above the bar, and all are back.
     """
-    a, nothing, total, length = t.where[i], t.where.shape[0], 0.0, 0
-    j = member(t, b, lots)
+    a, nothing, length = t.where[i], t.where.shape[0], 0
+    j, total = member(t, b, lots), change_of(t, i, nothing, a, b)
+    exchange(t, i, nothing, a, b)
     for _ in range(t.number[b]):
         j = t.head[b] if j == nothing else j
-        if j == nothing or length == t.chain.shape[0] or total > bar + t.cost[a] + t.price[i]:
+        if length == t.chain.shape[0] or total - t.cost[b] > bar:
             break
-        after, c = t.after[j], refuge(t, j, b, lots)
+        after, c = t.after[j], -1 if j == i else refuge(t, j, b, a, lots)
         if c >= 0:
-            total += change_of(t, j, nothing, b, c)
-            exchange(t, j, nothing, b, c)
-            t.chain[length, 0], t.chain[length, 1] = j, c
-            length += 1
-            if fits(t, b, i, nothing):
-                change = total + change_of(t, i, nothing, a, b)
-                if change <= bar and may_go(t, i, a, b):
-                    exchange(t, i, nothing, a, b)
-                    return change
+            change = change_of(t, j, nothing, b, c)
+            if change < 0.0 or overfull(t, b):
+                total += change
+                exchange(t, j, nothing, b, c)
+                t.chain[length, 0], t.chain[length, 1] = j, c
+                length += 1
         j = after
+    if total <= bar and not overfull(t, b):
+        return total
     for k in range(length - 1, -1, -1):
         exchange(t, t.chain[k, 0], nothing, t.chain[k, 1], b)
+    exchange(t, i, nothing, b, a)
     return np.inf
+
+
+def keep(t: StepTables) -> None:
+    """Copy the present placement if it is the best one."""
+    if t.marks[1]:
+        for i in range(t.where.shape[0]):
+            t.best[i] = t.where[i]
 
 
 def try_chain(t: StepTables, i: int, b: int, lots: Ints, bar: float) -> float:
@@ -367,9 +384,8 @@ def try_chain(t: StepTables, i: int, b: int, lots: Ints, bar: float) -> float:
     for d in range(t.leaves.shape[0]):
         if t.need[i, d] > t.room[b, d]:
             return 0.0
-    if t.marks[1]:
-        t.best[:] = t.where
-    change = clear(t, i, b, lots, bar)
+    keep(t)
+    change = eject(t, i, b, lots, bar)
     return 0.0 if change == np.inf else change
 
 
@@ -381,8 +397,8 @@ def try_exchange(t: StepTables, i: int, j: int, b: int, bar: float) -> float:
     change = change_of(t, i, j, a, b)
     if change > bar or not may_exchange(t, i, j, a, b):
         return 0.0
-    if change > 0.0 and t.marks[1]:
-        t.best[:] = t.where
+    if change > 0.0:
+        keep(t)
     exchange(t, i, j, a, b)
     return change
 
@@ -423,7 +439,9 @@ _COMPILED = (
         member,
         costly,
         refuge,
-        clear,
+        overfull,
+        eject,
+        keep,
         try_chain,
         try_exchange,
         walk,
@@ -436,18 +454,21 @@ _COMPILED = (
 def compiled() -> Walk | None:
     """Return `walk` compiled, which takes seconds the first time; None without numba."""
     try:
-        from numba import njit
+        import numba
     except ImportError:
         return None
+    njit: Any = numba.njit
+    # Counting references to the tables would take nine tenths of the time; nothing is allocated.
+    faster = {"_nrt": False, "error_model": "numpy", "forceinline": True}
     names: dict[str, Any] = dict(globals())
     for each in _COMPILED:
         inner = FunctionType(each.__code__, names, each.__name__)
-        names[each.__name__] = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(inner)
+        names[each.__name__] = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **faster)(inner)
     outer = FunctionType(walk.__code__, names, walk.__name__)
     try:
-        return cast(Walk, njit(cache=True)(outer))
+        return cast(Walk, njit(cache=True, **faster)(outer))
     except RuntimeError:  # no folder can be written to
-        return cast(Walk, njit(outer))
+        return cast(Walk, njit(**faster)(outer))
 
 
 def interpreted(t: StepTables) -> StepTables:

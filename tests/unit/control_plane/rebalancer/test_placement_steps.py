@@ -142,6 +142,49 @@ def test_a_chain_beyond_its_bar_leaves_all_where_it_was() -> None:
     assert state.held.tolist() == [[8.0], [9.0], [0.0]]
 
 
+def two_full() -> PlacementModel:
+    """Return a model in which no object fits elsewhere before others have left."""
+    small = [ModelObject(name=f"s{n}", at="m2", needs={"cpu": 5}) for n in range(3)]
+    return PlacementModel(
+        objects=[ModelObject(name="big", at="m1", needs={"cpu": 16}), *small],
+        containers=[ModelContainer(name=m, offers={"cpu": 20}) for m in ("m1", "m2")],
+        constraints=[FitsIn(dimension="cpu")],
+        goals=[Above(dimension="cpu", level={"m1": 15.0, "m2": 16.0}), MovedObjects(each=0.125)],
+    )
+
+
+def test_those_that_leave_may_go_to_where_the_one_that_comes_was() -> None:
+    state = PlacementState(two_full())
+
+    assert try_chain(state.views, 0, 1, view(np.array([0, 0])), 0.0) == -0.5
+
+    assert state.where.tolist() == [1, 0, 0, 0]
+    assert state.total() == 0.5
+
+
+def test_a_shake_finds_what_no_single_step_does_and_ends_with_the_best() -> None:
+    state = PlacementState(two_full())
+    search = Annealing(state, 1)
+
+    search.shake(lambda: search.steps / 100_000, blocks=1)
+
+    assert state.where.tolist() == [1, 0, 0, 0]
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 10_000))
+def test_shakes_keep_rules_and_make_nothing_worse(seed: int) -> None:
+    base, model = some_model(seed)
+    state = PlacementState(model)
+    before, search = state.total(), Annealing(state, seed)
+
+    search.shake(lambda: search.steps / 20_000, blocks=1)
+
+    where = {o.name: f"m{m}" for o, m in zip(model.objects, state.where.tolist(), strict=True)}
+    assert checked(base, where)[1] == []
+    assert state.total() <= before
+
+
 def test_compiled_steps_are_the_same_as_interpreted_ones() -> None:
     model = some_model(4)[1]
     quick = compiled()
