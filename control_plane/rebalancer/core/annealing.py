@@ -1,30 +1,44 @@
-"""Solves a placement model by annealing: shifts and exchanges, hot at first, then ever colder.
+"""Solves a placement model by annealing: shifts, exchanges and chains, ever colder.
 
-Each step takes one object, scores all containers for it at once (or all objects to exchange it
-with) and picks among them by chance, the better the likelier (a heat bath). Each step keeps every
-constraint, so the best placement seen is an answer whenever the time is over. The same seed and
-number of steps give the same answer.
+Each step draws one object, and a container where it may go or an object to exchange it with. It is
+done if that keeps every constraint and costs at most what chance and heat allow; what it changes is
+known from the two containers alone. Some steps let an object in where others leave first. The best
+placement seen is an answer whenever the time is over. The same seed and number of steps give the
+same answer, compiled or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from control_plane.rebalancer.core.language import PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
+from control_plane.rebalancer.core.placement_steps import EPS, change_of, compiled, view, walk
 from control_plane.rebalancer.core.state import Floats, Ints
 
-_HOT, _COLD = 0.5, 1e-3
+_HOT, _COLD = 0.5, 1e-5
 """At the begin of the first cycle, in what moves change on average; a cycle ends so much colder."""
-_CYCLES = 4
-"""Each begins with the best placement so far, and a quarter as hot as the one before."""
-_EXCHANGED = 192
-"""Objects that are looked at for an exchange."""
-_SAMPLED = 200
-_EPS = 1e-9
+CYCLES, _COOLED = 4, 4.0
+"""Each begins with the best placement so far, and so much colder than the one before."""
+_EXCHANGED = 0.5
+"""Share of the steps that exchange two objects."""
+_CHAINS = 0.001
+"""Share of the steps that bring an object to a container that others leave first."""
+_SAMPLED = 400
+_BLOCK, _BLOCKS = 4096, 64
+"""Steps at one heat: so many, or fewer if that makes fewer blocks."""
+_LOTS = 2048
+"""Containers that are drawn for some steps, at least."""
+_TRIED = 50
+"""So many containers are tried for the object that begins a shake."""
+_WARM = (-4.0, -1.0)
+"""A shake begins with a heat of ten to one of these powers, in what moves change on average."""
+_SHAKEN = 100
+"""Blocks of a shake."""
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +62,8 @@ def annealed(
     began, search = clock(), Annealing(PlacementState(model), seed)
     before = search.state.total()
     if len(search.state.where) and len(model.containers) > 1:
-        search.run(lambda: search.steps / steps if steps else (clock() - began) / seconds)
-    return answer_of(search.state, search.best, before, clock() - began, search.steps)
+        search.run(lambda: search.steps / steps if steps else (clock() - began) / seconds, steps)
+    return answer_of(search.state, search.state.where.copy(), before, clock() - began, search.steps)
 
 
 def answer_of(
@@ -71,99 +85,92 @@ def answer_of(
     )
 
 
+def _within(progress: Callable[[], float], cycle: int) -> float:
+    """Return how much of a cycle is over."""
+    return progress() * CYCLES - cycle
+
+
 class Annealing:
     """One search from where objects are."""
 
-    def __init__(self, state: PlacementState, seed: int) -> None:
-        """Change nothing yet."""
+    def __init__(self, state: PlacementState, seed: int, *, quick: bool = False) -> None:
+        """Change nothing yet; `quick`: steps are compiled if numba is there."""
         self.state, self.steps = state, 0
-        self.best, self._best_change, self._change = state.where.copy(), 0.0, 0.0
+        self._walk = compiled() if quick else None
         self._rng = np.random.default_rng(seed)
+        self._unit = self._size() if len(state.where) else 1.0
 
-    def run(self, progress: Callable[[], float]) -> None:
-        """Search until `progress` is 1."""
-        unit = self._unit()
+    def run(self, progress: Callable[[], float], steps: int = 0) -> None:
+        """Search until `progress` is 1; of few `steps`, fewer are made at one heat."""
+        for cycle in range(CYCLES):
+            self.cycle(cycle, partial(_within, progress, cycle), steps)
+
+    def cycle(self, number: int, progress: Callable[[], float], steps: int = 0) -> None:
+        """Search once from hot to cold, from where objects are; end with the best placement."""
+        block = min(_BLOCK, 1 + steps // _BLOCKS) if steps else _BLOCK
+        t, hot = self.state.tables, _HOT * self._unit / _COOLED**number
+        t.sums[:], t.marks[1] = 0.0, 1
         while (done := progress()) < 1.0:
-            cycle = int(done * _CYCLES)
-            hot = _HOT * unit / 4**cycle
-            at = done * _CYCLES - cycle
-            if self.steps and cycle > int(self._last * _CYCLES):
-                self.end()
-            self._last = done
-            self._step(hot * _COLD**at)
+            self._block(block, hot * _COLD ** max(0.0, done))
+        self._settle()
 
-    _last = 0.0
+    def shake(self, progress: Callable[[], float], blocks: int = _SHAKEN) -> None:
+        """Bring an object where others must leave for it, at any cost, and cool; again and again.
 
-    def _unit(self) -> float:
-        """Return what moves of some objects change on average."""
-        state, found = self.state, list[float]()
-        for i in self._rng.integers(0, len(state.where), _SAMPLED).tolist():
-            changes = np.abs(state.changes(i)[state.allowed(i)])
-            found += changes[changes > _EPS].tolist()
-        return float(np.mean(found)) if found else 1.0
+        Each time begins with the best placement, and so does the end.
+        """
+        t, containers = self.state.tables, len(self.state.offers)
+        while progress() < 1.0:
+            t.sums[:], t.marks[1] = 0.0, 1
+            firsts, places = np.zeros(1, np.int64), len(self.state.where) + containers
+            for other in self._rng.integers(containers, size=(_TRIED, 1)):
+                self._steps(firsts, places + other, np.full(1, np.inf))
+                if t.sums[0]:
+                    break
+            hot, block = self._unit * 10.0 ** self._rng.uniform(*_WARM), 0
+            while block < blocks and progress() < 1.0:
+                self._block(_BLOCK, hot * _COLD ** (block / blocks))
+                block += 1
+            self._settle()
 
-    def end(self) -> None:
-        """Go back to the best placement; it keeps every constraint, whatever is on the way."""
-        for i in np.nonzero(self.state.where != self.best)[0].tolist():
-            self.state.move(i, int(self.best[i]))
-        self._change = self._best_change
+    def _settle(self) -> None:
+        """Return to the best placement."""
+        t = self.state.tables
+        if not t.marks[1]:
+            for i in np.nonzero(t.where != t.best)[0].tolist():
+                self.state.move(i, int(t.best[i]))
 
-    def _step(self, heat: float) -> None:
-        self.steps += 1
-        i = int(self._rng.integers(len(self.state.where)))
-        if self.steps % 3:
-            self._shift(i, heat)
+    def _size(self) -> float:
+        """Return what steps of some objects change on average."""
+        found = [0.0]
+        state, t = self.state, self.state.views
+        firsts, seconds = self._drawn(_SAMPLED)
+        nothing = len(state.where)
+        for i, j in zip(firsts.tolist(), seconds.tolist(), strict=True):
+            if nothing <= j < nothing + len(state.offers) and j - nothing != state.where[i]:
+                found.append(abs(change_of(t, i, nothing, int(state.where[i]), j - nothing)))
+        some = [change for change in found if change > EPS]
+        return float(np.mean(some)) if some else 1.0
+
+    def _drawn(self, number: int) -> tuple[Ints, Ints]:
+        """Return objects, and what they are exchanged with or where they go."""
+        objects, containers = len(self.state.where), len(self.state.offers)
+        draw = self._rng
+        firsts, others = draw.integers(objects, size=number), draw.integers(objects, size=number)
+        places = objects + draw.integers(containers, size=number)
+        kind = draw.random(number)
+        places = np.where(kind < 1.0 - _CHAINS, places, places + containers)
+        return firsts, np.where(kind < _EXCHANGED, others, places)
+
+    def _block(self, number: int, heat: float) -> None:
+        firsts, seconds = self._drawn(number)
+        self._steps(firsts, seconds, heat * self._rng.standard_exponential(number))
+
+    def _steps(self, firsts: Ints, seconds: Ints, bars: Floats) -> None:
+        number = max(len(firsts), _LOTS)
+        lots = self._rng.integers(len(self.state.offers), size=number)
+        self.steps += len(firsts)
+        if self._walk is not None:
+            self._walk(self.state.tables, firsts, seconds, lots, bars)
         else:
-            self._exchange(i, heat)
-        if self._change < self._best_change - _EPS:
-            self._best_change = self._change
-            self.best = self.state.where.copy()
-
-    def _shift(self, i: int, heat: float) -> None:
-        state = self.state
-        allowed = np.nonzero(state.allowed(i))[0]
-        if len(allowed) < 2:
-            return
-        changes = state.changes(i)[allowed]
-        to = int(self._picked(changes, heat))
-        state.move(i, int(allowed[to]))
-        self._change += float(changes[to])
-
-    def _exchange(self, i: int, heat: float) -> None:
-        state, number = self.state, len(self.state.where)
-        others = np.arange(number)
-        if number > _EXCHANGED:
-            others = self._rng.integers(0, number, _EXCHANGED)
-        changes = state.exchanges(i, others)
-        k = self._picked(np.append(changes, 0.0), heat)
-        if k == len(others):
-            return
-        j = int(others[k])
-        here, there = int(state.where[i]), int(state.where[j])
-        change = self._done(i, there, j, here)
-        if change is None:
-            return
-        if change > changes[k] and self._rng.random() > np.exp((changes[k] - change) / heat):
-            state.move(i, here)
-            state.move(j, there)
-            return
-        self._change += change
-
-    def _done(self, i: int, there: int, j: int, here: int) -> float | None:
-        """Exchange two objects; return what that changes, None if a group's rules forbid it."""
-        state = self.state
-        if not state.may_go(i, there):
-            return None
-        change = float(state.changes(i)[there])
-        state.move(i, there)
-        if not state.may_go(j, here):
-            state.move(i, here)
-            return None
-        change += float(state.changes(j)[here])
-        state.move(j, here)
-        return change
-
-    def _picked(self, changes: Floats, heat: float) -> int:
-        """Return one of the changes by chance: those that gain are the likeliest."""
-        chance = self._rng.standard_exponential(len(changes))
-        return int(np.argmin(changes + heat * np.log(chance)))
+            walk(self.state.views, view(firsts), view(seconds), view(lots), view(bars))

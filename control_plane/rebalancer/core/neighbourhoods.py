@@ -1,12 +1,12 @@
 """Improves a placement by exact programs of parts of it, solved by HiGHS (large neighbourhoods).
 
-Annealing begins: it is quick where much is wrong, and gets stuck where containers are full, since
-each of its steps has to fit. Then parts of the placement are solved one by one, and the best that
-is found for each is kept. A part is all objects of some containers, which they exchange among
-themselves, or objects that may go anywhere: those of few containers, some of many, or those of
-groups that depend on each other. Parts grow while they are solved to their optimum, and shrink
-where that is much work. The kind that gains most for the work of its solver is tried most. Each
-placement keeps every constraint; the same seed and steps give the same one.
+Cycles of annealing come in turn with parts of the placement that are solved one by one; the best
+that is found for each is kept. Annealing is quick where much is wrong, and gets stuck where
+containers are full, since each of its steps has to fit. A part is all objects of some containers,
+which they exchange among themselves, or objects that may go anywhere: those of few containers, some
+of many, or those of groups that depend on each other. Parts grow while they are solved to their
+optimum, and shrink where that is much work. The kind that gains most for the work of its solver is
+tried most. Each placement keeps every constraint; the same seed and steps give the same one.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
 
-from control_plane.rebalancer.core.annealing import Annealing, PlacementAnswer, answer_of
+from control_plane.rebalancer.core.annealing import CYCLES, Annealing, PlacementAnswer, answer_of
 from control_plane.rebalancer.core.language import PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswer
 from control_plane.rebalancer.core.state import Floats, Ints
 
-_ANNEALED = 0.15
-"""Share of the time (or of the steps) in which annealing is tried first."""
-_STEPS_OF_ONE = 500
+_ANNEALED, _SHAKEN = 0.6, 0.8
+"""Until so much of the time (or of the steps) of each cycle annealing is tried, then shakes."""
+_STEPS_OF_ONE = 20_000
 """Steps of annealing that take about as long as one part."""
 _PATIENCE = 100
 """A part is left when its solver asked so often whether to go on and had found nothing better."""
@@ -77,17 +78,21 @@ def improved(
 ) -> PlacementAnswer:
     """Return the best placement found in so many seconds, or in so many `steps` if given."""
     began, state = clock(), PlacementState(model)
-    before, annealing = state.total(), Annealing(state, seed)
+    before, annealing = state.total(), Annealing(state, seed, quick=True)
     parts = Neighbourhoods(state, seed)
 
     def progress() -> float:
         taken = annealing.steps / _STEPS_OF_ONE + parts.steps
         return taken / steps if steps else (clock() - began) / seconds
 
-    if len(state.where) and len(model.containers) > 1:
-        annealing.run(lambda: progress() / _ANNEALED)
-        annealing.end()
-        parts.run(progress)
+    def within(cycle: int, share: float) -> float:
+        return (progress() * CYCLES - cycle) / share
+
+    for cycle in range(CYCLES if len(state.where) and len(model.containers) > 1 else 0):
+        if parts.bound is None:
+            annealing.cycle(cycle, partial(within, cycle, _ANNEALED))
+            annealing.shake(partial(within, cycle, _SHAKEN))
+            parts.run(progress, (cycle + 1) / CYCLES)
     found = answer_of(state, state.where.copy(), before, clock() - began, parts.steps)
     return found if parts.bound is None else replace(found, bound=parts.bound, is_optimal=True)
 
@@ -109,10 +114,13 @@ class Neighbourhoods:
             for group in range(len(state.moved))
         ]
 
-    def run(self, progress: Callable[[], float]) -> None:
-        """Solve parts until `progress` is 1, or until one part was all and solved."""
+    def run(self, progress: Callable[[], float], until: float = 1.0) -> None:
+        """Solve parts until there is so much `progress`, or until one part was all and solved.
+
+        A part is broken off when `progress` is 1.
+        """
         self._total = self.state.total()
-        while progress() < 1.0 and self.bound is None:
+        while progress() < until and self.bound is None:
             self.steps += 1
             kind = self._kinds[self._picked()]
             free, containers = kind.pick(int(kind.variables))

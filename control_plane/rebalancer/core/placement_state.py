@@ -1,12 +1,13 @@
-"""A placement model on numpy: where objects are, what that costs, and what a move changes.
+"""A placement model on numpy: where objects are, and what that costs.
 
-All containers are looked at at once for one object, and all objects for an exchange with one.
-Numbers are floating-point; those of models whose amounts are integers stay exact below 2**53.
+`tables` has the same arrays in the form in which `placement_steps` reads and changes them. Numbers
+are floating-point; those of models whose amounts are integers stay exact below 2**53.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from control_plane.rebalancer.core.language import (
     SpreadOver,
     UsedContainers,
 )
+from control_plane.rebalancer.core.placement_steps import CHAINED, StepTables, exchange, interpreted
 from control_plane.rebalancer.core.state import Flags, Floats, Ints
 
 _ANY = np.iinfo(np.int32).max
@@ -36,47 +38,20 @@ class GroupCounts:
         """Count nothing yet."""
         self.bins = bins
         self.count = np.zeros((groups, int(bins.max(initial=0)) + 1), np.int32)
-        self.most = np.full(groups, _ANY, np.int32)
-        self.least = np.zeros(groups, np.int32)
+        self.most = np.full(groups, _ANY, np.int64)
+        self.least = np.zeros(groups, np.int64)
         self.needs: list[list[int]] = [[] for _ in range(groups)]
-        self.needed_by: list[list[int]] = [[] for _ in range(groups)]
+        self.needed: list[list[int]] = [[] for _ in range(groups)]
 
     def tied(self, group: int) -> list[int]:
         """Return the groups that one needs and that need it."""
-        return [*self.needs[group], *self.needed_by[group]]
+        return [*self.needs[group], *self.needed[group]]
 
     @property
     def is_ruled(self) -> Flags:
         """Return for each group whether some rule is about it."""
         tied = [bool(self.tied(group)) for group in range(len(self.needs))]
         return np.asarray((self.most < _ANY) | (self.least > 0) | np.array(tied, np.bool_))
-
-    def allows(self, group: int, at: int) -> Flags | None:
-        """Return for each container whether an object may go there from `at`; None: anywhere."""
-        bins, here, count = self.bins, int(self.bins[at]), self.count[group]
-        ok: Flags | None = None
-        if self.most[group] < _ANY:
-            left = count.copy()
-            left[here] -= 1
-            ok = (left < self.most[group])[bins]
-        if self.least[group] > 0:
-            kept = np.count_nonzero(count) - (count[here] == 1)
-            spread = kept + ((count == 0) | ((count == 1) & (np.arange(len(count)) == here)))
-            ok = _both(ok, (spread >= self.least[group])[bins])
-        for other in self.needs[group]:
-            ok = _both(ok, (self.count[other] > 0)[bins])
-        if count[here] == 1 and any(self.count[other, here] for other in self.needed_by[group]):
-            ok = _both(ok, bins == here)
-        return ok
-
-    def move(self, group: int, at: int, to: int) -> None:
-        """Count an object elsewhere."""
-        self.count[group, self.bins[at]] -= 1
-        self.count[group, self.bins[to]] += 1
-
-
-def _both(one: Flags | None, two: Flags) -> Flags:
-    return two if one is None else one & two
 
 
 class PlacementState:
@@ -109,6 +84,8 @@ class PlacementState:
         self.moved = np.zeros(len(groups), np.int64)
         """Objects of each group that are not where they were."""
         self.cost = self.costs(np.arange(len(number)), self.used)
+        self.tables = self._tables()
+        self.views = interpreted(self.tables)
 
     def _limits(self, model: PlacementModel) -> None:
         self.room = np.full_like(self.offers, np.inf)
@@ -201,7 +178,102 @@ class PlacementState:
                 for name, others in rule.needs.items():
                     counts.needs[groups[name]] += [groups[other] for other in others]
                     for other in others:
-                        counts.needed_by[groups[other]].append(groups[name])
+                        counts.needed[groups[other]].append(groups[name])
+        return found
+
+    # -- for steps
+
+    def _tables(self) -> StepTables:
+        """Return what steps look at and change: these arrays, and more that is counted here."""
+        over = [(d, *layer) for layer in self.layers for d in np.nonzero(layer[1].any(axis=0))[0]]
+        pairs = list(zip(*self.pairs, strict=True)) or [(), (), (), ()]
+        wide = max((len(level) for _, _, level, _ in self.by_bin), default=0)
+        levels = [np.resize(level, wide) for _, _, level, _ in self.by_bin]
+        rows = np.full(len(self.need), -1)
+        rows[list(self.may)] = np.arange(len(self.may))
+        empty = np.zeros((0, len(self.offers)))
+        return StepTables(
+            need=np.append(self.need, np.zeros((1, len(self.wide))), axis=0),
+            origin=np.append(self.origin, -1),
+            price=np.append(self.price, 0.0),
+            group=self.group,
+            offers=self.offers,
+            room=self.room,
+            leaves=self.leaves,
+            over_of=np.array([d for d, _, _ in over], np.int64),
+            level=np.array([level[:, d] for d, level, _ in over] or empty).T.copy(),
+            weight=np.array([weight[:, d] for d, _, weight in over] or empty).T.copy(),
+            one_of=np.array(pairs[0], np.int64),
+            two_of=np.array(pairs[1], np.int64),
+            ratio=np.array(pairs[2], np.float64),
+            pair_weight=np.array(pairs[3], np.float64),
+            bin_at=np.array([bins for bins, _, _, _ in self.by_bin] or empty, np.int64),
+            bin_of=np.array([d for _, d, _, _ in self.by_bin], np.int64),
+            bin_level=np.array(levels or empty),
+            bin_weight=np.array([weight for _, _, _, weight in self.by_bin], np.float64),
+            distance=np.zeros((0, 0)) if self.distance is None else self.distance,
+            used_weight=self.used_weight,
+            group_weight=float(self.group_weight),
+            may_row=rows,
+            may=np.array(list(self.may.values()) or empty, np.bool_),
+            **self._rules(),
+            where=self.where,
+            used=self.used,
+            held=self.held,
+            number=self.number,
+            cost=self.cost,
+            moved=self.moved,
+            with_moved=np.bincount(self.moved, minlength=len(self.where) + 1),
+            in_bin=np.array(
+                [
+                    np.bincount(bins, weights=self.used[:, d], minlength=wide)
+                    for bins, d, _, _ in self.by_bin
+                ]
+                or empty
+            ),
+            **self._lists(),
+            chain=np.zeros((CHAINED, 2), np.int64),
+            best=self.where.copy(),
+            sums=np.zeros(2),
+            marks=np.array([0, 1, 0]),
+        )
+
+    def _lists(self) -> dict[str, Ints]:
+        """Return the objects of each container as lists."""
+        nothing = len(self.where)
+        order = np.argsort(self.where, kind="stable")
+        at = self.where[order]
+        head, starts = np.full(len(self.offers), nothing), np.diff(at, prepend=-1) != 0
+        head[at[starts]] = order[starts]
+        after, before = np.full(nothing, nothing), np.full(nothing, nothing)
+        linked = np.nonzero(~starts)[0]
+        after[order[linked - 1]], before[order[linked]] = order[linked], order[linked - 1]
+        return {"head": head, "after": after, "before": before}
+
+    def _rules(self) -> dict[str, Ints]:
+        """Return the tables about groups; the counts of all scopes become parts of one."""
+        scopes, groups = list(self.scopes.values()), len(self.moved)
+        wide = [counts.count.shape[1] for counts in scopes]
+        first = np.cumsum([0, *(groups * bins for bins in wide)])
+        count = np.concatenate([c.count.ravel() for c in scopes] or [np.zeros(0, np.int32)])
+        for counts, start, bins in zip(scopes, first.tolist(), wide, strict=False):
+            counts.count = count[start : start + groups * bins].reshape(groups, bins)
+        none = np.zeros((0, groups), np.int64)
+        found = {
+            "scope_at": np.array(
+                [c.bins for c in scopes] or np.zeros((0, len(self.offers))), np.int64
+            ),
+            "first": first[:-1],
+            "wide": np.array(wide, np.int64),
+            "most": np.array([c.most for c in scopes] or none),
+            "least": np.array([c.least for c in scopes] or none),
+            "counted": count,
+            "seen": np.array([np.count_nonzero(c.count, axis=1) for c in scopes] or none),
+        }
+        for name in ("needs", "needed"):
+            lists = [of for counts in scopes for of in getattr(counts, name)]
+            found[f"{name}_from"] = np.cumsum([0, *map(len, lists)])
+            found[name] = np.array(list(chain(*lists)), np.int64)
         return found
 
     # -- what it costs
@@ -234,123 +306,13 @@ class PlacementState:
             found += self.group_weight * float(moved.max(initial=0))
         return found + float(self.used_weight[np.unique(self.where)].sum())
 
-    def changes(self, i: int) -> Floats:
-        """Return what the sum of the goals changes by if an object goes to each container."""
-        at, need, origin = int(self.where[i]), self.need[i], int(self.origin[i])
-        left = self.cost[at] - self.costs(slice(at, at + 1), (self.used[at] - need)[None])[0]
-        found = self.costs(slice(None), self.used + need) - self.cost - left
-        if self.used_weight.any():
-            found += self.used_weight * (self.number == 0)
-            found -= float(self.used_weight[at]) * float(self.number[at] == 1)
-        for bins, d, level, weight in self.by_bin:
-            found += weight * self._bin_changes(bins, d, level, at, float(need[d]))
-        home = -float(self.price[i]) - self._groups(i, -1)
-        away = float(self.price[i]) + self._groups(i, 1)
-        if at == origin:
-            found += away
-        else:
-            found[origin] += home
-        if self.distance is not None:
-            found += self.distance[origin] - self.distance[origin, at]
-        found[at] = 0.0
-        return np.asarray(found)
-
-    def _bin_changes(self, bins: Ints, d: int, level: Floats, at: int, need: float) -> Floats:
-        in_bin = np.bincount(bins, weights=self.used[:, d], minlength=len(level))
-        now = np.maximum(in_bin - level, 0.0)
-        more = np.maximum(in_bin + need - level, 0.0) - now
-        here = int(bins[at])
-        less = now[here] - max(in_bin[here] - need - level[here], 0.0)
-        return np.where(bins == here, 0.0, (more - less)[bins])
-
-    def _groups(self, i: int, by: int) -> float:
-        """Return by how much the largest number of moved objects of a group changes (or falls)."""
-        if not self.group_weight:
-            return 0.0
-        group, most = int(self.group[i]), int(self.moved.max())
-        if by > 0:
-            return self.group_weight * max(0, int(self.moved[group]) + 1 - most)
-        alone = self.moved[group] == most and np.count_nonzero(self.moved == most) == 1
-        return self.group_weight * float(alone)
-
-    # -- what is allowed
-
-    def allowed(self, i: int) -> Flags:
-        """Return for each container whether an object may go there; where it is, it may stay."""
-        at, origin, need = int(self.where[i]), int(self.origin[i]), self.need[i]
-        left = self.room - self.held
-        ok = (left >= need).all(axis=1)
-        if at != origin:
-            ok[origin] = (left[origin] >= need)[self.leaves].all()
-        if i in self.may:
-            ok &= self.may[i]
-        for counts in self.scopes.values():
-            found = counts.allows(int(self.group[i]), at)
-            if found is not None:
-                ok &= found
-        ok[at] = True
-        return np.asarray(ok)
-
-    def may_go(self, i: int, to: int) -> bool:
-        """Return whether the rules about groups let an object go to a container; room apart."""
-        at, group = int(self.where[i]), int(self.group[i])
-        if i in self.may and not self.may[i][to]:
-            return False
-        found = (counts.allows(group, at) for counts in self.scopes.values())
-        return all(ok is None or bool(ok[to]) for ok in found)
-
-    # -- exchanges
-
-    def exchanges(self, i: int, others: Ints) -> Floats:
-        """Return what exchanging an object with each other one changes; infinite without room.
-
-        Goals about groups and about bins of scopes are left out.
-        """
-        at, need, origin = int(self.where[i]), self.need[i], self.origin
-        theirs, home = self.need[others], self.where[others]
-        come = np.where((origin[others] == at)[:, None] & ~self.leaves, 0.0, theirs)
-        go = np.where((home == origin[i])[:, None] & ~self.leaves, 0.0, need)
-        given = np.where(self.leaves | (at != origin[i]), need, 0.0)
-        freed = np.where(self.leaves | (home != origin[others])[:, None], theirs, 0.0)
-        ok = (self.held[at] - given + come <= self.room[at]).all(axis=1)
-        ok &= (self.held[home] - freed + go <= self.room[home]).all(axis=1)
-        ok &= (home != at) & (self.group[others] != self.group[i])
-        found = np.full(len(others), np.inf)
-        kept = np.nonzero(ok)[0]
-        if not len(kept):
-            return found
-        others, theirs, home = others[kept], theirs[kept], home[kept]
-        here = np.full(len(kept), at)
-        change = self.costs(here, self.used[at] - need + theirs) - self.cost[at]
-        change += self.costs(home, self.used[home] - theirs + need) - self.cost[home]
-        change += self.price[i] * ((home != origin[i]) * 1.0 - float(at != origin[i]))
-        came = (at != origin[others]) * 1.0 - (home != origin[others]) * 1.0
-        change += self.price[others] * came
-        if self.distance is not None:
-            change += self.distance[origin[i], home] - self.distance[origin[i], at]
-            change += self.distance[origin[others], at] - self.distance[origin[others], home]
-        found[kept] = change
-        return found
-
     # -- changing it
 
     def move(self, i: int, to: int) -> None:
         """Bring an object to another container."""
-        at, need, origin = int(self.where[i]), self.need[i], int(self.origin[i])
-        if at == to:
-            return
-        self.used[at] -= need
-        self.used[to] += need
-        self.held[at] -= np.where(self.leaves, need, 0.0) if at == origin else need
-        self.held[to] += np.where(self.leaves, need, 0.0) if to == origin else need
-        self.number[at] -= 1
-        self.number[to] += 1
-        self.moved[self.group[i]] += int(at == origin) - int(to == origin)
-        for counts in self.scopes.values():
-            counts.move(int(self.group[i]), at, to)
-        self.where[i] = to
-        for m in (at, to):
-            self.cost[m] = self.costs(slice(m, m + 1), self.used[m][None])[0]
+        at = int(self.where[i])
+        if at != to:
+            exchange(self.views, i, len(self.where), at, to)
 
 
 def _table(rows: Sequence[dict[str, float]], dimensions: list[str]) -> Floats:

@@ -181,7 +181,7 @@ class PlacementProgram:
                 for b, mine in by_bin.items():
                     if not stays[other, b]:
                         self._beside(mine, theirs.get(b, _NONE))
-            for b in np.nonzero(stays[counts.needed_by[group]].any(axis=0))[0].tolist():
+            for b in np.nonzero(stays[counts.needed[group]].any(axis=0))[0].tolist():
                 if not stays[group, b]:
                     self._sum(by_bin.get(b, _NONE), 1.0, np.inf)
 

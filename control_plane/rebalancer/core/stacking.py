@@ -29,7 +29,7 @@ FULL = 0.9
 _SECONDS = 5.0
 _VARIABLES = 2_500
 """Pairs that HiGHS solves within the time; annealing packs more of them."""
-_STEPS = 5_000
+_STEPS = 100_000
 _TROUBLE = 0.3
 """What stacking one entitlement must save, in machines: its jobs are rolled out again."""
 

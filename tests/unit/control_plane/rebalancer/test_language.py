@@ -67,7 +67,7 @@ level = { a = 8, b = 8 }
 """
 
 
-def steps(model: PlacementModel, number: int = 2_000) -> PlacementAnswer:
+def steps(model: PlacementModel, number: int = 40_000) -> PlacementAnswer:
     return annealed(model, lambda: 0.0, 1.0, steps=number)
 
 
@@ -147,7 +147,7 @@ def test_annealing_counts_as_a_checker_does_breaks_nothing_and_is_near_the_optim
     before, wrong = checked(model, where)
     assert wrong == []
 
-    found, best = steps(model, 800), optimum(model, lambda: 0.0, 20.0)
+    found, best = steps(model, 40_000), optimum(model, lambda: 0.0, 20.0)
 
     for answer in (found, best):
         after, wrong = checked(model, where | {o: to for o, _, to in answer.moves})
@@ -173,7 +173,7 @@ def test_a_folder_without_instances_is_told_with_where_they_are(tmp_path: Path) 
 def test_the_same_seed_and_steps_give_the_same_answer() -> None:
     model = read_instance(*generated(3))
 
-    assert steps(model, 500) == steps(model, 500)
+    assert steps(model, 5_000) == steps(model, 5_000)
 
 
 def test_an_object_that_moves_still_holds_what_it_had_where_it_was() -> None:

@@ -67,8 +67,7 @@ def test_parts_improve_what_annealing_leaves_and_break_nothing() -> None:
     model = read_instance(*generated(7, 8, 40))
     state = PlacementState(model)
     annealing = Annealing(state, 1)
-    annealing.run(lambda: annealing.steps / 300)
-    annealing.end()
+    annealing.run(lambda: annealing.steps / 2_000)
     before, search = state.total(), Neighbourhoods(state, 1, variables=100)
 
     search.run(lambda: search.steps / 12)
