@@ -170,7 +170,7 @@ class Lender:
         return spec.elastic.promise.seconds if spec.elastic else self._settings.promise.seconds
 
     def _free_promise(self) -> float:
-        """Return the promise of free machines in s: the shortest of all entitlements with loans."""
+        """Return the promise of free machines in s: the shortest of all elastic entitlements."""
         owners = [s for s in self._pools().values() if s.elastic and s.machines != 0]
         return min((self._promise(s) for s in owners), default=self._settings.promise.seconds)
 
