@@ -68,8 +68,8 @@ class Journal:
     def save(self, record: TaskRecord | Tombstone, *, durable: bool = True) -> None:
         """Replace the record of a task; when this returns, a power cut cannot undo it.
 
-        Without `durable` it is only safe from a crash of the agent: enough for what can be
-        seen again on the host. Raises `HostError` where the disk is full, say.
+        Without `durable` a power cut may leave the record before: enough for what can be seen
+        again on the host. Raises `HostError` where the disk is full, say.
         """
         kind = "task" if isinstance(record, TaskRecord) else "tombstone"
         body = msgspec.json.encode(record)
@@ -101,8 +101,7 @@ class Journal:
         try:
             while data:
                 data = data[os.write(fd, data) :]
-            if durable:
-                os.fsync(fd)
+            os.fsync(fd)  # always: else a power cut could leave the new name with no content
         finally:
             os.close(fd)
         os.replace(temporary, path)

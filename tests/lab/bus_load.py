@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 
 from agent import api
 from agent.client import AgentClient
@@ -33,6 +33,7 @@ class Load:
 
     def __init__(self, image: str) -> None:
         self.image, self.cycles, self.asked, self.slowest_s = image, 0, 0, 0.0
+        self.is_over = False
 
     def spec(self, generation: int) -> api.TaskSpec:
         return api.TaskSpec(
@@ -49,7 +50,7 @@ class Load:
 
     async def come_and_go(self) -> None:
         async with AgentClient(SOCKET, timeout_s=300.0) as client:
-            while True:
+            while not self.is_over:
                 await client.put_task("comes", self.spec(self.cycles + 1))
                 await self.running(client, "comes")
                 await client.delete_task("comes")
@@ -61,7 +62,7 @@ class Load:
 
     async def ask(self) -> None:
         async with AgentClient(SOCKET, timeout_s=300.0) as client:
-            while True:
+            while not self.is_over:
                 began = time.monotonic()
                 await client.readyz()
                 self.slowest_s = max(self.slowest_s, time.monotonic() - began)
@@ -75,13 +76,16 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def going(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Let coroutines run beside what is done here; one that fails ends that at once, and all."""
+async def going(load: Load) -> AsyncIterator[None]:
+    """Let the load go on beside what is done here, and end it after a whole cycle.
+
+    A request that is cancelled may still be carried out, after one that was sent later.
+    """
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in work]
+        group.create_task(load.come_and_go())
+        group.create_task(load.ask())
         yield
-        for task in tasks:
-            task.cancel()
+        load.is_over = True
 
 
 async def blocked(load: Load) -> int:
@@ -105,7 +109,7 @@ async def main(image: str) -> None:
         for name in STAYING:
             await client.put_task(name, load.spec(1))
         before = {name: await load.running(client, name) for name in STAYING}
-        async with going(load.come_and_go(), load.ask()):
+        async with going(load):
             await load.more(AFTERWARDS)
             for verb in (["restart", "dbus.service"], ["daemon-reexec"], ["daemon-reload"]):
                 doing = await asyncio.create_subprocess_exec("systemctl", *verb)
@@ -113,11 +117,6 @@ async def main(image: str) -> None:
                 await load.more(AFTERWARDS)
             answered = await blocked(load)
             await load.more(AFTERWARDS)
-        with contextlib.suppress(NotFound):
-            await client.delete_task("comes")
-            while True:
-                await client.get_task("comes")
-                await asyncio.sleep(PAUSE_S)
         after = {name: await client.get_task(name) for name in STAYING}
     changed = [
         name

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from builders import IMAGE, FakeHost, a_spec, running
+from builders import IMAGE, FakeHost, a_record, a_spec, running
 
 from agent.runtime.journal import Journal
 from wire.errors import HostError
@@ -82,3 +82,25 @@ def test_an_agent_that_cannot_see_its_records_does_not_take_them_for_none(
     unreadable(monkeypatch, tmp_path / "journal")
     with pytest.raises(HostError, match="cannot list the records"):
         journal.replay()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_record_takes_its_place_only_once_its_content_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """BUG-AG44: else a flush of another record keeps the new name, and a power cut the old size."""
+    flushed, fsync, replace = set[int](), os.fsync, os.replace
+
+    def noted(fd: int) -> None:
+        flushed.add(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    def checked(source: Path, target: Path) -> None:
+        assert source.stat().st_ino in flushed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", checked)
+    journal = Journal(tmp_path / "journal")
+    journal.save(a_record(), durable=durable)
+    assert journal.replay().tasks == {"web": a_record()}
