@@ -79,7 +79,7 @@ async def openable(config: Config) -> list[str]:
                 if (await store.list_prefix("", limit=1)).entries:
                     found.append(name)
         except ConfigError as e:
-            if not re.search("moved to another engine|not complete", str(e)):
+            if not re.search("moved to another engine|is incomplete", str(e)):
                 raise
     return found
 
