@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 
 from agent import api
 from agent.client import AgentClient
@@ -33,7 +33,7 @@ class Load:
 
     def __init__(self, image: str) -> None:
         self.image, self.cycles, self.asked, self.slowest_s = image, 0, 0, 0.0
-        self.is_over = False
+        self.is_over, self.ended = False, asyncio.Event()
 
     def spec(self, generation: int) -> api.TaskSpec:
         return api.TaskSpec(
@@ -59,15 +59,21 @@ class Load:
                         await client.get_task("comes")
                         await asyncio.sleep(PAUSE_S)
                 self.cycles += 1
+        self.ended.set()
 
     async def ask(self) -> None:
         async with AgentClient(SOCKET, timeout_s=300.0) as client:
-            while not self.is_over:
+            while True:
                 began = time.monotonic()
                 await client.readyz()
                 self.slowest_s = max(self.slowest_s, time.monotonic() - began)
                 self.asked += 1
                 await asyncio.sleep(PAUSE_S)
+
+    async def end(self) -> None:
+        """End after a whole cycle: a request that is cancelled may be carried out later."""
+        self.is_over = True
+        await self.ended.wait()
 
     async def more(self, cycles: int) -> None:
         wanted = self.cycles + cycles
@@ -76,16 +82,13 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def going(load: Load) -> AsyncIterator[None]:
-    """Let the load go on beside what is done here, and end it after a whole cycle.
-
-    A request that is cancelled may still be carried out, after one that was sent later.
-    """
+async def going(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Let coroutines run beside what is done here; one that fails ends that at once, and all."""
     async with asyncio.TaskGroup() as group:
-        group.create_task(load.come_and_go())
-        group.create_task(load.ask())
+        tasks = [group.create_task(one) for one in work]
         yield
-        load.is_over = True
+        for task in tasks:
+            task.cancel()
 
 
 async def blocked(load: Load) -> int:
@@ -109,7 +112,7 @@ async def main(image: str) -> None:
         for name in STAYING:
             await client.put_task(name, load.spec(1))
         before = {name: await load.running(client, name) for name in STAYING}
-        async with going(load):
+        async with going(load.come_and_go(), load.ask()):
             await load.more(AFTERWARDS)
             for verb in (["restart", "dbus.service"], ["daemon-reexec"], ["daemon-reload"]):
                 doing = await asyncio.create_subprocess_exec("systemctl", *verb)
@@ -117,6 +120,7 @@ async def main(image: str) -> None:
                 await load.more(AFTERWARDS)
             answered = await blocked(load)
             await load.more(AFTERWARDS)
+            await load.end()
         after = {name: await client.get_task(name) for name in STAYING}
     changed = [
         name
