@@ -58,7 +58,7 @@ def check_job(
         errors.append(
             _error(
                 "entitlement",
-                f"the job runs in {known.spec.entitlement!r}; to move it to {spec.entitlement}: "
+                f"the job runs in {known.spec.entitlement!r}; to move it to {spec.entitlement!r}: "
                 f"twinectl job move {spec.name} --entitlement {spec.entitlement}",
             )
         )
@@ -203,9 +203,8 @@ def _check_relaxations(spec: JobSpec, entitlement: EntitlementSpec) -> list[Fiel
         return []
     options = " ".join(f"--relaxation {r}" for r in sorted(wanted | {*entitlement.relaxations}))
     why = (
-        f"entitlement {spec.entitlement} does not allow {' and '.join(lacking)}: a user who may "
-        f"decide requests can run twinectl entitlement update {spec.entitlement} "
-        f"{options}"
+        f"entitlement {spec.entitlement!r} does not allow {' and '.join(lacking)}: a user who may "
+        f"decide requests can run twinectl entitlement update {spec.entitlement} {options}"
     )
     return [_error("relaxations", why)]
 
