@@ -412,7 +412,7 @@ async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[byte
         first = await anext(lines)
     except StopAsyncIteration:
         raise NotFound(
-            (f"there is no task {task_id} on this machine, and the journal has no output of it"),
+            f"there is no task {task_id} on this machine, and the journal has no output of it",
             hint="twine-agent ps",
         ) from None
 

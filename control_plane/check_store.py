@@ -41,7 +41,7 @@ async def check(config: Config, aside: str | None, forgotten: str | None) -> Non
                 trouble += 1
     for name in filter(None, (aside, forgotten)):
         raise NotFound(
-            (f"there is no record {name!r} to which this applies"),
+            f"there is no record {name!r} to which this applies",
             hint="call the command without options",
         )
     if not trouble:

@@ -263,7 +263,7 @@ class RunningShards:
         for pool in pools:
             if self._ownership.is_moving(pool):
                 raise Busy(
-                    (f"cannot move job {job!r}: entitlement {pool!r} is moving to another shard"),
+                    f"cannot move job {job!r}: entitlement {pool!r} is moving to another shard",
                     hint="try again in some seconds",
                 )
         return self._ownership.table.expect(pools)

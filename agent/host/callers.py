@@ -66,7 +66,7 @@ def check_given(
         )
     if generation is not None and generation > GIVEN_MAX:
         raise InvalidInput(
-            (f"{what} cannot have generation {generation}: at most {GIVEN_MAX} can be given here"),
+            f"{what} cannot have generation {generation}: at most {GIVEN_MAX} can be given here",
             hint="the current generation plus one suffices",
         )
 

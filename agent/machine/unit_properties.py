@@ -149,7 +149,7 @@ def _encoded(name: str, value: object) -> list[Token]:
     kind = SIGNATURES.get(name)
     if kind is None:
         raise InvalidInput(
-            (f"cannot set {name} to {value!r}: the table of unit properties does not have it"),
+            f"cannot set {name} to {value!r}: the table of unit properties does not have it",
             hint="use the names of D-Bus, such as TimeoutStopUSec",
         )
     tokens: list[Token] = []

@@ -77,7 +77,7 @@ class MemoryProtection(TaskStage):
             await self._hold()
         except TwineError as e:
             log.warning(
-                ("memory is still protected for a task that is gone or exceeds its promise"),
+                "memory is still protected for a task that is gone or exceeds its promise",
                 extra={"why": str(e)},
             )
 

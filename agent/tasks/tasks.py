@@ -323,7 +323,7 @@ class HostTasks:
             spec = resized(record.spec, resize)
             if spec.generation > COUNT_MAX:
                 raise Conflict(
-                    (f"task {task_id} is not resized: its generation is the highest possible"),
+                    f"task {task_id} is not resized: its generation is the highest possible",
                     hint="remove it and put it again",
                 )
             self._check(task_id, spec, record)

@@ -51,7 +51,8 @@ class JobNotice(_Written, frozen=True, kw_only=True):
     """
 
     port: Name | None = None
-    """One of the job's `ports`: a task is told by POST as well, until it answers with 2xx."""
+    """One of the job's `ports`: the agent also sends a notice to it by POST, until the
+    task answers with 2xx."""
     path: HttpPath = "/"
     """Of the POST."""
     timeout_s: Seconds = 5.0

@@ -75,7 +75,7 @@ ROUTES: tuple[Route, ...] = (
         for verb, summary in (
             (
                 "pause",
-                ("Pause the update of a job: no further task is taken down for a newer version"),
+                "Pause the update of a job: no further task is taken down for a newer version",
             ),
             ("resume", "Resume the update of a job"),
             ("restart", "Restart every task of a job, like an update"),

@@ -60,7 +60,7 @@ def _command(step: Step, text: str) -> None:
 
 _command(
     Step.PREPARE,
-    ("Create a new root. It is trusted from now on, and does not issue certificates yet."),
+    "Create a new root. It is trusted from now on, and does not issue certificates yet.",
 )
 _command(Step.ACTIVATE, "Have the new root issue all certificates; the old one is still trusted.")
 _command(Step.RETIRE, "Remove the trust in the former root.")

@@ -108,7 +108,7 @@ class NoticeSender:
                 self.counts["failed"] += 1
                 self._pauses[machine] = self._region.runtime.now() + RETRY_S
                 log.warning(
-                    ("an agent did not accept notices"),
+                    "an agent did not accept notices",
                     extra={"machine": machine, "reason": str(e)},
                 )
                 return

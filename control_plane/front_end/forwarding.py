@@ -205,7 +205,7 @@ class Forwarding:
                 answer: PlacesFound = await self._client(number).call(FIND_PLACES, body)
             except TwineError as e:
                 log.warning(
-                    ("the search for other machines failed"),
+                    "the search for other machines failed",
                     extra={"shard": number, "reason": str(e)},
                 )
                 return PlacesFound()

@@ -219,7 +219,7 @@ class _RebalanceMetrics(Collector):
             ("hot_machines", "Machines that the last plan found hot.", plan and plan.hot_before),
             (
                 "gap_ratio",
-                ("Share of the possible gain that the last plan does not reach."),
+                "Share of the possible gain that the last plan does not reach.",
                 status.gap,
             ),
             ("measured_tasks", "Tasks whose load was reported recently.", status.measured),
@@ -261,7 +261,7 @@ class _AllocatorMetrics(Collector):
         for name, text, value in (
             (
                 "conflicts",
-                ("Plans that conflicted with an earlier one."),
+                "Plans that conflicted with an earlier one.",
                 sum(c.conflicts for c in counts),
             ),
             ("stored", "Allocations written to the store.", sum(c.stored for c in counts)),
@@ -296,7 +296,7 @@ class _ElasticMetrics(Collector):
             ("loans_leaving", "Machines on loan that were recalled.", counts.leaving),
             (
                 "loans_late",
-                ("Machines that are not back after the end of their promise."),
+                "Machines that are not back after the end of their promise.",
                 counts.late,
             ),
             ("owners_short", "Entitlements that wait for their own machines.", counts.short),

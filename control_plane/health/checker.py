@@ -348,7 +348,7 @@ class HealthChecker:
         elif now < watch.postponed_until:
             left_s = watch.postponed_until - now
             held = Held(
-                ("most machines of its part, which seemed cut off, came back; it may follow"),
+                "most machines of its part, which seemed cut off, came back; it may follow",
                 left_s,
             )
         return held

@@ -26,7 +26,7 @@ async def refuse_if_lost(store: Store, path: Path) -> None:
         return
     if hosts := await _joined(store):
         raise ConfigError(
-            (f"the authority is missing: {path} does not exist, and {len(hosts)} hosts trust it"),
+            f"the authority is missing: {path} does not exist, and {len(hosts)} hosts trust it",
             hint="restore the file from a backup; if there is no backup: twine-control-plane "
             "new-authority, then let each host join again (docs/security.md)",
         )

@@ -191,7 +191,7 @@ class People:
                 return known
             if len(grants) >= MAX_GRANTS:
                 raise Conflict(
-                    (f"the maximum of {MAX_GRANTS} {role}s exists already"),
+                    f"the maximum of {MAX_GRANTS} {role}s exists already",
                     hint="grant the role to a group",
                 )
             grant = Grant(who=who, role=role, at=self._runtime.wall(), by=by)

@@ -259,7 +259,7 @@ class JoinFailures:
         if len(times) >= MAX_FAILURES:
             wait_s = int(times[0] + WINDOW_S - now) + 1
             raise Busy(
-                (f"{len(times)} joins from {address or 'here'} were refused within a minute"),
+                f"{len(times)} joins from {address or 'here'} were refused within a minute",
                 hint=f"try again in {wait_s} s, with a token from `twinectl token create`",
             )
 

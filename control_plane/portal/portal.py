@@ -107,7 +107,7 @@ class Portal:
                 raise more.refusal(name)
             if self._needs_approval(known, spec):
                 raise Forbidden(
-                    (f"cannot give entitlement {name!r} more capacity: approval is required"),
+                    f"cannot give entitlement {name!r} more capacity: approval is required",
                     hint="twinectl entitlement request",
                 )
             return await self._grant(name, spec)

@@ -335,7 +335,7 @@ _STATES = {
 def explained(move: MoveView, now: float) -> list[str]:
     """Return lines with the reason for a move and its progress."""
     found = [
-        (f"Task {move.job}-{move.task} should move from {move.from_machine} to {move.to_machine}."),
+        f"Task {move.job}-{move.task} should move from {move.from_machine} to {move.to_machine}.",
         f"It relieves {move.why}.",
         f"The sum of the goals falls by {move.gain:.3f}; the move costs {move.price:.3f}.",
     ]

@@ -126,7 +126,7 @@ class RestoredStore:
         epoch = self._noted.epoch if self._noted is not None else 0
         if status is None or is_known or not is_of_before(status, epoch):
             raise NotFound(
-                (f"machine {machine} runs no task {task} that the restored store does not contain"),
+                f"machine {machine} runs no task {task} that the restored store does not contain",
                 hint="twinectl restored show",
             )
         self._region.observations.let_go.setdefault(machine, set()).add(task)

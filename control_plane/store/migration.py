@@ -173,7 +173,7 @@ async def _check(source: Store) -> None:
     large = [e.key async for e in _entries(source) if len(e.value) > VALUE_MAX]
     if large:
         raise ConfigError(
-            (f"{len(large)} records have more than {VALUE_MAX} bytes, {large[0]} for instance"),
+            f"{len(large)} records have more than {VALUE_MAX} bytes, {large[0]} for instance",
             hint="etcd does not accept them: split the entitlement or job of that name first",
         )
 

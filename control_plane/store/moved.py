@@ -45,6 +45,6 @@ def refuse(store: str, note: MigrationNote) -> NoReturn:
             hint="configure that engine, or move back: twine-control-plane migrate-store",
         )
     raise ConfigError(
-        (f"cannot open the store in {store}: a migration into it, begun at {at}, is incomplete"),
+        f"cannot open the store in {store}: a migration into it, begun at {at}, is incomplete",
         hint="run the same twine-control-plane migrate-store again",
     )

@@ -189,7 +189,7 @@ def load_of_task(
     elif given is not None:
         most, why = (
             given / target.share,
-            (f"target {given:g} until the load that keeps {limit:g} s is learnt"),
+            f"target {given:g} until the load that keeps {limit:g} s is learnt",
         )
     else:
         seen = sum(b.minutes for b in state.bins)

@@ -73,7 +73,7 @@ def _unless_owner(caller: Caller, about: Owned, *, new_may_be: bool) -> Refusal 
         if owners is not None and not caller.is_among(owners):
             listed = ", ".join(owners[:5]) or "the operators only"
             return Refusal(
-                (f"{caller.name} does not own entitlement {name!r}, which belongs to {listed}"),
+                f"{caller.name} does not own entitlement {name!r}, which belongs to {listed}",
                 f"ask an owner or an operator: twinectl entitlement update {name}"
                 f" --add-owner user:{caller.name}",
             )
@@ -89,6 +89,6 @@ def refusal_of_raw(caller: Caller, job: str) -> Refusal | None:
     if caller.is_host_admin:
         return None
     return Refusal(
-        (f"tasks of job {job} have no sandbox (`raw`), and {caller.name} is not a host admin"),
+        f"tasks of job {job} have no sandbox (`raw`), and {caller.name} is not a host admin",
         f"ask an operator: twinectl role grant user:{caller.name} host-admin",
     )
