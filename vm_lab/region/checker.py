@@ -20,6 +20,7 @@ from control_plane.store.protocol import Operation, Put
 from vm_lab.region.applications import NOTICE_S
 from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine, patience_of
 from vm_lab.region.observer import Observer
+from vm_lab.region.surge_checker import SurgeChecker
 
 if TYPE_CHECKING:
     from vm_lab.region.clients import ClientWish
@@ -129,6 +130,7 @@ class Checker(Observer):
     _sent_ready: dict[tuple[str, str], float] = field(default_factory=dict)
     """Task and machine → when its start was sent last while the machine had proved the profile."""
     _seen: set[str] = field(default_factory=set)
+    _surges: SurgeChecker = field(default_factory=SurgeChecker)
 
     def __post_init__(self) -> None:
         """Start with all machines."""
@@ -170,18 +172,9 @@ class Checker(Observer):
         self._capacity(machine)
 
     def _surge(self, job: str) -> None:
-        """Check that there are never more extra tasks than the job's owner allows."""
         owned = self.region.clients.jobs.get(job)
-        if owned is None or owned.asked is None or not owned.asked.update.surge:
-            return
-        prefix, most = f"{job}-", owned.most + owned.asked.update.surge
-        alive = [
-            task
-            for task, there in self.copies.items()
-            if task.startswith(prefix) and any(copy.wanted for copy in there.values())
-        ]
-        if len(alive) > most:
-            self.violate("surge", f"{job} has {len(alive)} tasks, at most {most} may be", job)
+        if excess := self._surges.excess(job, owned, self.copies):
+            self.violate("surge", excess, job)
 
     def _doubled(self, task: str) -> None:
         where = self.copies[task]
@@ -295,6 +288,7 @@ class Checker(Observer):
     def stored(self, store: str, operations: Sequence[Operation]) -> None:
         """A machine belongs to one entitlement; it is not called down while it answers."""
         self.region.intent_checker.happened()
+        self._surges.stored(operations)
         for operation in operations:
             if isinstance(operation, Put) and operation.key.startswith(MACHINES):
                 self._machine_stored(store, msgspec.json.decode(operation.value, type=_Owner))

@@ -1,0 +1,80 @@
+"""The rule of a simulated region about extra tasks: never more than the job's owner allows.
+
+It reads what is stored of tasks (decoded here, the few fields it needs). A task that a smaller
+size removes is drained first, and its agent may not answer: it does not count, as in Kubernetes. An
+extra task that is removed counts until its agent has been asked to stop it (SC21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from control_plane.store.protocol import Operation, Put
+from vm_lab.region.machine import Copy
+
+if TYPE_CHECKING:
+    from vm_lab.region.clients import Owned
+
+TASKS = "tasks/"
+REMOVAL = "remove"
+
+
+class _Operation(msgspec.Struct, frozen=True):
+    """What is read of a stored operation."""
+
+    kind: str
+
+
+class _Task(msgspec.Struct, frozen=True):
+    """What is read of a stored task."""
+
+    index: int
+    extra: bool = False
+    operation: _Operation | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    """What is read of some stored tasks of a job."""
+
+    tasks: list[_Task] = []
+
+
+@dataclass(slots=True)
+class SurgeChecker:
+    """Knows which wanted tasks are being removed, and counts the others."""
+
+    _removed: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Stored key → tasks under it that are removed and are not extra."""
+
+    def stored(self, operations: Sequence[Operation]) -> None:
+        """Read the tasks that were stored."""
+        for operation in operations:
+            if not isinstance(operation, Put) or not operation.key.startswith(TASKS):
+                continue
+            job = operation.key.split("/")[1]
+            chunk = msgspec.json.decode(operation.value, type=_Chunk)
+            self._removed[operation.key] = frozenset(
+                f"{job}-{task.index}"
+                for task in chunk.tasks
+                if task.operation is not None and task.operation.kind == REMOVAL and not task.extra
+            )
+
+    def excess(self, job: str, owned: Owned | None, copies: Mapping[str, dict[str, Copy]]) -> str:
+        """Return what is wrong with the number of a job's tasks that run, or nothing."""
+        if owned is None or owned.asked is None or not owned.asked.update.surge:
+            return ""
+        keys = [key for key in self._removed if key.startswith(f"{TASKS}{job}/")]
+        removed = frozenset[str]().union(*(self._removed[key] for key in keys))
+        most = owned.most + owned.asked.update.surge
+        alive = [
+            task
+            for task, there in copies.items()
+            if task.startswith(f"{job}-")
+            and task not in removed
+            and any(copy.wanted for copy in there.values())
+        ]
+        return f"{job} has {len(alive)} tasks, at most {most} may be" if len(alive) > most else ""
