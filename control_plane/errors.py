@@ -3,7 +3,6 @@
 TwineError
 ├── UnknownOutcome      the store does not say whether a write was made
 └── Unprocessable
-    ├── NoCapacity      an entitlement asks for more than the region has
     └── QuotaExceeded   a job asks for more than its entitlement may use
 """
 
@@ -17,12 +16,6 @@ class UnknownOutcome(TwineError):
     status = 503
     retryable = True
     exit_code = 75
-
-
-class NoCapacity(Unprocessable):
-    """The region has less than is requested."""
-
-    code = "no_capacity"
 
 
 class QuotaExceeded(Unprocessable):

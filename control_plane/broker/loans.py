@@ -49,10 +49,6 @@ class Loans:
         """Return all machines on loan, by name; their records name lender and borrower (EL4)."""
         return [self._brokers.table.get(name) for name in sorted(self._lent)]
 
-    def overdue_loans(self, now: float) -> list[str]:
-        """Return the machines whose loan was called back and whose time is over."""
-        return [r.machine for r in self.lent() if _return_by(r) <= now]
-
     async def lend(
         self,
         machine: str,

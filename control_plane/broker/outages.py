@@ -98,16 +98,6 @@ class Outages:
         log.info("unavailability planned", extra=fields)
         return changed
 
-    async def end_unavailability(
-        self, machine: str, *, kind: EventKind | None = None, event_id: str = ""
-    ) -> MachineRecord:
-        """End an event, by its id or by its kind; one that has ended stays as it is."""
-        kinds = (kind,) if kind is not None else ()
-        now = self._runtime.date()
-        return (
-            await change_each(self._brokers, [machine], lambda r: ended(r, now, kinds, event_id))
-        )[0]
-
     async def end_plan(self, machines: Collection[str], plan: str) -> None:
         """End the events of a plan for machines that still exist."""
         now = self._runtime.date()

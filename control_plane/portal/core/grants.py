@@ -357,17 +357,14 @@ class Promises:
             found[demand.unit] += math.ceil(self._lacking(node))
         return found
 
-    def takeable(self, pool: str) -> set[MachineClass]:
+    def spare(self, pool: str) -> dict[MachineClass, int]:
         """Return the classes whose machines a pool may take with all promises still kept.
 
-        For an allocator, on remainders: quotas less what is held, and the free machines. A
-        pool of "any type" must not use up a type that others cannot replace (CP7).
-        Where promises are short already, an allowed take does not increase the shortage.
+        Each has a number that may be taken at once. For an allocator, on remainders: quotas less
+        what is held, and the free machines. A pool of "any type" must not use up a type that
+        others cannot replace (CP7). Where promises are short already, an allowed take does not
+        increase the shortage.
         """
-        return set(self.spare(pool))
-
-    def spare(self, pool: str) -> dict[MachineClass, int]:
-        """Return the classes of `takeable`, each with a number that may be taken at once."""
         found: dict[MachineClass, int] = {}
         for node, amounts in self._amounts.items():
             if amounts[pool] > 0:

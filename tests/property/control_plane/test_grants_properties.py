@@ -132,7 +132,7 @@ def test_machines_are_taken_so_that_everybody_else_can_still_come(supply, wanted
     for _ in range(60):
         left = {pool: quota_left(quota, held[pool]) for pool, quota in quotas.items()}
         promises = Promises(left, free)
-        allowed = {pool: promises.takeable(pool) for pool in quotas}
+        allowed = {pool: promises.spare(pool) for pool in quotas}
         takes = sorted((pool, kind) for pool, kinds in allowed.items() for kind in kinds)
         if not takes:
             break
@@ -157,7 +157,7 @@ def test_a_take_that_is_not_allowed_would_cost_somebody_a_promise(supply, wanted
     quotas = pool_quotas(specs)
     promises = Promises(quotas, supply)
     for pool, quota in quotas.items():
-        allowed = promises.takeable(pool)
+        allowed = promises.spare(pool)
         for kind in supply:
             if supply[kind] and quota.allows(kind.machine_type, kind.datacenter):
                 after = quotas | {pool: quota_left(quota, {kind: 1})}
