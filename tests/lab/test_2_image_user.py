@@ -48,8 +48,9 @@ echo run >> /srv/data/runs
 echo "runs: $($b wc -l < /srv/data/runs)"
 exec $b sleep 100000"""
 CONFIG = {"User": "app", "WorkingDir": "/home/app", "Cmd": ["/bin/sh", "-c", SCRIPT]}
-TASK = '[volumes.data]\nkind = "persistent"\npath = "/srv/data"\n'
+VOLUME = '[volumes.data]\nkind = "persistent"\npath = "/srv/data"\n'
 """Its place is to be made in a folder of another user's."""
+TASK = f'root = "read-only"\n{VOLUME}'
 ROOT = "/var/lib/twine/tasks/web"
 RUN = "twine-agent run web --image oci-archive:/root/app.tar --file /root/task.toml --memory 64MiB"
 OWNERS = f"""umount -R {ROOT} && cd {ROOT} || exit 1
@@ -69,6 +70,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
     plain: dict[str, object] = {"WorkingDir": "/root", "Cmd": ["/bin/sh", "-c", run]}
     put(found, top / "plain", "plain", plain)
     found.put("/root/task.toml", TASK)
+    found.put("/root/writable.toml", VOLUME)
     found.ssh("systemctl start twine-agent.service", timeout_s=900)
     yield found
     found.down()
@@ -190,6 +192,19 @@ def test_a_number_whose_group_is_roots_has_the_files_of_that_group(guest: OneGue
     assert "Permission denied" in found["root"]
     guest.ssh("twine-agent stop web", timeout_s=900)
     assert mounts(guest) == 0
+
+
+def test_by_default_the_user_may_write_to_the_root(guest: OneGuest) -> None:
+    """ADR 0176: the root of an OCI image is writable unless the task says otherwise."""
+    guest.ssh(RUN.replace("task.toml", "writable.toml"), timeout_s=900)
+    found = said(guest, 7)
+    assert (found["write"], found["owner"]) == ("", "")
+    assert found["mine"] == "1 app:staff its own"
+    assert "Permission denied" in found["root"]
+    assert "Permission denied" in found["other"]
+    guest.ssh("twine-agent stop web", timeout_s=900)
+    assert mounts(guest) == 0
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
 def test_a_user_whom_the_image_does_not_know_is_told(guest: OneGuest) -> None:
