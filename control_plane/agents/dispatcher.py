@@ -382,14 +382,15 @@ class Dispatcher:
         try:
             async with asyncio.timeout(_PULL_TIMEOUT_S) as limit, line.pulling:
                 line.calls[digest] = (self._observations.observation(machine).boot_id, limit)
-                await self._ensure_image(machine, digest, keys)
+                try:
+                    await self._ensure_image(machine, digest, keys)
+                finally:
+                    del line.calls[digest]  # a timeout that was left cannot be rescheduled
         except (TwineError, TimeoutError) as e:
             said = e if str(e) else Unreachable(f"no image {digest[:14]} and no answer came")
             for what in [*sorted(line.pulls.pop(digest)), digest]:
                 self._failed(line, what, said)
             return
-        finally:
-            line.calls.pop(digest, None)
         line.pauses.pop(digest, None)
         waiting = sorted(line.pulls.pop(digest))
         self._observations.image_came(machine, digest)

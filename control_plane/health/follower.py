@@ -177,7 +177,10 @@ class Follower:
         wait = self._waits[name] = asyncio.timeout(None)
         try:
             async with wait:
-                return await stream.next()
+                try:
+                    return await stream.next()
+                finally:
+                    del self._waits[name]  # a timeout that was left cannot be rescheduled
         except TimeoutError:
             if wait.expired():
                 return None
@@ -185,8 +188,6 @@ class Follower:
         except TwineError:
             await self._runtime.checkpoint()  # thousands may be lost in one turn, with their MSB
             raise
-        finally:
-            del self._waits[name]
 
     async def _list(self, name: str, agent: AgentApi) -> tuple[int, str]:
         """List everything; return the position of later events, and the boot it is valid for.

@@ -48,6 +48,10 @@ class Agent:
 
     async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
         await RUNTIME.sleep(self.bench.pull_s.get(pull.digest, 0.1))
+        if self.machine in self.bench.reboots:
+            self.bench.reboots.discard(self.machine)
+            self.bench.observations.observation(self.machine).boot_id = "another"
+            raise Unreachable(f"cannot reach {self.machine}")
         return await find_image(pull.digest)
 
     async def close(self) -> None:
@@ -78,6 +82,8 @@ class Bench:
         self.answer_s: dict[str, float] = {}
         self.pull_s: dict[str, float] = {}
         self.silent: set[str] = set()
+        self.reboots: set[str] = set()
+        """Machines whose next pull fails at the moment at which another boot is heard of."""
         self.closed: list[str] = []
         self.done: dict[tuple[str, str], float] = {}
         self.wanted: dict[tuple[str, str], api.TaskSpec | Stop] = {}
@@ -259,6 +265,21 @@ def test_a_pull_that_a_boot_interrupted_is_asked_for_again():
             assert bench.done["m1", "a-0"] - began < 60
 
     run(main())
+
+
+def test_a_pull_that_failed_is_not_cancelled_for_a_boot_that_is_heard_of_then():
+    """BUG-UX60: the dispatcher rescheduled a timeout that was left, and the process ended."""
+
+    async def main() -> dict[tuple[str, str], float]:
+        bench = Bench()
+        async with bench.running(["m1"]):
+            bench.list_("m1")
+            bench.reboots = {"m1"}
+            bench.start("m1", "a-0")
+            await RUNTIME.sleep(120)
+            return bench.done
+
+    assert ("m1", "a-0") in run(main())
 
 
 def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():

@@ -1,7 +1,9 @@
 """What a follower and a checker take in of single machines, on virtual time."""
 
 import asyncio
+from types import SimpleNamespace
 
+import pytest
 from virtual_time import run
 from world import World, a_region
 
@@ -9,6 +11,7 @@ from control_plane.agents.polled import CONNECT_S
 from control_plane.api.settings import SchedulerSettings
 from control_plane.health.checker import _policies
 from control_plane.health.core.parts import Standing
+from wire.errors import Unreachable
 
 DIGEST = "sha256:" + "7" * 64
 
@@ -94,3 +97,36 @@ def test_a_host_lives_for_as_long_as_it_may_take_until_it_is_asked_again():
     settings = SchedulerSettings()
     _, graces, _ = _policies(settings)
     assert graces.alive_s > settings.poll_patience_s + CONNECT_S + settings.poll_retry_s
+
+
+def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
+    """BUG-UX60: the control plane ended when a command failed meanwhile."""
+
+    class LostStream:
+        async def next(self):
+            raise Unreachable("the connection was lost")
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            await w.set_up(3)
+            await w.until(w.all_answer)
+            follower = w.cp._checker._follower
+            follower._hears = lambda record: record.machine != "m1"
+            follower.look_at("m1")  # only the stream below is followed
+            await w.until(lambda: "m1" not in follower._followed)
+            waits, turn = asyncio.Event(), asyncio.Event()
+
+            async def checkpoint() -> None:
+                waits.set()
+                await turn.wait()
+
+            follower._runtime = SimpleNamespace(checkpoint=checkpoint)
+            news = asyncio.create_task(follower._news("m1", LostStream()))
+            await waits.wait()
+            follower._observations.refused("m1", "a-0", "no answer within 5 s", doubtful=True)
+            turn.set()
+            with pytest.raises(Unreachable, match="the connection was lost"):
+                await news
+
+    run(main())
