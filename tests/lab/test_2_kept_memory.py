@@ -23,7 +23,7 @@ OF = {"plain": SHOP, "kept": BANK}
 HELD, FILE, LIMIT = 160, 64, 256
 """What each task has in anonymous memory and in a file, and its limit, in MiB."""
 LOST = 16 * MIB
-"""At least what a task without a promise loses: 31 MiB and more were seen; a kept one below 1 MiB."""
+"""At least what a task without a promise loses: 31 MiB and more were seen, of a kept one none."""
 LEFT = 72
 """MiB left: the file of a task without a promise goes, and nobody has to be killed."""
 TASK = f"""
