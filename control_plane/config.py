@@ -159,7 +159,7 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
             raise ConfigError(f"the configuration {path} is not TOML: {e}") from e
     document |= {k: v for k, v in overrides.items() if v not in (None, (), [])}
     document = plain(document, Config)
-    relations = (_folder_errors, _etcd_errors, _role_errors)
+    relations = (_folder_errors, _etcd_errors, _role_errors, _scope_errors)
     found = violations(document, Config)
     if found := [*found, *(error for of in relations for error in of(document))]:
         listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
@@ -246,6 +246,19 @@ def _front_end_errors(document: dict[str, Any]) -> list[FieldError]:
         reason = "a front end needs the https:// URL of each core"
         found.append(FieldError(field="cores", reason=reason))
     return found
+
+
+def _scope_errors(document: dict[str, Any]) -> list[FieldError]:
+    """Return regions of shards that do not exist; shards that are processes may start later."""
+    scheduler = document.get("scheduler")
+    if document.get("role", "all") != "all" or not isinstance(scheduler, dict):
+        return []
+    regions, count = scheduler.get("shard_regions"), scheduler.get("shards", 1)
+    if not isinstance(regions, dict) or not isinstance(count, int):
+        return []
+    reason = f"there is no such shard: shards = {count}, and they begin at 0"
+    later = sorted(n for n in map(str, regions) if n.isdecimal() and int(n) >= count)
+    return [FieldError(field=f"scheduler.shard_regions.{n}", reason=reason) for n in later]
 
 
 def _overlap(one: str, other: str) -> bool:

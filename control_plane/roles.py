@@ -232,8 +232,7 @@ class ControlPlane(JobCalls):
         await self._portal.load()
         await self._jobs.load()
         await self._shards.load()
-        are_processes = self.processes is not None
-        self.ownership.check(self.shards.count, self._portal.table, are_processes=are_processes)
+        self.shards.check_map()
         for shard in self.shards.all:
             await shard.allocator.load()
         await self.maintenance.load()

@@ -36,7 +36,9 @@ from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
-from control_plane.shards.ownership import SHARDS_MAX, OwnershipMap, least_loaded_first
+from control_plane.shards.core.scopes import least_loaded_first
+from control_plane.shards.ownership import SHARDS_MAX, OwnershipMap
+from control_plane.shards.scoping import ShardScopes
 from control_plane.store import Store
 from control_plane.task_control.controllers import Controllers
 from wire.errors import Busy, Conflict, NotFound, TwineError
@@ -85,12 +87,15 @@ class RunningShards:
     ):
         """Run nothing yet; `allocators` are those of `allocators_of`."""
         self._parts, self._ownership = parts, ownership
+        regions, held = parts.region.settings.shard_regions, parts.region.broker.held
+        self.scopes = ShardScopes(regions, ownership, parts.portal.table, held)
         self._moves = asyncio.Lock()
         self._by_number = {number: self._made(number, a) for number, a in allocators.items()}
         self.all = [*self._by_number.values()]
         """The shards of this process."""
         parts.dispatcher.follow(self._wanted)
         parts.control.in_one_shard = self.in_one_shard
+        parts.portal.in_scope = self.scopes.may_become
 
     def _made(self, number: int, allocator: Allocator) -> RunningShard:
         parts = self._parts
@@ -112,6 +117,11 @@ class RunningShards:
     def count(self) -> int:
         """Return the number of shards of the region, those of other processes included."""
         return self._parts.region.settings.shards
+
+    def check_map(self) -> None:
+        """Raise `ConfigError` if the map of owners contradicts the settings."""
+        self._ownership.check(self.count, self._parts.portal.table)
+        self.scopes.check_owners()
 
     async def is_ready(self, shard: int) -> bool:
         """Return whether a shard takes requests: those of this process do."""
@@ -209,6 +219,8 @@ class RunningShards:
                     jobs=sum(census.jobs_of[name] for name in names),
                     tasks=sum(census.tasks_of[name] for name in names),
                     moving=sorted(coming[number]),
+                    region=self.scopes.of(number),
+                    pinned={pool: at for pool in own if (at := specs[pool].region)},
                 )
             )
         return loads
@@ -236,9 +248,9 @@ class RunningShards:
         names = members(self._parts.portal.specs()).get(pool, [pool])
         if self._is_given(pool, self._parts.region.broker.count(pool), names):
             return
-        for shard in least_loaded_first(self.loads()):
+        for shard in least_loaded_first(self.loads(), self.scopes.pin_of(pool)):
             if await self.is_ready(shard):
-                await self._ownership.give(pool, shard)
+                await self._ownership.give(pool, shard, self.scopes.may_get(pool, shard))
                 return
 
     def check_move(self, job: str, entitlement: str) -> None:
@@ -350,7 +362,7 @@ class RunningShards:
     async def _write(self, pool: str, shard: int) -> None:
         """Write the new owner, or raise; settles an unknown outcome first."""
         try:
-            await self._ownership.move(pool, shard)
+            await self._ownership.move(pool, shard, self.scopes.may_get(pool, shard))
         except Conflict:
             raise
         except TwineError as e:
@@ -377,6 +389,7 @@ class RunningShards:
             )
         if to >= self.count:
             raise NotFound(f"there is no shard {to}: they are 0 to {self.count - 1}")
+        self.scopes.may_get(pool, to)
 
     def _check_alone(self, pool: str, jobs: list[str]) -> None:
         """Raise `Conflict` where a job is in transfer between this entitlement and another."""

@@ -70,6 +70,12 @@ class ShardProcesses(RunningShards):
         """Return the number of shards of the region: those that are configured or have led."""
         return max(super().count, *(n + 1 for n in (0, *self._processes.shards())))
 
+    def check_map(self) -> None:
+        """Raise `ConfigError` if the map contradicts the settings; the core's scopes count."""
+        self._ownership.check(self.count, self._parts.portal.table, are_processes=True)
+        if self._role.is_core:
+            self.scopes.check_owners()
+
     async def is_ready(self, shard: int) -> bool:
         """Return whether a shard takes requests; its process is asked."""
         return await super().is_ready(shard) or await self.ask_ready(shard)

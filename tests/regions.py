@@ -29,9 +29,15 @@ def a_capacity(machine_type: str = "small", **fields: Any) -> Capacity:
     )
 
 
-def a_place(msb: str = "msb1", dc: str = "dc1", rack: str = "rack1", row: str = "row1") -> Place:
-    """Return a place in the region."""
-    return Place.of(Location(datacenter=dc, msb=msb, row=row, rack=rack))
+def a_place(
+    msb: str = "msb1",
+    dc: str = "dc1",
+    rack: str = "rack1",
+    row: str = "row1",
+    region: str = "local",
+) -> Place:
+    """Return a place in a region."""
+    return Place.of(Location(region=region, datacenter=dc, msb=msb, row=row, rack=rack))
 
 
 def add(

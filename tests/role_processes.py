@@ -11,9 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agent.api import Limits
 from control_plane.api.capacity import EntitlementSpec
@@ -81,6 +83,8 @@ class RegionOfProcesses:
         self.hosts: list[FleetHost] = []
         self.processes: list[PlaneProcess] = []
         self._ports: dict[str, int] = {}
+        self.regions: dict[str, str] = {}
+        """Shard → its region, as the core is told."""
 
     def url(self, name: str) -> str:
         """Return where a process takes requests."""
@@ -113,6 +117,9 @@ class RegionOfProcesses:
             "agent_grace_s = 600.0",
             "join_grace_s = 5.0",
         ]
+        if role == "core" and self.regions:
+            lines += ["[scheduler.shard_regions]"]
+            lines += [f'{number} = "{at}"' for number, at in self.regions.items()]
         config = self.folder / f"{name}.toml"
         config.write_text("\n".join(lines) + "\n")
         made = PlaneProcess(name, config, self.folder / f"{name}.log")
@@ -147,10 +154,12 @@ class RegionOfProcesses:
         where = ("--out", str(self.credential(shard)), "--config", str(self.folder / "core.toml"))
         subprocess.run((*_DAEMON, *words, *where), check=True, capture_output=True)
 
-    async def join(self, hosts: int) -> None:
-        """Have hosts join and start."""
+    async def join(self, hosts: int, region: str = "local") -> None:
+        """Have hosts of a region join and start."""
         port, first = free_port(), len(self.hosts)
         made = [FleetHost(self.folder, first + n, port) for n in range(hosts)]
+        for host in made:
+            host.location = replace(host.location, region=region)
         self.hosts += made
         turns = asyncio.Semaphore(16)
 
@@ -223,10 +232,15 @@ class RegionOfProcesses:
 
 @asynccontextmanager
 async def region_of_processes(
-    folder: Path, cluster: Cluster, shards: int, ttl_s: int = 15
+    folder: Path,
+    cluster: Cluster,
+    shards: int,
+    ttl_s: int = 15,
+    regions: Mapping[str, str] | None = None,
 ) -> AsyncIterator[RegionOfProcesses]:
     """Run a core, and a process for each shard from 1 on; leases end after `ttl_s`."""
     region = RegionOfProcesses(folder, cluster, shards, ttl_s)
+    region.regions.update(regions or {})
     core = region.made("core", "core")
     try:
         core.start()

@@ -23,8 +23,8 @@ _STEP = 20
 """Pools whose quotas are read between two chances for other tasks of the loop to run."""
 _BUCKETS = 1000
 """Buckets whose machines are counted between two such chances, when all of a region are new."""
-Limits = Mapping[tuple[str, str, int], int]
-"""Type, data center and millionths of RRU → how many may be taken; of others any number."""
+Limits = Mapping[tuple[str, str, int, str], int]
+"""Type, data center, millionths of RRU and region → how many may be taken; of others any number."""
 
 
 class PromiseKeeper:
@@ -234,13 +234,13 @@ class PromiseKeeper:
         return +found
 
 
-class _Nothing(Mapping[tuple[str, str, int], int]):
+class _Nothing(Mapping[tuple[str, str, int, str], int]):
     """Limits under which no pool takes anything, of any kind."""
 
-    def __getitem__(self, key: tuple[str, str, int]) -> int:
+    def __getitem__(self, key: tuple[str, str, int, str]) -> int:
         return 0
 
-    def __iter__(self) -> Iterator[tuple[str, str, int]]:
+    def __iter__(self) -> Iterator[tuple[str, str, int, str]]:
         return iter(())
 
     def __len__(self) -> int:
@@ -248,13 +248,13 @@ class _Nothing(Mapping[tuple[str, str, int], int]):
 
 
 def _class_of(bucket: Bucket) -> MachineClass:
-    capacity = bucket.capacity
-    return MachineClass(capacity.machine_type, bucket.place.datacenter, micro(capacity.rru))
+    capacity, place = bucket.capacity, bucket.place
+    return MachineClass(capacity.machine_type, place.datacenter, micro(capacity.rru), place.region)
 
 
 def _kind(quota: Quota) -> tuple[object, ...]:
-    return (quota.types, frozenset(quota.per_type), quota.datacenter)
+    return (quota.types, frozenset(quota.per_type), quota.datacenter, quota.region)
 
 
-def _key(kind: MachineClass) -> tuple[str, str, int]:
-    return (kind.machine_type, kind.datacenter, kind.micro_rru)
+def _key(kind: MachineClass) -> tuple[str, str, int, str]:
+    return (kind.machine_type, kind.datacenter, kind.micro_rru, kind.region)

@@ -164,5 +164,5 @@ def _drop(table: dict[str, dict[str, None]], key: str | None, name: str) -> None
 
 
 def _class_of(machine: Machine) -> MachineClass:
-    capacity = machine.capacity
-    return MachineClass(capacity.machine_type, machine.place.datacenter, micro(capacity.rru))
+    capacity, place = machine.capacity, machine.place
+    return MachineClass(capacity.machine_type, place.datacenter, micro(capacity.rru), place.region)

@@ -65,7 +65,8 @@ class Quotas:
 
     def allows(self, pool: str, machine: Machine | Bucket) -> bool:
         """Return whether a pool may hold such a machine at all."""
-        return self.of(pool).allows(machine.capacity.machine_type, machine.place.datacenter)
+        place = machine.place
+        return self.of(pool).allows(machine.capacity.machine_type, place.datacenter, place.region)
 
     def priority(self, pool: str) -> int:
         """Return how important a pool is; 0 if there is no such entitlement."""
@@ -89,6 +90,7 @@ class Quotas:
             per_type=per_type or None,
             types=quota.types,
             datacenter=quota.datacenter,
+            region=quota.region,
             refuses=self._refuses(pool, request),
             refuses_all=self._refuses_all(pool, request),
             unpromised=self._unpromised(pool),

@@ -31,9 +31,12 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Hardware types it may hold; empty: any."""
     datacenter: Name | None = None
     """Pins its machines and jobs to one data center (CP10)."""
+    region: Name | None = None
+    """Pins its machines and jobs to one region, so that a regional shard may own it; None: it is
+    global. `datacenter` holds in addition."""
     requires: Annotated[list[Expression], Meta(max_length=16)] = []
     """Hard requirements of all its jobs, besides their own (docs/requirements-grammar.md). What
-    the quota promises is counted by type and data center, whatever is required here."""
+    the quota promises is counted by type, region and data center, whatever is required here."""
     preferences: Annotated[list[Preference], Meta(max_length=16)] | None = None
     """Spread policy of its jobs, unless they have their own; None: the region's default."""
     overcommit: Overcommit = Overcommit()

@@ -59,6 +59,10 @@ class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that the records of its jobs have."""
     moving: list[str] = []
     """Entitlements that are being moved to it."""
+    region: str = ""
+    """It is regional: it owns only entitlements that are pinned to this region. Empty: global."""
+    pinned: dict[str, str] = {}
+    """Those of its entitlements that are pinned to a region → the region."""
     load: int = 0
     """Sum over its entitlements of the larger of held machines and quota in machines. The shard
     with the least gets a new entitlement. Unused entitlements have no shard and do not count."""

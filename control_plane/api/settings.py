@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from agent.api import Name
 from control_plane.api.elastic import ElasticSettings
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -17,6 +18,14 @@ PlacePath = Annotated[
         pattern=r"^[^/\s]+(/[^/\s]+){0,3}$",
         max_length=255,
         description="a data center, or a path below one: `dc1/msb2/row1/rack3`",
+    ),
+]
+
+ShardNumber = Annotated[
+    str,
+    Meta(
+        pattern=r"^([1-9]|[1-5][0-9]|6[0-3])$",
+        description="a shard from 1 to 63; shard 0 has what no other shard has, so it is global",
     ),
 ]
 
@@ -175,6 +184,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How idle machines are lent."""
     shards: Annotated[int, Meta(ge=1, le=64)] = 1
     """Schedulers with an allocator each, in this process; each has its own entitlements."""
+    shard_regions: dict[ShardNumber, Name] = {}
+    """Shard → its region: it owns only entitlements that are pinned to that region. Others are
+    global. With shards as processes, the core's setting counts."""
     power: PowerSettings = PowerSettings()
     """The power budgets of racks, rows and MSBs."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64

@@ -71,6 +71,7 @@ _OPTIONS = (
         help="Only machines of this type; repeat.",
     ),
     click.option("--datacenter", metavar="DC", help="Restrict machines and jobs to it."),
+    click.option("--region", metavar="R", help="Restrict machines and jobs to it."),
     click.option(
         "--host-profile", metavar="P", help="Host profile of its machines [default: base]."
     ),
@@ -195,7 +196,7 @@ def entitlement_list(target: Target, output: str) -> None:
             len(view.held),
             _quota(view.record.spec),
             ",".join(view.record.spec.machine_types) or "(any)",
-            view.record.spec.datacenter or "(any)",
+            _place(view.record.spec),
             view.record.spec.host_profile,
             view.record.spec.priority,
             view.record.spec.business_unit or "-",
@@ -203,7 +204,7 @@ def entitlement_list(target: Target, output: str) -> None:
         )
         for view in found.entitlements
     ]
-    place = ("types", "datacenter", "profile")
+    place = ("types", "place", "profile")
     columns = ("entitlement", "held", "quota", *place, "priority", "business unit", "jobs")
     show.emit(output, found, lambda: show.table(columns, rows))
 
@@ -220,6 +221,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
         ("quota", _quota(spec)),
         ("held", f"{len(found.held)}: {', '.join(found.held[:50]) or '-'}"),
         ("types", ", ".join(spec.machine_types) or "(any)"),
+        ("region", spec.region or "(any)"),
         ("datacenter", spec.datacenter or "(any)"),
         ("host profile", spec.host_profile),
         ("extra tasks", spec.surge_tasks or "- (as many as each job allows)"),
@@ -358,6 +360,10 @@ def _put_owners(document: dict[str, Any], given: dict[str, Any]) -> None:
         document["owners"] = [
             w for w in dict.fromkeys([*(exactly or owners), *more]) if w not in less
         ]
+
+
+def _place(spec: EntitlementSpec) -> str:
+    return "/".join(filter(None, (spec.region, spec.datacenter))) or "(any)"
 
 
 def _quota(spec: EntitlementSpec) -> str:

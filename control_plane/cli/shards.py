@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
-from wire.errors import InvalidInput, NotFound
+from control_plane.shards.core.scopes import best_of_each_scope, in_words, stuck
+from wire.errors import Conflict, InvalidInput, NotFound
 from wire.routes import decode_json
 
 if TYPE_CHECKING:
@@ -55,7 +58,8 @@ def shard() -> None:
 def shard_list(target: Target, output: str) -> None:
     """Show the load of each shard; the one with the least gets a new entitlement."""
     found: ShardLoads = target.ask(lambda client: client.list_shards())
-    columns = ("shard", "machines", "load", "entitlements", "jobs", "tasks", "moving to it", "host")
+    has = ("machines", "load", "entitlements", "jobs", "tasks")
+    columns = ("shard", "scope", *has, "moving to it", "host")
     rows = [_row(load) for load in found.shards]
     show.emit(output, found, lambda: show.table(columns, rows))
 
@@ -63,7 +67,7 @@ def shard_list(target: Target, output: str) -> None:
 def _row(load: ShardLoad) -> tuple[object, ...]:
     moving = ", ".join(load.moving) or "-"
     has = (load.machines, load.load, len(load.entitlements), load.jobs, load.tasks)
-    return (load.shard, *has, moving, load.host or "-")
+    return (load.shard, in_words(load.region), *has, moving, load.host or "-")
 
 
 @shard.command("show")
@@ -71,12 +75,18 @@ def _row(load: ShardLoad) -> tuple[object, ...]:
 @output_option
 @click.pass_obj
 def shard_show(target: Target, number: int, output: str) -> None:
-    """Show the entitlements of a shard."""
+    """Show the scope of a shard, its entitlements, and where they are pinned to."""
     found: ShardLoads = target.ask(lambda client: client.list_shards())
     load = next((one for one in found.shards if one.shard == number), None)
     if load is None:
         raise click.UsageError(f"there is no shard {number}; twinectl shard list")
-    show.emit(output, load, lambda: show.table(("entitlement",), [(e,) for e in load.entitlements]))
+    rows = [(name, load.pinned.get(name, "(any)")) for name in load.entitlements]
+
+    def tell() -> None:
+        click.echo(show.printable(f"shard {number}: {in_words(load.region)}"))
+        show.table(("entitlement", "region"), rows)
+
+    show.emit(output, load, tell)
 
 
 @shard.command("move")
@@ -111,6 +121,7 @@ def _told(moved: ShardMoved, *, plan: bool) -> str:
 def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
     """Give all entitlements of a shard to the least loaded shards; no task restarts.
 
+    Those that are pinned to a region go to a shard of that region, if there is another one.
     Entitlements that are created meanwhile may come to it: drain it again until nothing moves.
     """
 
@@ -118,16 +129,23 @@ def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
         loads = {one.shard: one for one in (await client.list_shards()).shards}
         if number not in loads:
             raise NotFound(f"there is no shard {number}", hint="twinectl shard list")
-        load = {shard: one.load for shard, one in loads.items() if shard != number}
-        if not load:
+        drained = loads.pop(number)
+        if not loads:
             raise InvalidInput(
                 f"shard {number} is the only one: no other shard can take its entitlements"
             )
+        if left := stuck(drained, [*loads.values()]):
+            raise Conflict(
+                f"cannot drain shard {number}: no other shard may own {', '.join(left[:10])}; all "
+                "others are for other regions",
+                hint="start a global shard, or one of their region (scheduler.shard_regions)",
+            )
         done = []
-        for entitlement in loads[number].entitlements:
-            to = min(load, key=lambda shard: (load[shard], shard))
-            done.append(await client.move_entitlement(entitlement, to, dry_run=plan))
-            load[to] += done[-1].machines
+        for entitlement in drained.entitlements:
+            order = best_of_each_scope([*loads.values()], drained.pinned.get(entitlement))
+            done.append(await _given(client, entitlement, order, plan=plan))
+            to = loads[done[-1].to_shard]
+            loads[to.shard] = replace(to, load=to.load + done[-1].machines)
         return done
 
     moved = target.ask(work)
@@ -138,3 +156,13 @@ def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
         click.echo(f"{len(moved)} entitlements")
 
     show.emit(output, moved, tell)
+
+
+async def _given(
+    client: ControlPlaneClient, entitlement: str, order: list[int], *, plan: bool
+) -> ShardMoved:
+    """Move an entitlement to the first shard; to the last one if the others may not have it yet."""
+    for to in order[:-1]:
+        with suppress(Conflict):  # it still has machines of another region
+            return await client.move_entitlement(entitlement, to, dry_run=plan)
+    return await client.move_entitlement(entitlement, order[-1], dry_run=plan)

@@ -230,6 +230,7 @@ class Lender:
                     pool.spec.priority,
                     missing - taken if left is None else min(missing - taken, left),
                     f"{pool.pool} needs it",
+                    pool.spec.region,
                 )
             )
         free = self._parts.free() + coming
@@ -263,6 +264,7 @@ class Lender:
                     tasks,
                     record.state is MachineState.UP and not _is_leaving(record, wall),
                     idle_s,
+                    record.location.region,
                 )
             )
         return found
@@ -330,6 +332,7 @@ class Lender:
                         elastic.share,
                         pool.types,
                         pool.spec.datacenter,
+                        pool.spec.region,
                     )
                 )
         return found
@@ -354,9 +357,8 @@ class Lender:
                     continue
                 since = seen[machine.name] = self._idle_since.get(machine.name, now)
                 kind, place = machine.capacity.machine_type, machine.place
-                found.append(
-                    Idle(machine.name, pool, kind, place.datacenter, place.msb, now - since)
-                )
+                at = (place.datacenter, place.msb, now - since, place.region)
+                found.append(Idle(machine.name, pool, kind, *at))
                 await self._runtime.checkpoint()
         lent = {record.machine for record in self._parts.loans.lent()}
         kept = {name: since for name, since in self._idle_since.items() if name in lent}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -65,6 +65,10 @@ class Use:
 NOTHING = Use()
 
 
+def _in_any_shard(_name: str, _spec: EntitlementSpec) -> Mapping[str, int]:
+    return {}
+
+
 class Portal:
     """Owner of all entitlement records and of the requests for them."""
 
@@ -81,6 +85,9 @@ class Portal:
         self._runtime = runtime
         self.jobs_of: Callable[[str], Sequence[str]] = lambda _: ()
         """Returns the jobs of an entitlement; the capacity service sets it."""
+        self.in_scope: Callable[[str, EntitlementSpec], Mapping[str, int]] = _in_any_shard
+        """Returns comparisons that hold while the shard of an entitlement may own it as specified,
+        and raises `Conflict` if it may not; the shards set it."""
         self._applying: Counter[str] = Counter()
         """Entitlements to which jobs are being applied, with how many …"""
         self._going: dict[str, None] = {}
@@ -249,6 +256,7 @@ class Portal:
         errors = (*check_entitlement(name, spec, specs, supply), *fixed)
         if errors:
             raise _refused(name, errors, Conflict if fixed else InvalidInput)
+        self.in_scope(name, spec)
         if self.settings.overgrant is Overgrant.ALLOW or not supply:
             return None
         if not asks_for_more(before, spec):
@@ -326,7 +334,7 @@ class Portal:
                 record = known
             else:
                 record = replace(known, spec=spec, generation=known.generation + 1)
-            await self.table.commit(name, record, also=also)
+            await self.table.commit(name, record, self.in_scope(name, spec), also)
         log.info("entitlement changed", extra={"entitlement": name})
         return record
 

@@ -8,8 +8,8 @@ from control_plane.api.machines import MachineRecord
 from control_plane.broker.core.capacity import micro
 from control_plane.portal.core.grants import MachineClass, Supply, is_leaving, rru_of
 
-_Key = tuple[str, str, float]
-"""Machine type, data center, RRU."""
+_Key = tuple[str, str, float, str]
+"""Machine type, data center, RRU, region."""
 
 
 class SupplyIndex:
@@ -37,8 +37,8 @@ class SupplyIndex:
     def counts(self) -> Supply:
         """Return the machines of each class; empty where the region has none yet."""
         found: Counter[MachineClass] = Counter()
-        for (machine_type, datacenter, rru), count in self._counts.items():
-            found[MachineClass(machine_type, datacenter, micro(rru))] += count
+        for (machine_type, datacenter, rru, region), count in self._counts.items():
+            found[MachineClass(machine_type, datacenter, micro(rru), region)] += count
         return found
 
 
@@ -56,4 +56,5 @@ def _alike(one: MachineRecord, other: MachineRecord) -> bool:
 def _key(record: MachineRecord) -> _Key | None:
     if record.unavailability and is_leaving(record):
         return None
-    return record.machine_type, record.location.datacenter, rru_of(record)
+    place = record.location
+    return record.machine_type, place.datacenter, rru_of(record), place.region

@@ -187,7 +187,7 @@ class Planner:
         if record is None or pool is None or machine.blocked or record.loan is not None:
             return False
         spec = pool.spec
-        return not (spec.per_type or spec.machine_types or spec.datacenter)
+        return not (spec.per_type or spec.machine_types or spec.datacenter or spec.region)
 
     def _stack_of(self, pool: str) -> object:
         """Return a key that is equal for entitlements that could share machines.
@@ -201,7 +201,8 @@ class Planner:
         if (spec.machines or 0) > SMALL_MACHINES or spec.per_type or spec.rru:
             return None
         rules = (*sorted(spec.requires), *sorted(spec.machine_types))
-        return spec.host_profile, spec.datacenter, rules, tuple(spec.relaxations)
+        where = spec.datacenter, spec.region
+        return spec.host_profile, where, rules, tuple(spec.relaxations)
 
     def _is_capped(self, machine: Machine) -> bool:
         record = self._machine_of(machine.name)

@@ -1,1 +1,1 @@
-"""Scheduler and allocator shards, and which shard owns each entitlement."""
+"""Scheduler and allocator shards, which shard owns each entitlement, and what shards may own."""

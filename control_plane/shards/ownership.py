@@ -7,13 +7,13 @@ continues from the epochs that hosts received before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 
 from msgspec.structs import replace
 
 from agent.api.term import OWNER_HEADER, OwnerTerm
 from control_plane.api.machines import MachineRecord
-from control_plane.api.ownership import EntitlementOwner, EntitlementRelease, ShardLoad
+from control_plane.api.ownership import EntitlementOwner, EntitlementRelease
 from control_plane.broker.core.assignment import FREE
 from control_plane.runtime.table import Table
 from control_plane.store import Delete, Put, Store
@@ -86,22 +86,27 @@ class OwnershipMap:
                 "twinectl shard move",
             )
 
-    async def give(self, entitlement: str, shard: int) -> None:
-        """Give an unused entitlement to a shard."""
+    async def give(
+        self, entitlement: str, shard: int, compare: Mapping[str, int] | None = None
+    ) -> None:
+        """Give an unused entitlement to a shard, if `compare` holds."""
         async with self.table.lock(entitlement):
             if self.table.find(entitlement) is None:
-                await self.table.commit(
-                    entitlement, EntitlementOwner(entitlement=entitlement, shard=shard)
-                )
+                owner = EntitlementOwner(entitlement=entitlement, shard=shard)
+                await self.table.commit(entitlement, owner, compare)
 
-    async def move(self, entitlement: str, shard: int) -> None:
+    async def move(
+        self, entitlement: str, shard: int, compare: Mapping[str, int] | None = None
+    ) -> None:
         """Give an entitlement to another shard, and raise the term: one write, the commit point.
 
-        After an error the outcome may be unknown: `table.settle` finds out.
+        After an error the outcome may be unknown: `table.settle` finds out. `Conflict` where
+        `compare` does not hold.
         """
         async with self.table.lock(entitlement):
             moved = EntitlementOwner(entitlement=entitlement, shard=shard, moved=self._moves + 1)
-            await self.table.commit(entitlement, moved, also=[Delete(RELEASES + entitlement)])
+            also = [Delete(RELEASES + entitlement)]
+            await self.table.commit(entitlement, moved, compare, also)
 
     async def announce(self, entitlement: str, to: int | None) -> None:
         """Announce the shard that an entitlement is to move to; None withdraws the move."""
@@ -135,8 +140,3 @@ class OwnershipMap:
             return {}
         number = self.number() if self.is_ours(self.shard_of(record.entitlement)) else 0
         return {OWNER_HEADER: OwnerTerm(record.entitlement, number).text()}
-
-
-def least_loaded_first(loads: Sequence[ShardLoad]) -> list[int]:
-    """Return the shards by load, the least loaded first; equal ones by number of jobs."""
-    return [of.shard for of in sorted(loads, key=lambda of: (of.load, of.jobs, of.shard))]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from control_plane.api.ownership import ShardLoad
-from control_plane.shards.ownership import least_loaded_first
+from control_plane.shards.core.scopes import least_loaded_first
 from tests.bench.shard_limit import limit
 from vm_lab.region.generator import make_racks
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import floor
 
@@ -72,13 +72,19 @@ class Demand:
         )
 
 
-def demand_of(spec: JobSpec, datacenter: str | None = None, requires: Iterable[str] = ()) -> Demand:
+def demand_of(
+    spec: JobSpec,
+    datacenter: str | None = None,
+    requires: Iterable[str] = (),
+    region: str | None = None,
+) -> Demand:
     """Return what one task of a job claims: its limits, less where it opted in to overcommit.
 
     CPUs of its own are claimed as they are, whatever else it may use.
 
-    `datacenter` is where its entitlement is pinned to, `requires` what that requires.
+    `datacenter` and `region` are where its entitlement is pinned to, `requires` what that requires.
     """
+    pins = {Property.DATACENTER: datacenter, Property.REGION: region}
     cpu, memory = spec.overcommit.cpu, spec.overcommit.memory
     own = spec.resources.exclusive_cpus
     cpus = spec.limits.cpu_max_cores if spec.cpus is None else spec.cpus
@@ -92,7 +98,7 @@ def demand_of(spec: JobSpec, datacenter: str | None = None, requires: Iterable[s
         disk_bytes=spec.disk_bytes,
         ports=tuple(spec.ports),
         requires=tuple(
-            sorted(_requirements(spec, datacenter, requires), key=lambda term: not is_pair(term))
+            sorted(_requirements(spec, pins, requires), key=lambda term: not is_pair(term))
         ),  # as it is read from the store
     )
 
@@ -111,13 +117,16 @@ def claiming_cpu(spec: JobSpec, default_cpus: float) -> JobSpec:
     return replace(spec, cpus=default_cpus)
 
 
-def _requirements(spec: JobSpec, datacenter: str | None, requires: Iterable[str]) -> Iterator[Term]:
+def _requirements(
+    spec: JobSpec, pins: Mapping[Property, str | None], requires: Iterable[str]
+) -> Iterator[Term]:
     if spec.machine_types:
         yield In(Property.MACHINE_TYPE, frozenset(spec.machine_types))
     for wish in spec.requires:
         yield parse(wish) if isinstance(wish, str) else In(wish.property, frozenset(wish.values))
-    if datacenter is not None:
-        yield In(Property.DATACENTER, frozenset({datacenter}))
+    for level, pin in pins.items():
+        if pin is not None:
+            yield In(level, frozenset({pin}))
     yield from map(parse, requires)
     yield from (term for name, term in _OF_RELAXATIONS.items() if name in spec.relaxations)
     if spec.configuration:
@@ -128,4 +137,4 @@ def demand_for(spec: JobSpec, entitlement: EntitlementSpec | None) -> Demand:
     """Return what a task claims, where its entitlement is pinned to and may be."""
     if entitlement is None:
         return demand_of(spec)
-    return demand_of(spec, entitlement.datacenter, entitlement.requires)
+    return demand_of(spec, entitlement.datacenter, entitlement.requires, entitlement.region)

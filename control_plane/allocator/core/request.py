@@ -91,12 +91,15 @@ class Allowance:
     """Empty: any."""
     datacenter: str | None = None
     """None: any."""
+    region: str | None = None
+    """None: any."""
     refuses: Callable[[Machine], str] | None = None
     """Why this one may not be taken, empty if it may."""
     refuses_all: Callable[[Bucket], str] | None = None
     """Why none of these without tasks may be taken; empty: each is checked separately."""
-    unpromised: Mapping[tuple[str, str, int], int] | None = None
-    """Type, data center and millionths of RRU → how many are not promised to others (CP7)."""
+    unpromised: Mapping[tuple[str, str, int, str], int] | None = None
+    """Type, data center, millionths of RRU and region → how many are not promised to others
+    (CP7)."""
     _taken: dict[object, int] = field(default_factory=dict)
 
     def may_take_from(self, free: Pool) -> bool:
@@ -111,6 +114,8 @@ class Allowance:
         kind = capacity.machine_type
         if self.datacenter is not None and machine.place.datacenter != self.datacenter:
             return f"not in {self.datacenter}, the data center of the entitlement"
+        if self.region is not None and machine.place.region != self.region:
+            return f"not in {self.region}, the region of the entitlement"
         if self.types and kind not in self.types:
             return f"type {kind} is not among the entitlement's types"
         if self.machines is not None and self.machines <= 0:
@@ -120,7 +125,7 @@ class Allowance:
         if self.micro_rru is not None and micro(capacity.rru) > self.micro_rru:
             return "the quota of RRU is used up"
         if self.unpromised:
-            key = (kind, machine.place.datacenter, micro(capacity.rru))
+            key = _class_key(machine)
             if self.unpromised.get(key, 1) <= self._taken.get(key, 0):
                 return "reserved for others"
         return ""
@@ -135,8 +140,13 @@ class Allowance:
         kind = capacity.machine_type
         self._taken[kind] = self._taken.get(kind, 0) + 1
         if self.unpromised:
-            key = (kind, machine.place.datacenter, micro(capacity.rru))
+            key = _class_key(machine)
             self._taken[key] = self._taken.get(key, 0) + 1
+
+
+def _class_key(machine: Machine) -> tuple[str, str, int, str]:
+    capacity, place = machine.capacity, machine.place
+    return (capacity.machine_type, place.datacenter, micro(capacity.rru), place.region)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ class Idle:
     datacenter: str
     msb: str
     idle_s: float
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,14 @@ class Taker:
     types: frozenset[str] = frozenset()
     """Types on which its tasks can run; empty: any."""
     datacenter: str | None = None
+    region: str | None = None
 
-    def suits(self, machine_type: str, datacenter: str) -> bool:
+    def suits(self, machine_type: str, datacenter: str, region: str) -> bool:
         """Return whether it can use such a machine."""
-        return (not self.types or machine_type in self.types) and (
-            self.datacenter in (None, datacenter)
+        return (
+            (not self.types or machine_type in self.types)
+            and self.datacenter in (None, datacenter)
+            and self.region in (None, region)
         )
 
 
@@ -92,6 +96,7 @@ class OpenLoan:
     usable: bool = True
     """It is up, and its owner could use it."""
     idle_s: float = 0.0
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +113,14 @@ class Need:
     from_free: int = 0
     """How many of them its quota lets it take from the free pool."""
     why: str = "its owner needs it"
+    region: str | None = None
 
     def suits(self, loan: OpenLoan) -> bool:
         """Return whether a lent machine would help."""
-        return (not self.types or loan.machine_type in self.types) and (
-            self.datacenter in (None, loan.datacenter)
+        return (
+            (not self.types or loan.machine_type in self.types)
+            and self.datacenter in (None, loan.datacenter)
+            and self.region in (None, loan.region)
         )
 
 
@@ -149,18 +157,18 @@ class _Stock:
                     ripe.append(machine)
         self._left = {donor: max(0, n - offers[donor].keep) for donor, n in there.items()}
         ripe.sort(key=lambda machine: machine.idle_s)  # the longest idle one is taken first
-        by_key = defaultdict[tuple[str, str, str, str], list[Idle]](list)
+        by_key = defaultdict[tuple[str, str, str, str, str], list[Idle]](list)
         for machine in ripe:
-            key = (machine.donor, machine.machine_type, machine.datacenter, machine.msb)
-            by_key[key].append(machine)
+            place = (machine.datacenter, machine.region, machine.msb)
+            by_key[machine.donor, machine.machine_type, *place].append(machine)
         self._groups = list(by_key.values())
         self._donors = [donor for donor, *_ in by_key]
         self._count = len(self._groups) or 1
-        self._kinds = defaultdict[tuple[str, str, float], list[int]](list)
-        """Machine type, data center and promise → the groups."""
-        for number, (donor, machine_type, datacenter, _) in enumerate(by_key):
-            kind = (machine_type, datacenter, offers[donor].promise_s)
-            self._kinds[kind].append(self._entry(number))
+        self._kinds = defaultdict[tuple[str, str, str, float], list[int]](list)
+        """Machine type, data center, region and promise → the groups."""
+        for number, (donor, machine_type, datacenter, region, _) in enumerate(by_key):
+            key = (machine_type, datacenter, region, offers[donor].promise_s)
+            self._kinds[key].append(self._entry(number))
 
     def _entry(self, number: int) -> int:
         return number - len(self._groups[number]) * self._count
@@ -168,7 +176,7 @@ class _Stock:
     def take(self, taker: Taker) -> Idle | None:
         """Return a machine that suits a borrower; None: there is none left."""
         pool = taker.pool
-        signature = (taker.types, taker.datacenter, taker.notice_s)
+        signature = (taker.types, taker.datacenter, taker.region, taker.notice_s)
         heap = self._heaps.get(signature)
         if heap is None:
             heap = self._heaps[signature] = self._suiting(taker)
@@ -192,8 +200,8 @@ class _Stock:
 
     def _suiting(self, taker: Taker) -> list[int]:
         heap = list[int]()
-        for (machine_type, datacenter, promise_s), groups in self._kinds.items():
-            if promise_s >= taker.notice_s and taker.suits(machine_type, datacenter):
+        for (machine_type, datacenter, region, promise_s), groups in self._kinds.items():
+            if promise_s >= taker.notice_s and taker.suits(machine_type, datacenter, region):
                 heap += groups
         heapq.heapify(heap)
         return heap

@@ -75,6 +75,10 @@ def _place_errors(
     if pin is not None and pin not in datacenters and (known is None or known.datacenter != pin):
         has = ", ".join(sorted(datacenters))
         found.append(_error("datacenter", f"the region has no data center {pin}; it has: {has}"))
+    pin, regions = wanted.region, {kind.region for kind in supply}
+    if pin is not None and pin not in regions and (known is None or known.region != pin):
+        has = ", ".join(sorted(regions))
+        found.append(_error("region", f"no machine is in region {pin}; machines are in: {has}"))
     return found
 
 
@@ -115,9 +119,11 @@ def _reservation_errors(
     if base.machine_types and (strays := set(wanted.per_type) - set(base.machine_types)):
         listed = ", ".join(sorted(strays))
         found.append(_error("per_type", f"{base_name!r} has no machines of type {listed}"))
-    if wanted.datacenter not in (None, base.datacenter):
-        where = base.datacenter or "not pinned to a data center"
-        found.append(_error("datacenter", f"its machines must be those of {base_name!r}: {where}"))
+    for field, level in (("datacenter", "data center"), ("region", "region")):
+        pin = getattr(base, field)
+        if getattr(wanted, field) not in (None, pin):
+            where = pin or f"not pinned to a {level}"
+            found.append(_error(field, f"its machines must be those of {base_name!r}: {where}"))
     return found
 
 

@@ -2,7 +2,7 @@
 
 A quota is a promise: whatever other entitlements do, this one can come to hold that many
 machines (CP7). So all quotas together must fit into the machines that there are, by type,
-by data center and in RRU (CP1). Quotas of "any of these types" share machines with others.
+by region, data center and in RRU (CP1). Quotas of "any of these types" share machines with others.
 Whether all quotas can be met at once is the transport problem of `transport`, on
 classes of like machines: a region of a million machines has a few hundred.
 
@@ -21,7 +21,7 @@ from fractions import Fraction
 
 from msgspec.structs import replace as with_fields
 
-from agent.api import Relaxation
+from agent.api import Location, Relaxation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.api.settings import Raise
@@ -37,6 +37,7 @@ class MachineClass:
     machine_type: str
     datacenter: str
     micro_rru: int
+    region: str = Location().region
 
 
 Supply = Mapping[MachineClass, int]
@@ -51,7 +52,8 @@ def class_of(record: MachineRecord) -> MachineClass | None:
     )
     if leaving:
         return None
-    return MachineClass(record.machine_type, record.location.datacenter, micro(rru_of(record)))
+    place = record.location
+    return MachineClass(record.machine_type, place.datacenter, micro(rru_of(record)), place.region)
 
 
 def is_leaving(record: MachineRecord) -> bool:
@@ -133,8 +135,8 @@ def unkept(specs: Mapping[str, EntitlementSpec], supply: Supply) -> dict[str, Sh
 def asks_for_more(before: EntitlementSpec | None, after: EntitlementSpec) -> bool:
     """Return whether a change may take capacity that other entitlements could have had.
 
-    Less of the same is not more. Other types or another data center count as more: those machines
-    may be scarce where the present ones are not.
+    Less of the same is not more. Other types or another place count as more: those machines may be
+    scarce where the present ones are not.
     """
     if before is None:
         return True
@@ -143,6 +145,7 @@ def asks_for_more(before: EntitlementSpec | None, after: EntitlementSpec) -> boo
         or _unit(before) != _unit(after)
         or _types_changed(before, after)
         or after.datacenter != before.datacenter
+        or after.region != before.region
         or after.materialization != before.materialization
         or after.business_unit != before.business_unit
         or after.priority > before.priority
@@ -219,6 +222,7 @@ class _Demand:
     """Machines, or millionths of RRU."""
     types: frozenset[str]
     datacenter: str | None
+    region: str | None
     at_most: tuple[tuple[str, int], ...] = ()
     """By type, where the sum of these is more than the amount."""
 
@@ -226,23 +230,24 @@ class _Demand:
         return (
             (not self.types or kind.machine_type in self.types)
             and self.datacenter in (None, kind.datacenter)
+            and self.region in (None, kind.region)
             and (self.unit == "machines" or kind.micro_rru > 0)
         )
 
 
 def _demands_of(quota: Quota) -> list[_Demand]:
     """Return a pool's promise as demands that can be met independently."""
-    where = quota.datacenter
+    where = (quota.datacenter, quota.region)
     if quota.per_type:
         if quota.machines is None or quota.machines >= sum(quota.per_type.values()):
             items = quota.per_type.items()
-            return [_Demand("machines", n, frozenset({t}), where) for t, n in items]
+            return [_Demand("machines", n, frozenset({t}), *where) for t, n in items]
         caps = tuple(sorted(quota.per_type.items()))
-        return [_Demand("machines", quota.machines, frozenset(quota.per_type), where, caps)]
+        return [_Demand("machines", quota.machines, frozenset(quota.per_type), *where, caps)]
     if quota.machines is not None:
-        return [_Demand("machines", quota.machines, quota.types, where)]
+        return [_Demand("machines", quota.machines, quota.types, *where)]
     if quota.rru is not None:
-        return [_Demand("RRU", micro(quota.rru), quota.types, where)]
+        return [_Demand("RRU", micro(quota.rru), quota.types, *where)]
     return []
 
 
@@ -308,7 +313,7 @@ class Promises:
         for pool, quota in quotas.items():
             for demand in _demands_of(quota):
                 alone = pool if demand.at_most else ""
-                key = (demand.unit, demand.types, demand.datacenter, alone)
+                key = (demand.unit, demand.types, demand.datacenter, demand.region, alone)
                 alike[key].append((pool, demand))
         for group in alike.values():
             node = network.node()
@@ -429,7 +434,8 @@ def _where(
     if not places:
         wanted = next(iter(demands))
         types = f"types {', '.join(sorted(wanted.types))}" if wanted.types else "all types"
-        return types + (f" in {wanted.datacenter}" if wanted.datacenter else "")
+        where = (wanted.datacenter, wanted.region and f"region {wanted.region}")
+        return " in ".join((types, *filter(None, where)))
     if places == {(kind.machine_type, kind.datacenter) for kind in region}:
         return "the whole region"
     of_datacenter: defaultdict[str, set[str]] = defaultdict(set)

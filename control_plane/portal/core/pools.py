@@ -27,11 +27,16 @@ class Quota:
     types: frozenset[str] = frozenset()
     """Empty: any."""
     datacenter: str | None = None
+    region: str | None = None
 
-    def allows(self, machine_type: str, datacenter: str) -> bool:
+    def allows(self, machine_type: str, datacenter: str, region: str) -> bool:
         """Return whether such machines may be held at all."""
         types = self.types or self.per_type.keys()
-        return (not types or machine_type in types) and self.datacenter in (None, datacenter)
+        return (
+            (not types or machine_type in types)
+            and self.datacenter in (None, datacenter)
+            and self.region in (None, region)
+        )
 
     def left(self, held: Iterable[tuple[str, float]]) -> PoolRemainder:
         """Return what may still be held besides these machines, each as (type, RRU)."""
@@ -146,4 +151,4 @@ def sum_quota(own: EntitlementSpec, reservations: Iterable[EntitlementSpec]) -> 
         rru = None if rru is None else rru + (spec.rru or 0.0)
         per_type.update(spec.per_type)
     types = frozenset(own.machine_types)
-    return Quota(machines, dict(per_type), rru, types, own.datacenter)
+    return Quota(machines, dict(per_type), rru, types, own.datacenter, own.region)

@@ -289,14 +289,19 @@ def stacks(
 ) -> list[StackProposal]:
     """Return which small entitlements would hold fewer machines as reservations on one of them.
 
-    Only those are combined whose tasks may share machines: of one host profile, data center,
-    types, and rules for images and sandboxes. `rru` and `memory` are those of an average machine.
+    Only those are combined whose tasks may share machines: of one host profile, place, types,
+    and rules for images and sandboxes. `rru` and `memory` are those of an average machine.
     """
     alike: defaultdict[tuple[object, ...], list[Line]] = defaultdict(list)
     for line in small:
         spec = specs[line.name]
         if spec.materialization is None:
-            kind = spec.host_profile, spec.datacenter, tuple(sorted(spec.machine_types))
+            kind = (
+                spec.host_profile,
+                spec.region,
+                spec.datacenter,
+                tuple(sorted(spec.machine_types)),
+            )
             rules = tuple(map(str, (spec.requires, spec.image_keys, spec.relaxations)))
             alike[*kind, *rules].append(line)
     found = []

@@ -99,6 +99,7 @@ class _Shares:
             self.quotas["RRU"] = own.rru
         self.surge_tasks = own.surge_tasks
         self._datacenter = own.datacenter or base.datacenter
+        self._region = own.region or base.region
         self._requires = own.requires
         self._machines = [m for m in machines if not types or m.capacity.machine_type in types]
 
@@ -137,7 +138,9 @@ class _Shares:
         return found
 
     def _of_task(self, spec: JobSpec) -> dict[Need, float]:
-        demand = as_far_as(demand_of(spec, self._datacenter, self._requires), _OF_KIND)
+        demand = as_far_as(
+            demand_of(spec, self._datacenter, self._requires, self._region), _OF_KIND
+        )
         found: dict[Need, float] = {}
         for machine in self._machines:
             capacity = machine.capacity

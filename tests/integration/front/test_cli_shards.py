@@ -16,10 +16,16 @@ def ctl(region: Region, *arguments: str) -> Result:
 def test_shards_are_listed_with_what_they_have_to_do(region: Region) -> None:
     lines = ctl(region, "shard", "list").stdout.splitlines()
     assert [line.split() for line in lines[1:]] == [
-        ["0", "7", "9", "2", "3", "9", "-", "-"],
-        ["1", "0", "0", "0", "0", "0", "ads", "-"],
+        ["0", "global", "7", "9", "2", "3", "9", "-", "-"],
+        ["1", "global", "0", "0", "0", "0", "0", "ads", "-"],
     ]
-    assert ctl(region, "shard", "show", "0").stdout.split() == ["ENTITLEMENT", "ads", "front"]
+    shown = ctl(region, "shard", "show", "0").stdout.splitlines()
+    assert shown[0] == "shard 0: global"
+    assert [line.split() for line in shown[1:]] == [
+        ["ENTITLEMENT", "REGION"],
+        ["ads", "(any)"],
+        ["front", "(any)"],
+    ]
     wrong = ctl(region, "shard", "show", "2")
     assert wrong.exit_code != 0
     assert "there is no shard 2" in wrong.output

@@ -25,6 +25,7 @@ SUPPLY = st.dictionaries(
         st.sampled_from(TYPES),
         st.sampled_from(["dc1", "dc2"]),
         st.sampled_from([MICRO, 2 * MICRO]),
+        st.sampled_from(["east", "west"]),
     ),
     st.integers(0, 12),
     min_size=1,
@@ -36,17 +37,20 @@ SUPPLY = st.dictionaries(
 def counted(draw) -> EntitlementSpec:
     """A quota in machines: of any type, of some, or by type under a bound for all."""
     types = draw(st.lists(st.sampled_from(TYPES), unique=True))
-    datacenter = draw(st.sampled_from([None, None, "dc1"]))
+    place = {
+        "datacenter": draw(st.sampled_from([None, None, "dc1"])),
+        "region": draw(st.sampled_from([None, None, "west"])),
+    }
     if not types or draw(st.booleans()):
-        return EntitlementSpec(machines=draw(COUNT), machine_types=types, datacenter=datacenter)
+        return EntitlementSpec(machines=draw(COUNT), machine_types=types, **place)
     per_type = {t: draw(COUNT) for t in types}
     most = draw(st.none() | st.integers(1, sum(per_type.values())))
-    return EntitlementSpec(machines=most, per_type=per_type, datacenter=datacenter)
+    return EntitlementSpec(machines=most, per_type=per_type, **place)
 
 
 def forced_into(quota: Quota, kinds: set[MachineClass], supply) -> int:
     """How many machines of these classes a quota cannot do without: all others are taken."""
-    suited = {k for k in supply if quota.allows(k.machine_type, k.datacenter)}
+    suited = {k for k in supply if quota.allows(k.machine_type, k.datacenter, k.region)}
     outside = {k.machine_type for k in suited - kinds}
     if not quota.per_type:
         return 0 if outside else quota.machines
@@ -159,7 +163,7 @@ def test_a_take_that_is_not_allowed_would_cost_somebody_a_promise(supply, wanted
     for pool, quota in quotas.items():
         allowed = promises.spare(pool)
         for kind in supply:
-            if supply[kind] and quota.allows(kind.machine_type, kind.datacenter):
+            if supply[kind] and quota.allows(kind.machine_type, kind.datacenter, kind.region):
                 after = quotas | {pool: quota_left(quota, {kind: 1})}
                 assert (kind in allowed) == quotas_fit(after, supply | {kind: supply[kind] - 1})
 
@@ -222,7 +226,7 @@ def _within(quota: Quota, held: list[tuple[str, float]]) -> bool:
     by_type = {t: sum(1 for found, _ in held if found == t) for t, _ in held}
     return (
         (quota.machines is None or len(held) <= quota.machines)
-        and all(quota.allows(t, quota.datacenter or "dc1") for t in by_type)
+        and all(quota.allows(t, quota.datacenter or "dc1", quota.region or "west") for t in by_type)
         and all(n <= quota.per_type.get(t, n) for t, n in by_type.items())
         and (quota.rru is None or sum(r for _, r in held) <= quota.rru)
     )

@@ -20,20 +20,24 @@ KINDS = [
     MachineClass("a", "dc2", 2 * MICRO),
     MachineClass("b", "dc1", 3 * MICRO),
     MachineClass("c", "dc2", 5 * MICRO),
+    MachineClass("a", "dc1", 2 * MICRO, "west"),
 ]
 SUPPLIES = st.fixed_dictionaries({kind: st.integers(0, 4) for kind in KINDS})
 DATACENTERS = st.sampled_from([None, None, "dc1", "dc2"])
+REGIONS = st.sampled_from([None, None, None, "local", "west"])
 QUOTAS = st.one_of(
     st.builds(
         Quota,
         machines=st.integers(1, 5),
         types=st.sampled_from([frozenset(), frozenset("a"), frozenset("ab"), frozenset("c")]),
         datacenter=DATACENTERS,
+        region=REGIONS,
     ),
     st.builds(
         Quota,
         per_type=st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1),
         datacenter=DATACENTERS,
+        region=REGIONS,
     ),
 )
 
@@ -90,7 +94,7 @@ class Life:
     def move(self, name: str, kind: MachineClass, pool: str) -> None:
         rru = kind.micro_rru / MICRO
         capacity = a_capacity(kind.machine_type, rru=rru)
-        self.index.put(name, capacity, a_place(dc=kind.datacenter), pool, "")
+        self.index.put(name, capacity, a_place(dc=kind.datacenter, region=kind.region), pool, "")
 
     def of(self, pool: str) -> Counter[MachineClass]:
         found = Counter[MachineClass]()
@@ -101,7 +105,8 @@ class Life:
 
     def kind(self, machine) -> MachineClass:
         rru = round(machine.capacity.rru * MICRO)
-        return MachineClass(machine.capacity.machine_type, machine.place.datacenter, rru)
+        place = machine.place
+        return MachineClass(machine.capacity.machine_type, place.datacenter, rru, place.region)
 
     def unkept(self) -> set[str]:
         """Return the pools whose promises cannot be kept, by new sums over everything."""
@@ -111,7 +116,7 @@ class Life:
 
     def take(self, pool: str, kind: MachineClass) -> None:
         limits = self.keeper.limits(pool)
-        key = (kind.machine_type, kind.datacenter, kind.micro_rru)
+        key = (kind.machine_type, kind.datacenter, kind.micro_rru, kind.region)
         if limits is not None and limits.get(key, 1) <= 0:
             return
         if not allows(self.quotas[pool], self.of(pool), kind):

@@ -201,10 +201,33 @@ def test_a_quota_in_rru_and_one_by_type_are_both_enforced():  # MO6 CP3
 
 def test_a_pool_of_types_and_a_data_center_allows_no_others():  # CP10
     quota = pool_quota("e", {"e": spec(machines=3, machine_types=["a"], datacenter="dc1")})
-    assert quota.allows("a", "dc1")
-    assert not quota.allows("a", "dc2")
-    assert not quota.allows("b", "dc1")
+    assert quota.allows("a", "dc1", "west")
+    assert not quota.allows("a", "dc2", "west")
+    assert not quota.allows("b", "dc1", "west")
     assert "for machines of type a" in quota.left([]).why_not("b", 1)
+
+
+def test_a_pool_of_a_region_and_a_data_center_allows_what_is_in_both():
+    """SH13."""
+    quota = pool_quota("x", {"x": spec(machines=9, region="west", datacenter="dc1")})
+    assert quota.allows("a", "dc1", "west")
+    assert not quota.allows("a", "dc2", "west")
+    assert not quota.allows("a", "dc1", "east")
+
+
+def test_what_is_promised_in_one_region_is_short_there_and_not_elsewhere():
+    """SH13: a global quota takes of what regional ones leave, in the same data center or not."""
+    west = MachineClass("skylake", "dc1", MICRO, "west")
+    supply = {west: 4, MachineClass("skylake", "dc1", MICRO, "east"): 6}
+    specs = {"pay": spec(machines=3, region="west")}
+    assert shortage("ads", spec(machines=6, region="east"), specs, supply) is None
+    assert shortage("ads", spec(machines=7), specs, supply) is None
+    short = shortage("ads", spec(machines=2, region="west"), specs, supply)
+    assert str(short).endswith("3 machines granted to others + 2 machines asked > 4 machines")
+    assert shortage("ads", spec(machines=8), specs, supply) is not None
+    nowhere = shortage("ads", spec(machines=1, region="north"), specs, supply)
+    assert str(nowhere).startswith("all types in region north: ")
+    assert asks_for_more(spec(machines=3, region="west"), spec(machines=3, region="east"))
 
 
 def test_fractions_of_rru_add_up_without_an_error():  # MO6

@@ -88,6 +88,15 @@ def test_a_pool_borrows_nothing_of_its_own_nor_of_another_kind_or_place() -> Non
     assert matched(machines, offers, [wants]) == []
 
 
+def test_a_pool_that_is_pinned_to_a_region_borrows_and_calls_back_there() -> None:
+    """SH13."""
+    machines = [idle(0, region="east"), idle(1, region="west")]
+    loans = matched(machines, {"": Offer(300, 0, 0)}, [taker(region="west")])
+    assert [new.machine for new in loans] == ["m001"]
+    lent = [loan(0, region="east"), loan(1, region="west")]
+    assert [*back(lent, [Need("web", 2, from_free=2, region="west")])] == ["m001"]
+
+
 def test_borrowers_get_machines_by_their_shares_those_that_they_have_included() -> None:
     machines = [idle(n) for n in range(30)]
     takers = [taker("a", 100, share=100), taker("b", 100, share=200), taker("c", 3, share=500)]

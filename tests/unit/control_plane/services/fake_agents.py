@@ -58,8 +58,10 @@ class Region:
         self.broken_rules: list[str] = []
         self.log: list[str] = []
 
-    def add(self, name: str, datacenter: str, msb: str, memory_mib: int = 1024) -> "FakeMachine":
-        location = api.Location(datacenter=datacenter, msb=msb)
+    def add(
+        self, name: str, datacenter: str, msb: str, memory_mib: int = 1024, region: str = "local"
+    ) -> "FakeMachine":
+        location = api.Location(region=region, datacenter=datacenter, msb=msb)
         machine = FakeMachine(self, name, location, memory_mib)
         self.machines[name] = machine
         return machine

@@ -16,7 +16,7 @@ from control_plane.portal.core.pools import MICRO, Quota
 from control_plane.runtime.runtime import Runtime
 
 PLAIN, RARE = MachineClass("plain", "dc1", 4 * MICRO), MachineClass("rare", "dc1", 4 * MICRO)
-P, R = ("plain", "dc1", 4 * MICRO), ("rare", "dc1", 4 * MICRO)
+P, R = ("plain", "dc1", 4 * MICRO, "local"), ("rare", "dc1", 4 * MICRO, "local")
 ANY, ONLY = Quota(machines=2), Quota(per_type={"rare": 1})
 NOBODY = Counter[MachineClass]()
 

@@ -14,7 +14,7 @@ from agent.api import Limits
 from control_plane.allocator import handover
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.ownership import ShardLoad
-from control_plane.shards.ownership import least_loaded_first
+from control_plane.shards.core.scopes import least_loaded_first
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, ConfigError, Conflict, NotFound
 

@@ -46,6 +46,7 @@ class RegionOfRoles:
 
     def __init__(self, *processes: ProcessStatus) -> None:
         self.sessions, self._processes = BrowserSessions(), list(processes)
+        self.shards = 1
         self.handlers = {"list_shards": self._shards, "region_status": self._status}
 
     def authorize(self, _: web.Request, __: Route) -> Peer:
@@ -59,7 +60,8 @@ class RegionOfRoles:
 
     async def _shards(self, _: Call) -> ShardLoads:
         shard = ShardLoad(shard=1, machines=5, load=5, entitlements=["front"], jobs=1, tasks=4)
-        return ShardLoads(shards=[shard], term=3)
+        west = ShardLoad(shard=2, region="west")
+        return ShardLoads(shards=[shard, west][: self.shards], term=3)
 
     async def _status(self, _: Call) -> RegionStatus:
         return RegionStatus(ok=True, processes=self._processes)
@@ -88,6 +90,18 @@ async def test_the_page_of_shards_says_how_far_each_role_is_behind() -> None:
     assert [found[role][6] for role in ("core", "shard-1", "shard-2")] == ["0", "1\u202f212", "–"]
     assert "no answer" in found["shard-2"][1]
     assert found["shard-1"][2] == "b"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_the_page_of_shards_has_scopes_where_one_is_regional(shards: int) -> None:
+    """SH13."""
+    region, app = RegionOfRoles(), web.Application()
+    region.shards = shards
+    Console(region, ROUTES, lambda: 1).add_to(app)
+    async with TestClient(TestServer(app)) as client:
+        text = await (await client.get("/ui/shards")).text()
+    scopes = [">Scope<" in text, ">global<" in text, ">region west<" in text]
+    assert scopes == [shards == 2] * 3
 
 
 async def test_one_process_follows_none() -> None:
