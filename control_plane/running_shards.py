@@ -406,9 +406,9 @@ class RunningShards:
 
     # -- calls about one shard
 
-    async def plan(self, spec: JobSpec) -> JobPlan:
+    async def plan(self, spec: JobSpec, writer: str = "") -> JobPlan:
         """Return what applying a job would lead to; see `JobPlanner`."""
-        return await self.of_entitlement(spec.entitlement).planner.plan(spec)
+        return await self.of_entitlement(spec.entitlement).planner.plan(spec, writer)
 
     async def explain(self, name: str) -> JobExplanation:
         """Return why tasks of a job have no machine; see `JobPlanner`."""

@@ -164,8 +164,14 @@ class FleetHost:
 class Fleet:
     """The control plane, its hosts, and what is done with them."""
 
-    def __init__(self, client: ControlPlaneClient, hosts: list[FleetHost], endpoint: str) -> None:
-        self.client, self.hosts, self.endpoint = client, hosts, endpoint
+    def __init__(
+        self,
+        client: ControlPlaneClient,
+        hosts: list[FleetHost],
+        endpoint: str,
+        plane: asyncio.Task[None] | None = None,
+    ) -> None:
+        self.client, self.hosts, self.endpoint, self.plane = client, hosts, endpoint, plane
         self.times: dict[str, float] = {}
 
     async def take_in(self) -> None:
@@ -287,7 +293,7 @@ async def fleet(agents: int, address: str = "127.0.0.1:0") -> AsyncIterator[Flee
                 await plane
             async with ControlPlaneClient(f"unix:{config.socket}") as client:
                 hosts = [FleetHost(root, number, port) for number in range(agents)]
-                found = Fleet(client, hosts, f"unix:{config.socket}")
+                found = Fleet(client, hosts, f"unix:{config.socket}", plane)
                 try:
                     await found.take_in()
                     yield found
@@ -338,4 +344,6 @@ async def _stay(agents: int) -> None:
             f"production code.\n\n    export TWINE_ENDPOINT={found.endpoint}\n"
             "    twinectl machine list\n    twinectl job status web\n\nCtrl-C ends it."
         )
-        await asyncio.Event().wait()
+        assert found.plane is not None
+        await asyncio.wait([found.plane])
+        click.echo("error: the control plane ended", err=True)

@@ -76,7 +76,10 @@ class Route:
         """Return path and query for these values; None means "not given"."""
         path = self.path
         for name in self.parameters:
-            path = path.replace(f"{{{name}}}", quote(str(values.pop(name)), safe=""))
+            value = str(values.pop(name))
+            if value in ("", ".", ".."):  # a client would drop it from the path
+                raise InvalidInput(f"{value!r} cannot be used as {name.replace('_', ' ')}")
+            path = path.replace(f"{{{name}}}", quote(value, safe=""))
         given = {k: v for k, v in values.items() if v is not None}
         if unknown := set(given) - set(self.query):
             raise InvalidInput(f"{self.name} has no parameter {', '.join(sorted(unknown))}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date, time
 from fractions import Fraction
 from typing import Any
 
@@ -142,6 +143,8 @@ def shown(value: Any) -> str:
             return f"a table of {len(value)}"
         case list():
             return f"a list of {len(value)}"
+        case date() | time():
+            return str(value)
     cut = isinstance(value, str) and len(value) > _SHOWN_CHARS
     text = repr(value[: _SHOWN_CHARS + 1] if cut else value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"

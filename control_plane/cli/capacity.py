@@ -77,7 +77,9 @@ def capacity_signal(target: Target, entitlement: str, output: str) -> None:
         ("called back", found.leaving),
         ("the next goes", _goes(found.next_deadline)),
     ]
-    show.emit(output, found, lambda: show.table(("capacity", entitlement), rows))
+    show.emit(
+        output, found, lambda: show.table(("what", "value"), [("entitlement", entitlement), *rows])
+    )
 
 
 def _goes(deadline: float | None) -> str:

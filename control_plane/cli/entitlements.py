@@ -236,7 +236,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
         ("waiting", ", ".join(found.pending) or "-"),
         ("created", show.ago(found.record.created_at) + " ago"),
     ]
-    show.emit(output, found, lambda: show.table(("entitlement", name), rows))
+    show.emit(output, found, lambda: show.table(("what", "value"), [("entitlement", name), *rows]))
 
 
 @entitlement.command("requests")

@@ -54,7 +54,8 @@ def push(target: Target, file: Path, form: str | None, names: tuple[str, ...], o
     A tar, a stream of `btrfs send`, or with `--format oci` an OCI archive.
     """
     if not file.is_file():
-        raise InvalidInput(f"cannot push {file}: there is no such file")
+        why = "it is not a file" if file.exists() else "there is no such file"
+        raise InvalidInput(f"cannot push {file}: {why}")
     format_ = ImageFormat(form) if form else _looks_like(file)
     size = file.stat().st_size
     with _bar("reading", size) as advance:

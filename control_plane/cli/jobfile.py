@@ -11,6 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from agent.api.signing import ImageName
 from control_plane.api.jobs import JobSpec
 from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_errors, job_spec
 from control_plane.cli.show import progress
@@ -19,20 +22,29 @@ from wire.routes import invalid
 from wire.written import plain
 
 MAX_DEPTH = 32
+NO_IMAGE = "sha256:" + "0" * 64
+"""In place of an image's name where no image store is asked."""
 
 
 def read_job(
-    path: Path, settings: Sequence[str], names: Callable[[], Mapping[str, str]] | None = None
+    path: Path,
+    settings: Sequence[str],
+    names: Callable[[], Mapping[str, str]] | None = None,
+    *,
+    is_image_known: bool = True,
 ) -> JobSpec:
     """Return the job of a file, or raise `InvalidInput` with every error in it.
 
-    `names` returns the digests of image names; it is called if the file has such a name.
+    `names` returns the digests of image names; it is called if the file has such a name. Without
+    `is_image_known` any name of an image is accepted, and means `NO_IMAGE`.
     """
     document = read_document(path)
     for setting in settings:
         put(document, setting)
     document = plain(document, JobSpec)
     unknown: list[FieldError] = []
+    if not is_image_known and isinstance(document, dict) and _names_image(document):
+        document = document | {"image": NO_IMAGE}
     if names is not None and isinstance(document, dict):
         document, unknown = _with_digest(document, names)
     try:
@@ -43,6 +55,15 @@ def read_job(
     except InvalidInput as e:
         e.hint = e.hint or "nothing was changed; correct the file and apply it again"
         raise
+
+
+def _names_image(document: Mapping[str, Any]) -> bool:
+    """Return whether a job has a name of an image in place of a digest."""
+    image = document.get("image")
+    try:
+        return not msgspec.convert(image, ImageName).startswith("sha256:")
+    except msgspec.ValidationError:
+        return False
 
 
 def _with_digest(
@@ -98,7 +119,7 @@ def _parse(path: Path, text: str) -> Any:
         case ".yaml" | ".yml":
             return _parse_yaml(text)
         case ".json":
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=_without_double_keys)
         case suffix:
             raise InvalidInput(
                 (
@@ -107,6 +128,15 @@ def _parse(path: Path, text: str) -> Any:
                 ),
                 hint="use .toml, .yaml or .json",
             )
+
+
+def _without_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a table; `ValueError` if a key is in it twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        double = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        raise ValueError(f"{double!r} is written twice")
+    return found
 
 
 def _parse_yaml(text: str) -> Any:

@@ -163,7 +163,7 @@ def endpoints(target: Target, name: str, shard: str | None, output: str) -> None
         lambda client: client.shard(name, shard) if shard else client.endpoints(name)
     )
     rows = [
-        (e.task, port, f"{e.host}:{number}", e.machine, e.version, e.weight)
+        (e.task, port, f"{e.host}:{number}" if number else e.host, e.machine, e.version, e.weight)
         for e in found.endpoints
         for port, number in (e.ports or {"-": 0}).items()
     ]

@@ -154,6 +154,7 @@ def _print_machine(view: MachineView) -> None:
     record, facts, place = view.record, view.record.facts, view.record.location
     levels = [getattr(place, level) for level in _LEVELS]
     rows: list[tuple[str, object]] = [
+        ("machine", record.machine),
         ("state", record.state.value + ("" if view.ready else ", not ready")),
         *([("health", view.health)] if view.health else []),
         *([("identity", view.duplicate)] if view.duplicate else []),
@@ -172,7 +173,7 @@ def _print_machine(view: MachineView) -> None:
         ("tasks", ", ".join(view.tasks) or "-"),
         *(("event", _event(event)) for event in record.unavailability),
     ]
-    show.table(("machine", record.machine), rows)
+    show.table(("what", "value"), rows)
 
 
 def labels_text(record: MachineRecord) -> str:

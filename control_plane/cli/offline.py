@@ -70,7 +70,7 @@ def read_jobs(files: Sequence[Path]) -> list[JobSpec]:
     specs, errors, where = [], list[FieldError](), dict[str, Path]()
     for path in files:
         try:
-            spec = read_job(path, ())
+            spec = read_job(path, (), is_image_known=False)
         except InvalidInput as e:
             listed = e.errors or (FieldError(field="(whole)", reason=str(e)),)
             errors += [FieldError(field=f"{path}: {x.field}", reason=x.reason) for x in listed]

@@ -183,9 +183,10 @@ def whoami(target: Target, output: str) -> None:
     """Show your name, as the front end sees it, and your rights."""
     found: Myself = target.ask(lambda client: client.get_myself())
     rows = [
+        ("name", found.name),
         ("role", found.role.value),
         ("groups", ", ".join(found.groups) or "-"),
         ("owns", ", ".join(found.owns) or "-"),
         ("host admin", "yes" if found.host_admin else "no"),
     ]
-    show.emit(output, found, lambda: show.table(("name", found.name), rows))
+    show.emit(output, found, lambda: show.table(("what", "value"), rows))

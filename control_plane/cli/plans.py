@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from agent.api.relaxations import TO_BE_ALLOWED
 from control_plane.api.jobs import JobSpec
@@ -84,11 +85,17 @@ def print_outcome(found: JobPlan) -> None:
 
 
 def _print_plan(found: JobPlan, spec: JobSpec, before: JobSpec | None) -> None:
-    changed = differences(before, spec) if before is not None else []
+    after = replace(spec, tasks=found.wanted)
+    changed = differences(before, after) if before is not None else []
     what = f"{some(len(changed), 'field')} changed:" if changed else "no change"
     click.echo(f"job {found.job}: {what if before is not None else 'new'}")
     for line in changed:
         click.echo(show.printable(f"  {line}"))
+    if found.wanted != spec.tasks:
+        click.echo(
+            f"  tasks stay {found.wanted}, not {spec.tasks} as in the file: the size has another "
+            f"writer or bounds of its own (twinectl job intents {found.job})"
+        )
     print_placed(found)
     restarted = found.staying if found.new_version else 0
     click.echo(

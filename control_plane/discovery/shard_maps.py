@@ -72,11 +72,13 @@ class ShardMaps:
     async def put(self, job: str, shards: Mapping[str, list[int]]) -> ShardMapView:
         """Replace a job's shard map, whole or not at all; `NotFound` without the job."""
         record = self._jobs.get(job)
-        wrong = next((s for s, ts in shards.items() if any(t >= record.spec.tasks for t in ts)), "")
+        known = {*range(record.spec.tasks), *(task.index for task in record.tasks)}
+        wrong = next((s for s, tasks in shards.items() if not known.issuperset(tasks)), "")
         if wrong:
+            named = ", ".join(str(task) for task in sorted({*shards[wrong]} - known))
             raise Unprocessable(
-                f"shard {wrong} is given to tasks {shards[wrong]}, and job {job} has "
-                f"{record.spec.tasks}: 0 to {record.spec.tasks - 1}"
+                f"shard {wrong} is given to task {named}, and job {job} has no such task",
+                hint=f"twinectl job status {job}",
             )
         parts = parts_of(record.created_at, shards)
         names = _names(job)

@@ -45,7 +45,8 @@ class JobHandlers:
         """Show what applying a job would do."""
         if call.body.name != call.path["job"]:
             raise InvalidInput(f"job {call.body.name} cannot be planned at {call.path['job']!r}")
-        return await self._control_plane.job_planner.plan(call.body)
+        writer = caller_of(call.peer)
+        return await self._control_plane.job_planner.plan(call.body, writer)
 
     async def explain_job(self, call: Call) -> JobExplanation:
         """Explain why tasks wait."""

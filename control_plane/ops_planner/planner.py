@@ -123,15 +123,13 @@ class OpsPlanner:
 
     async def preview(self, name: str, wish: MaintenanceWish) -> Preview:
         """Return what a plan would do; changes nothing."""
+        _check_name(name)
         waves = await self._divided(name, wish)
         return await self._previewer.preview(name, wish, waves)
 
     async def accept(self, name: str, wish: MaintenanceWish, by: str) -> PlanView:
         """Store a plan and begin it; `Conflict` if its preview warns and `despite` is not set."""
-        try:
-            msgspec.convert(name, Name)
-        except msgspec.ValidationError as e:
-            raise InvalidInput(f"{name!r} is not a valid name of a plan: {e}") from e
+        _check_name(name)
         async with self._plans.lock(name):
             self._refuse_known(name)
             waves = await self._divided(name, wish)
@@ -430,3 +428,13 @@ def _check(wish: MaintenanceWish) -> None:
 
 async def _nobody_else(_: PlacesWish) -> PlacesFound:
     return PlacesFound()
+
+
+def _check_name(name: str) -> None:
+    """Raise `InvalidInput` for a name that a plan cannot have."""
+    try:
+        msgspec.convert(name, Name)
+    except msgspec.ValidationError as e:
+        raise InvalidInput(
+            f"{name!r} is not a valid name of a plan: a-z, 0-9 and -, at most 63 characters"
+        ) from e

@@ -33,6 +33,9 @@ from control_plane.scheduler.job_control import JobControl
 from control_plane.store import Operation
 from wire.errors import InvalidInput
 
+_TO_CHANGE = "its tasks are to change"
+"""Why tasks run a version that no intent asks for any more."""
+
 
 class IntentService:
     """What writers of one dimension call; each call returns all dimensions of the job."""
@@ -139,7 +142,14 @@ def _effects(record: JobRecord, claims: Claims | None, now: Moment) -> JobIntent
         TaskCount(version=version, wanted=count, running=running[version], why=why)
         for (version, why), count in sorted(wanted.items())
     ]
-    found = [_explained(view, record, now) for view in views(record, spec)]
+    rest = sorted(running.keys() - {version for version, _ in wanted})
+    versions += [
+        TaskCount(version=version, wanted=0, running=running[version], why=_TO_CHANGE)
+        for version in rest
+    ]
+    of_version = Counter(task.version for task in spec.tasks.values())
+    is_reached = of_version == running
+    found = [_explained(view, record, now, is_reached) for view in views(record, spec)]
     return JobIntents(job=record.name, intents=found, size=spec.size, versions=versions)
 
 
@@ -156,11 +166,16 @@ def _brief(record: JobRecord, revision: int) -> JobBrief:
     )
 
 
-def _explained(view: IntentView, record: JobRecord, now: Moment) -> IntentView:
-    """Return a push with the scheduler's explanation, unless another intent holds it up."""
+def _explained(view: IntentView, record: JobRecord, now: Moment, is_reached: bool) -> IntentView:
+    """Return a push with the scheduler's explanation, unless another intent holds it up.
+
+    A push that is reached waits for nothing: its result is in the job's status.
+    """
     if view.dimension != Dimension.PUSH or view.waits_for:
         return view
-    words = "it is paused" if record.paused else told(record, now)
+    is_halted = record.rollout is not None and record.rollout.halted
+    is_over = is_reached and not is_halted
+    words = "it is paused" if record.paused else "" if is_over else told(record, now)
     return IntentView(
         dimension=view.dimension, intent=view.intent, effect=view.effect, waits_for=words
     )

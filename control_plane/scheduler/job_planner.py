@@ -48,10 +48,13 @@ class JobPlanner:
         self._index = placing.index
         self._control = control
 
-    async def plan(self, spec: JobSpec) -> JobPlan:
-        """Return what applying a job would lead to; refuses what applying refuses."""
+    async def plan(self, spec: JobSpec, writer: str = "") -> JobPlan:
+        """Return what applying a job would lead to; refuses what applying refuses.
+
+        Without a writer it asks for no writer's rights, and keeps a size that a writer owns.
+        """
         known = self._jobs.find(spec.name)
-        record = await self._control.apply(spec, dry_run=True)
+        record = await self._control.apply(spec, dry_run=True, writer=writer)
         change, unplaced, reasons = await self._plan_final(record)
         claims = self._index.claims.get(spec.name)
         now = {c.task: c.machine for c in claims or ()}

@@ -35,8 +35,10 @@ class TaskService:
 
     def _placed(self, job: str, index: int) -> tuple[TaskRecord, str]:
         task = next((t for t in self._jobs.get(job).tasks if t.index == index), None)
-        if task is None or task.placement is None:
-            reason = f": {task.reason}" if task is not None and task.reason else ""
+        if task is None:
+            raise NotFound(f"job {job!r} has no task {index}", hint=f"twinectl job status {job}")
+        if task.placement is None:
+            reason = f": {task.reason}" if task.reason else ""
             raise NotFound(f"task {index} of job {job!r} is on no machine{reason}")
         return task, task.placement.machine
 

@@ -174,7 +174,7 @@ def check_writer(
     """Raise `Conflict` if another writer owns the dimension, or wrote it since the caller's read.
 
     Without a wish, an action on the whole job writes it (`job apply`), which never takes over.
-    A write without a writer comes from the region itself, or is a plan.
+    A write without a writer comes from the region itself.
     """
     known = record.intents.get(dimension, _NOTHING)
     show = f"twinectl job intents {record.name}"
@@ -185,11 +185,12 @@ def check_writer(
             hint=f"{show}, and send the change for that version",
         )
     takes_over = wish is not None and wish.take_over
+    way = "--take-over" if wish is not None else f"twinectl job adopt {record.name} --take-over"
     is_free = known.value is None or not known.is_owned or writer in ("", known.writer)
     if not (is_free or takes_over):
         raise Conflict(
             f"cannot write the {dimension} of job {record.name!r}: {known.writer} is its writer",
-            hint=f"{show}; --take-over makes you its writer",
+            hint=f"{show}; {way} makes you its writer",
         )
 
 

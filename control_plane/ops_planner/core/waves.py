@@ -56,7 +56,7 @@ class Stage:
     """What a machine of a wave waits for, in words."""
 
     DONE = "done"
-    LEAVING = "number of tasks that have to leave"
+    LEAVING = "its tasks to leave"
     WORK = "the work"
     BACK = "its return"
 

@@ -63,7 +63,8 @@ def wave_chart(waves: Sequence[WaveView], now: float) -> WaveChart | None:
     ]
     here = 100 * (now - begin) / span
     present = here if 0 <= here <= 100 else None
-    return WaveChart(bars, ticks_of(begin, end), present, len(waves) - len(timed))
+    later = sum(1 for wave in waves if not wave.start and wave.state is WaveState.WAITING)
+    return WaveChart(bars, ticks_of(begin, end), present, later)
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,11 +237,13 @@ class CannedPlanner:
 
     def __init__(self) -> None:
         self.specs: list[JobSpec] = []
+        self.writers: list[str] = []
         self.planned = JobPlan(job="web", wanted=0)
         self.explained: dict[str, JobExplanation] = {}
 
-    async def plan(self, spec: JobSpec) -> JobPlan:
+    async def plan(self, spec: JobSpec, writer: str = "") -> JobPlan:
         self.specs.append(spec)
+        self.writers.append(writer)
         return self.planned
 
     async def explain(self, name: str) -> JobExplanation:

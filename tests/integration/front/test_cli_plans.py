@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, SpreadBin
 from control_plane.cli import main
@@ -118,7 +120,9 @@ def test_a_plan_begins_with_what_changes_in_the_job(
     assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
     applied = ctl("job", "apply", jobfile)
     assert applied.exit_code == 0, applied.output
+    planner.planned = replace(PLAN, wanted=3)
     assert ctl("job", "plan", jobfile).stdout.startswith("job web: no change\n")
+    planner.planned = replace(PLAN, wanted=7)
     changed = ctl("job", "plan", jobfile, "--set", "tasks=7", "--set", "update.surge=2")
     lines = changed.stdout.splitlines()
     assert lines[0] == "job web: 2 fields changed:"
@@ -129,12 +133,26 @@ def test_a_plan_begins_with_what_changes_in_the_job(
     assert shown.exit_code == 0, shown.output
     again = Path(jobfile).with_name("again.yaml")
     again.write_text(shown.stdout)
+    planner.planned = replace(PLAN, wanted=3)
     assert ctl("job", "plan", str(again)).stdout.startswith("job web: no change\n")
     lost = ctl("job", "show", "web", "--version", "77")
     assert lost.exit_code == 3
     assert "has no version 77 any more" in lost.stderr
     history = ctl("job", "history", "web")
     assert history.stdout.startswith("version 1 (newest): ")
+
+
+def test_a_plan_says_that_a_size_of_another_writer_stays(
+    ctl: Ctl, planner: CannedPlanner, jobfile: str
+) -> None:
+    """BUG-UX61: it said that the size changes to that of the file, and that nothing moves."""
+    assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
+    assert ctl("job", "apply", jobfile).exit_code == 0
+    planner.planned = replace(PLAN, wanted=3)
+    lines = ctl("job", "plan", jobfile, "--set", "tasks=9").stdout.splitlines()
+    assert lines[0] == "job web: no change"
+    assert lines[1].startswith("  tasks stay 3, not 9 as in the file: ")
+    assert planner.writers == [f"local:{os.getuid()}"]
 
 
 def test_an_explanation_names_all_reasons(ctl: Ctl, planner: CannedPlanner) -> None:

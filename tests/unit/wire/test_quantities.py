@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import tomllib
 
 import pytest
 from hypothesis import given
@@ -195,3 +196,11 @@ def test_a_size_that_was_written_with_a_point_is_written_back_as_it_was(count: f
 def test_a_refused_size_with_a_point_is_told_as_a_size() -> None:
     assert size_text(17592186044416.0) == "16TiB"
     assert size_text(0.5) == "0.5B"
+
+
+def test_a_refused_date_is_shown_as_its_author_wrote_it() -> None:
+    """BUG-UX74: `name = 2026-01-01` was shown as datetime.date(2026, 1, 1)."""
+    written = tomllib.loads("day = 2026-01-01\nat = 2026-01-01T10:00:00Z\nhour = 07:30:00")
+    assert [shown(value) for value in written.values()] == [
+        *("2026-01-01", "2026-01-01 10:00:00+00:00", "07:30:00")
+    ]

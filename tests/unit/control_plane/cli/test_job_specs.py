@@ -63,3 +63,11 @@ def test_an_unknown_name_of_an_image_is_told_with_all_other_errors(tmp_path: Pat
     told = {error.field: error.reason for error in refused.value.errors}
     assert {"tasks", "image", "replicas", "command"} <= told.keys()
     assert "the image store has no image with the name 'latest'" in told["image"]
+
+
+def test_a_key_that_is_written_twice_is_refused_in_json_as_well(tmp_path: Path) -> None:
+    """BUG-UX63: the last one won, and the job of another name was created."""
+    file = tmp_path / "web.json"
+    file.write_text('{"name": "web", "limits": {"name": "x"}, "name": "api"}')
+    with pytest.raises(InvalidInput, match="'name' is written twice"):
+        read_job(file, ())

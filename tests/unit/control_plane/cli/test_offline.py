@@ -127,3 +127,12 @@ def test_everything_that_is_wrong_with_all_files_is_told_at_once(files: Path):
     refused = plan(files, "--entitlements", str(files / "e.toml")).stderr
     assert "front.machines: a quota of 0 is for entitlements that borrow" in refused
     assert "back.machines: a quota is missing" in refused
+
+
+def test_a_job_may_name_its_image(files: Path):
+    """BUG-UX68: `image = "app:v1"` was refused, although no image is looked at."""
+    (files / "web.toml").write_text(JOB.replace("sha256:" + "1" * 64, "app:v1"))
+    found = plan(files, jobs=("web.toml",))
+    assert (found.exit_code, "2 of 2 tasks placed" in found.output) == (0, True)
+    (files / "web.toml").write_text(JOB.replace("sha256:" + "1" * 64, "sha256:12"))
+    assert "image: 'sha256:12' is not valid" in plan(files, jobs=("web.toml",)).output

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
@@ -66,7 +67,7 @@ async def test_a_task_that_is_not_listed_serves_no_shard(w: World):
 async def test_a_map_that_names_no_task_of_the_job_changes_nothing(w: World):
     await w.deployed(a_job(3))
     await w.cp.discovery.put_shards("web", {"a": [0]})
-    with pytest.raises(Unprocessable, match="0 to 2"):
+    with pytest.raises(Unprocessable, match="task 3, and job web has no such task"):
         await w.cp.discovery.put_shards("web", {"a": [1], "b": [3]})
     assert w.cp.discovery.shards("web").shards == {"a": [0]}
 
@@ -106,3 +107,16 @@ def test_the_largest_map_is_stored_in_values_of_bounded_size():
     parts = parts_of(1.0, shards)
     assert len(parts) <= 100
     assert max(len(encode(part)) for part in parts.values()) <= 256 << 10
+
+
+@scenario()
+async def test_a_map_may_name_a_task_above_a_gap_in_the_indexes(w: World):
+    """BUG-UX62: of tasks 0 and 3 the map was refused: the job "has 2: 0 to 1"."""
+    await w.deployed(a_job(4))
+    record = w.cp._jobs.get("web")
+    tasks = [task for task in record.tasks if task.index in (0, 3)]
+    await w.cp._jobs.commit("web", replace(record, spec=replace(record.spec, tasks=2), tasks=tasks))
+    await w.cp.discovery.put_shards("web", {"a": [0, 3]})
+    with pytest.raises(Unprocessable, match="shard b is given to task 4, and job web has no such"):
+        await w.cp.discovery.put_shards("web", {"b": [0, 4]})
+    assert w.cp.discovery.shards("web").shards == {"a": [0, 3]}

@@ -436,3 +436,12 @@ async def test_a_preview_lists_some_jobs_and_counts_the_others(w: World):
         patch.setattr(preview, "_JOBS_SHOWN", 1)
         told = await w.cp.maintenance.preview("kernel", wish)
     assert (len(told.jobs), told.more_jobs) == (1, 1)
+
+
+@planned(1)
+async def test_a_plan_is_not_shown_for_a_name_that_it_could_not_have(w: World):
+    """BUG-UX69: `maintenance plan` took any name; `apply` answered with a pattern."""
+    wish = a_wish()
+    for ask in (w.cp.maintenance.preview("k 2", wish), w.cp.maintenance.accept("k 2", wish, "me")):
+        with pytest.raises(InvalidInput, match=r"'k 2' is not .* a plan: a-z, 0-9 and -, at most"):
+            await ask

@@ -557,3 +557,39 @@ def test_an_intent_outlives_the_control_plane():
                 assert set(w.cp._jobs.get("web").intents) == {"push", "size", "canary"}
 
     run(main())
+
+
+@scenario()
+async def test_a_plan_says_what_its_writer_would_get(w: World):
+    """BUG-UX61: after `job scale` a plan kept the size that applying the same file changed."""
+    await w.deployed(a_job(4, update=FAST))
+    await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
+    await w.stable()
+    file = a_job(4, update=FAST)
+    for writer, wanted in ((SCALER, 4), (TESTER, 6)):
+        planned = await w.cp.job_planner.plan(file, writer)
+        assert (planned.wanted, len(planned.stopped)) == (wanted, 6 - wanted)
+        record = await w.cp._control.apply(file, dry_run=True, writer=writer)
+        assert record.spec.tasks == wanted
+    await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
+    with pytest.raises(Conflict, match="user:conveyor is its writer") as refused:
+        await w.cp.job_planner.plan(file, TESTER)
+    assert refused.value.hint.endswith("adopt web --take-over makes you its writer")  # BUG-UX70
+
+
+@scenario()
+async def test_versions_that_tasks_are_to_leave_are_shown_and_a_reached_push_waits_for_nothing(
+    w: World,
+):
+    """BUG-UX67: `job intents` hid what most tasks ran, and called a past rollback a wait."""
+    await w.deployed(a_job(4, update=FAST))
+    await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
+    await w.stable()
+    await w.cp.rollback_job("web")
+    begun = await w.cp.intents.show("web")
+    assert [(row.version, row.wanted) for row in begun.versions] == [(3, 4), (2, 0)]
+    await w.stable()
+    ended = await w.cp.intents.show("web")
+    assert [(row.version, row.wanted, row.running) for row in ended.versions] == [(3, 4, 4)]
+    (push,) = [view for view in ended.intents if view.dimension == "push"]
+    assert push.waits_for == ""

@@ -155,3 +155,10 @@ def test_a_machine_is_unavailable_only_while_an_event_is_open() -> None:
     assert state_of(record, 0, True) == "unavailable"
     over = replace(record, unavailability=(replace(event, end=2.0),))
     assert state_of(over, 0, True) == "free"
+
+
+def test_waves_of_a_cancelled_plan_are_not_announced_as_coming() -> None:
+    """BUG-UX66: the page of a cancelled plan said that its other waves begin later."""
+    begun, later = wave(1, 100, 200, 4), wave(2, None, None)
+    assert wave_chart([begun, later], 150).waiting == 1
+    assert wave_chart([begun, replace(later, state=WaveState.CANCELLED)], 150).waiting == 0

@@ -1,0 +1,36 @@
+"""What commands print of one object, and of files that they cannot use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from click.testing import CliRunner
+
+from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.people import Myself, Role
+from control_plane.cli import main
+from control_plane.cli.jobs import endpoints
+from control_plane.cli.people import whoami
+
+
+def test_a_name_keeps_its_case() -> None:
+    """BUG-UX65: names were in the table's head, which has capitals: LOCAL:0, FRONT."""
+    target = SimpleNamespace(ask=lambda _: Myself(name="local:0", role=Role.OPERATOR))
+    lines = CliRunner().invoke(whoami, [], obj=target).output.splitlines()
+    assert [line.split() for line in lines[:2]] == [["WHAT", "VALUE"], ["name", "local:0"]]
+
+
+def test_a_folder_is_not_called_missing(tmp_path: Path) -> None:
+    """BUG-UX71: `image push FOLDER` said that there is no such file."""
+    found = CliRunner().invoke(main, ["image", "push", str(tmp_path)])
+    assert found.exit_code == 64
+    assert "it is not a file" in found.output
+
+
+def test_a_task_without_ports_has_an_address_without_a_port() -> None:
+    """BUG-UX75: it was shown with port 0."""
+    entry = Endpoint(task="web-0", machine="m1", host="10.0.0.1", ports={}, version=1)
+    target = SimpleNamespace(ask=lambda _: Endpoints(job="web", revision=1, endpoints=[entry]))
+    lines = CliRunner().invoke(endpoints, ["web"], obj=target).output.splitlines()
+    assert lines[1].split() == ["web-0", "-", "10.0.0.1", "m1", "1", "100"]
