@@ -20,13 +20,19 @@ from functools import partial
 import numpy as np
 from msgspec.structs import replace
 
-from control_plane.rebalancer.core.annealing import CYCLES, Annealing, PlacementAnswer, answer_of
+from control_plane.rebalancer.core.annealing import (
+    CYCLES,
+    Annealing,
+    PlacementAnswer,
+    answer_of,
+    within,
+)
 from control_plane.rebalancer.core.language import PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswer
 from control_plane.rebalancer.core.state import Floats, Ints
 
-_ANNEALED, _SHAKEN = 0.6, 0.8
+_ANNEALED, _SHAKEN = 0.85, 0.92
 """Until so much of the time (or of the steps) of each cycle annealing is tried, then shakes."""
 _STEPS_OF_ONE = 20_000
 """Steps of annealing that take about as long as one part."""
@@ -85,16 +91,20 @@ def improved(
         taken = annealing.steps / _STEPS_OF_ONE + parts.steps
         return taken / steps if steps else (clock() - began) / seconds
 
-    def within(cycle: int, share: float) -> float:
-        return (progress() * CYCLES - cycle) / share
+    def share(number: int, of: float) -> float:
+        return within(number, progress()) / of
 
-    for cycle in range(CYCLES if len(state.where) and len(model.containers) > 1 else 0):
+    for number in range(len(CYCLES) if len(state.where) and len(model.containers) > 1 else 0):
         if parts.bound is None:
-            annealing.cycle(cycle, partial(within, cycle, _ANNEALED))
-            annealing.shake(partial(within, cycle, _SHAKEN))
-            parts.run(progress, (cycle + 1) / CYCLES)
+            annealing.cycle(number, partial(share, number, _ANNEALED))
+            annealing.shake(partial(share, number, _SHAKEN))
+            parts.run(progress, CYCLES[number].until)
     found = answer_of(state, state.where.copy(), before, clock() - began, parts.steps)
     return found if parts.bound is None else replace(found, bound=parts.bound, is_optimal=True)
+
+
+def _passed(progress: Callable[[], float], end: float) -> bool:
+    return progress() > end
 
 
 class Neighbourhoods:
@@ -117,7 +127,7 @@ class Neighbourhoods:
     def run(self, progress: Callable[[], float], until: float = 1.0) -> None:
         """Solve parts until there is so much `progress`, or until one part was all and solved.
 
-        A part is broken off when `progress` is 1.
+        A part is broken off then, too: some are much work, which annealing would use better.
         """
         self._total = self.state.total()
         while progress() < until and self.bound is None:
@@ -125,7 +135,8 @@ class Neighbourhoods:
             kind = self._kinds[self._picked()]
             free, containers = kind.pick(int(kind.variables))
             program = PlacementProgram(self.state, free, containers)
-            answer = program.solved(lambda: progress() > 1.0, _PATIENCE, _NODES)
+            end = max(until, progress())
+            answer = program.solved(partial(_passed, progress, end), _PATIENCE, _NODES)
             if answer is None:
                 kind.variables = max(kind.variables / 2, _LEAST)
                 continue

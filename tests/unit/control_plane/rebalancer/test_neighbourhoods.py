@@ -78,6 +78,17 @@ def test_parts_improve_what_annealing_leaves_and_break_nothing() -> None:
     assert after < before
 
 
+def test_a_part_is_broken_off_when_the_share_of_time_for_parts_is_over() -> None:
+    """Annealing has the rest of the time; the part here is all, so its optimum would be known."""
+    state = PlacementState(read_instance(*generated(7, 8, 40)))
+    search, times = Neighbourhoods(state, 1, variables=10_000), iter([0.0, 0.0])
+
+    search.run(lambda: next(times, 0.5), until=0.3)
+
+    assert search.steps == 1
+    assert search.bound is None
+
+
 def test_the_same_seed_and_steps_give_the_same_placement() -> None:
     model = read_instance(*generated(3, 6, 30))
 

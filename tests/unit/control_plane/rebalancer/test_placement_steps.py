@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from control_plane.rebalancer.core.annealing import Annealing
+from control_plane.rebalancer.core.annealing import CYCLES, Annealing, heat_of
 from control_plane.rebalancer.core.language import (
     Above,
     FitsIn,
@@ -106,6 +107,14 @@ def test_a_cycle_ends_with_the_best_placement_that_it_saw(seed: int) -> None:
 
     assert state.total() == pytest.approx(before + float(state.tables.sums[1]))
     assert state.total() <= before
+
+
+def test_each_cycle_cools_begins_colder_than_the_one_before_and_ends_as_cold() -> None:
+    cycles = [[heat_of(cycle, done / 100) for done in range(101)] for cycle in range(len(CYCLES))]
+
+    assert all(warm > cold for heats in cycles for warm, cold in pairwise(heats))
+    assert all(before[0] > heats[0] for before, heats in pairwise(cycles))
+    assert [heats[-1] for heats in cycles] == pytest.approx([cycles[0][-1]] * len(CYCLES))
 
 
 def full_and_small() -> PlacementModel:
