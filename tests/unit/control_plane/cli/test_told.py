@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from click.testing import CliRunner
 
 from control_plane.api.jobs import Endpoint, Endpoints
@@ -34,3 +35,18 @@ def test_a_task_without_ports_has_an_address_without_a_port() -> None:
     target = SimpleNamespace(ask=lambda _: Endpoints(job="web", revision=1, endpoints=[entry]))
     lines = CliRunner().invoke(endpoints, ["web"], obj=target).output.splitlines()
     assert lines[1].split() == ["web-0", "-", "10.0.0.1", "m1", "1", "100"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("task", "move", "web-0", "--reason", "r", "--to", ""),
+        ("machine", "lend", "m1", "--to", "ads", "--from", " "),
+        ("pipeline", "approve", "web", "--gate", ""),
+    ],
+)
+def test_an_empty_name_is_not_a_choice_left_out(arguments: tuple[str, ...]) -> None:
+    """BUG-UX83: `task move --to ''` moved the task to any machine."""
+    found = CliRunner().invoke(main, ["--endpoint", "unix:/nowhere", *arguments])
+    assert found.exit_code == 64
+    assert "it is empty; leave the option out for its default" in found.output
