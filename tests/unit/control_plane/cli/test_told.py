@@ -8,11 +8,15 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.jobs import Endpoint, Endpoints, JobPhase, JobRecord, JobSpec, JobStatus
 from control_plane.api.people import Myself, Role
 from control_plane.cli import main
+from control_plane.cli.job_specs import job_show
 from control_plane.cli.jobs import endpoints
 from control_plane.cli.people import whoami
+
+
+SPEC = JobSpec(name="web", entitlement="front", tasks=1, image="sha256:" + "1" * 64, command=["/x"])
 
 
 def test_a_name_keeps_its_case() -> None:
@@ -50,3 +54,18 @@ def test_an_empty_name_is_not_a_choice_left_out(arguments: tuple[str, ...]) -> N
     found = CliRunner().invoke(main, ["--endpoint", "unix:/nowhere", *arguments])
     assert found.exit_code == 64
     assert "it is empty; leave the option out for its default" in found.output
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [(2, "no longer has version 2"), (8, "no longer has version 8"), (9, "has never had a")],
+)
+def test_a_version_that_never_was_is_not_called_lost(version: int, told: str) -> None:
+    """BUG-UX86: version 9 of a job with 4 versions was not there "any more"."""
+    record = JobRecord(name="web", spec=SPEC, version=4, specs={4: SPEC}, highest=8)
+    status = JobStatus(
+        record=record, phase=JobPhase.STABLE, wanted=1, running=1, healthy=1, updated=1
+    )
+    target = SimpleNamespace(ask=lambda _: status)
+    found = CliRunner().invoke(job_show, ["web", "--version", str(version)], obj=target)
+    assert told in str(found.exception)
