@@ -95,13 +95,30 @@ def said(spec: msgspec.Struct) -> dict[str, Any]:
     return found
 
 
-def differences(before: JobSpec, after: JobSpec) -> list[str]:
-    """Return each field in which two specifications differ, with both values."""
+class ChangedField(msgspec.Struct, frozen=True, kw_only=True):
+    """A field in which two specifications differ."""
+
+    field: str
+    before: Any
+    """None: it is not set."""
+    after: Any
+
+
+def changed_fields(before: JobSpec, after: JobSpec) -> list[ChangedField]:
+    """Return each field in which two specifications differ, by name."""
     old, new = dict(_flat(said(before))), dict(_flat(said(after)))
     return [
-        f"{name}: {_shown(old.get(name))} -> {_shown(new.get(name))}"
+        ChangedField(field=name, before=old.get(name), after=new.get(name))
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
+    ]
+
+
+def differences(before: JobSpec, after: JobSpec) -> list[str]:
+    """Return a line for each field in which two specifications differ."""
+    return [
+        f"{one.field}: {_shown(one.before)} -> {_shown(one.after)}"
+        for one in changed_fields(before, after)
     ]
 
 

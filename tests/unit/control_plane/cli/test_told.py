@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from control_plane.api.jobs import Endpoint, Endpoints, JobPhase, JobRecord, JobSpec, JobStatus
 from control_plane.api.people import Myself, Role
+from control_plane.api.plans import JobPlan
 from control_plane.cli import main
-from control_plane.cli.job_specs import job_show
+from control_plane.cli.job_specs import as_file, job_show
 from control_plane.cli.jobs import endpoints
 from control_plane.cli.people import whoami
-
+from control_plane.cli.plans import plan
 
 SPEC = JobSpec(name="web", entitlement="front", tasks=1, image="sha256:" + "1" * 64, command=["/x"])
 
@@ -69,3 +72,24 @@ def test_a_version_that_never_was_is_not_called_lost(version: int, told: str) ->
     target = SimpleNamespace(ask=lambda _: status)
     found = CliRunner().invoke(job_show, ["web", "--version", str(version)], obj=target)
     assert told in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("before", "changed"),
+    [
+        (None, None),
+        (SPEC, []),
+        (replace(SPEC, tasks=3), [{"field": "tasks", "before": 3, "after": 1}]),
+        (replace(SPEC, ports=["a"]), [{"field": "ports", "before": ["a"], "after": None}]),
+    ],
+)
+def test_a_plan_as_json_has_the_fields_that_change(
+    tmp_path: Path, before: JobSpec | None, changed: object
+) -> None:
+    """BUG-UX87: only the table had them."""
+    file = tmp_path / "web.yaml"
+    file.write_text(as_file(SPEC))
+    target = SimpleNamespace(ask=lambda _: (JobPlan(job="web", wanted=1), before))
+    found = CliRunner().invoke(plan, [str(file), "-o", "json"], obj=target)
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.output)["changed"] == changed
