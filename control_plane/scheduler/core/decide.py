@@ -33,7 +33,6 @@ from control_plane.job_control.core.intents import (
     is_plain,
     lapsed,
     target_of,
-    waits_for_hold,
     written,
 )
 from control_plane.scheduler.core.approval import (
@@ -75,7 +74,7 @@ from control_plane.scheduler.core.rollout import (
     prune,
     take_down,
 )
-from control_plane.scheduler.core.rollout_words import told
+from control_plane.scheduler.core.rollout_words import standing
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
 from control_plane.scheduler.core.surge import spare, stood_in, surged
 
@@ -99,11 +98,7 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     made.took(resized(made, seen))
     made.took(surged(made, seen))
     made.record = prune(made.record)
-    if made.record.rollout is not None and made.record.rollout.halted:
-        made.detail = told(made.record, seen.now)
-    if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
-        made.detail = f"the update to version {made.record.version} is paused"
-    made.detail = made.detail or waits_for_hold(made.record)
+    made.detail = standing(made.record, seen.now)
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
     has_extras = any(task.extra for task in made.record.tasks)
     may_go = spare(made.record, seen.view) if has_extras else 0

@@ -6,6 +6,8 @@ import pytest
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
+from control_plane.api.intent_wishes import HoldWish
+from control_plane.api.jobs import JobPhase
 from control_plane.api.machines import EventKind
 from wire.errors import Conflict, NotFound
 
@@ -37,6 +39,25 @@ async def test_a_paused_update_takes_down_nothing_more_and_goes_on_when_it_is_re
     await w.cp.pause_job("web", paused=False)
     await w.stable()
     assert await versions(w) == [2] * 6
+
+
+@scenario()
+async def test_an_answer_to_a_change_says_at_once_what_a_pause_or_a_hold_postpones(w: World):
+    """BUG-UX80: `job pause` and `job apply` under a hold answered "progressing"."""
+    await w.deployed(a_job(6))
+    await w.cp.apply_job(a_job(6, command=OTHER))
+    await w.until(lambda: 2 in [t.version for t in w.cp._jobs.get("web").tasks])
+    paused = await w.cp.pause_job("web", paused=True)
+    words = "the update to version 2 is paused"
+    assert (paused.phase, paused.detail) == (JobPhase.WAITING, words)
+    assert (await w.cp.job_planner.explain("web")).update == words
+    assert (await w.cp.pause_job("web", paused=False)).phase is JobPhase.PROGRESSING
+    await w.stable()
+    await w.cp.intents.hold("web", HoldWish(lasts_s=3600, reason="outage"), "user:ann")
+    held = await w.cp.apply_job(a_job(6), writer="user:ann")
+    words = "the job is held (outage): version 3 waits"
+    assert (held.phase, held.detail) == (JobPhase.WAITING, words)
+    assert (await w.cp.job_planner.explain("web")).update == words
 
 
 @scenario()
