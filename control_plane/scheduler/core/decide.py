@@ -49,6 +49,7 @@ from control_plane.scheduler.core.operations import (
     is_going,
     is_let,
     is_offered,
+    last_run,
     waits,
 )
 from control_plane.scheduler.core.owner_moves import is_moved, is_restarted
@@ -281,6 +282,7 @@ def _proposed(
     if known is None and task.index not in picked:
         return task
     kind, cause, reason, deadline = _need(made.record, task, seen)
+    ran = last_run(task)
     if known is not None and waits(task) and _is_voluntary(known):
         # an operation stays needed while its machine does not answer for a moment
         is_needed = (
@@ -297,7 +299,7 @@ def _proposed(
         return task
     if task.operation is not None:
         task = made.ledger.close(task, OperationState.WITHDRAWN, "a later operation replaces it")
-    return made.ledger.open(task, kind, cause, reason, OperationState.PROPOSED, deadline)
+    return made.ledger.open(task, kind, cause, reason, OperationState.PROPOSED, deadline, ran)
 
 
 def _need(
@@ -309,7 +311,7 @@ def _need(
     if machine is not None and machine.leaving:
         return OperationKind.MOVE, _why_leave(machine), machine.leaving_reason, machine.deadline
     if (target := target_of(record, task)) != task.version:
-        reason = f"version {target} instead of {task.version}"
+        reason = f"version {target} instead of {last_run(task)}"
         return OperationKind.UPDATE, cause_of_update(record, task), reason, None
     if is_restarted(task) and task.operation is not None:
         return OperationKind.RESTART, Cause.OWNER, task.operation.reason, None
