@@ -36,6 +36,35 @@ def test_a_folder_is_not_called_missing(tmp_path: Path) -> None:
     assert "it is not a file" in found.output
 
 
+@pytest.mark.parametrize(
+    ("content", "options", "told"),
+    [
+        (
+            b"root:x:0:0:root:/root:/bin/bash\n" * 40,
+            (),
+            "it is not a tar, a stream of `btrfs send`",
+        ),
+        (b"", (), "it is not a tar, a stream of `btrfs send` or an OCI archive"),
+        (
+            b"btrfs-stream\0" + b"x" * 600,
+            ("--format", "tar"),
+            "not an image in the format tar",
+        ),
+        (b"\x7fELF" + b"x" * 600, ("--format", "oci"), "not an image in the format oci"),
+    ],
+)
+def test_a_file_that_is_no_image_is_refused(
+    tmp_path: Path, content: bytes, options: tuple[str, ...], told: str
+) -> None:
+    """BUG-UX89: `image push /etc/passwd` was accepted, and each host refused it later."""
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    target = ["--endpoint", "unix:/nowhere"]
+    found = CliRunner().invoke(main, [*target, "image", "push", str(file), *options])
+    assert found.exit_code == 64
+    assert told in found.output
+
+
 def test_a_task_without_ports_has_an_address_without_a_port() -> None:
     """BUG-UX75: it was shown with port 0."""
     entry = Endpoint(task="web-0", machine="m1", host="10.0.0.1", ports={}, version=1)
