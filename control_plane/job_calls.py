@@ -11,7 +11,9 @@ from control_plane.discovery.discovery import Discovery
 from control_plane.running_shards import RunningShards
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.rollout import earlier, summarize
+from control_plane.scheduler.core.rollout_words import standing
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.task_service import TaskService
@@ -36,7 +38,12 @@ class JobCalls:
         if not dry_run:
             await self.shards.give(spec.entitlement)
         record = await self._control.apply(spec, dry_run=dry_run, writer=writer)
-        return summarize(record)
+        return self._status(record)
+
+    def _status(self, record: JobRecord) -> JobStatus:
+        """Return the status of a job whose record was changed just now, before its next round."""
+        now = Moment(self._runtime.date(), self._runtime.now())
+        return summarize(record, standing(record, now))
 
     def job_records(self) -> list[JobRecord]:
         """Return the records of all jobs of the region, by name."""
@@ -58,27 +65,27 @@ class JobCalls:
 
     async def stop_job(self, name: str) -> JobStatus:
         """Stop all tasks of a job; it disappears once they are gone."""
-        return summarize(await self._control.stop(name))
+        return self._status(await self._control.stop(name))
 
     async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
         """Hold back the update of a job, or let it go on."""
-        return summarize(await self._control.pause(name, held_back=paused))
+        return self._status(await self._control.pause(name, held_back=paused))
 
     async def restart_job(self, name: str, writer: str = "") -> JobStatus:
         """Restart every task of a job, like an update."""
-        return summarize(await self._control.restart(name, writer))
+        return self._status(await self._control.restart(name, writer))
 
     async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
         """Go back to what the version before wanted of the tasks."""
         if before := self.goes_back_to(name):
             self.shards.check_move(name, before)
-        return summarize(await self._control.rollback(name, writer))
+        return self._status(await self._control.rollback(name, writer))
 
     async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
         """Have a job run in another entitlement."""
         await self.shards.give(entitlement)
         self.shards.check_move(name, entitlement)
-        return summarize(await self._control.move(name, entitlement, writer))
+        return self._status(await self._control.move(name, entitlement, writer))
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
         """Have a task run elsewhere."""

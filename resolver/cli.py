@@ -100,7 +100,7 @@ def proxy(
     A file that ends in .j2 is a jinja2 template for another proxy (docs/discovery.md).
     """
     render = _render(kind)
-    wanted = [proxies.service(text) for text in services]
+    wanted = proxies.services(services)
     if file is None and (check or reload):
         raise InvalidInput("--check and --reload are about a file", hint="add --file FILE")
     kept = keeping.ProxyFile(file, shlex.split(check), shlex.split(reload)) if file else None

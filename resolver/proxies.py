@@ -54,6 +54,28 @@ def service(text: str) -> ProxiedService:
     return ProxiedService(job, port, listen)
 
 
+def services(texts: Sequence[str]) -> list[ProxiedService]:
+    """Return what each of these means, once each; raise `InvalidInput` where two collide.
+
+    Two backends of one name, or two proxies at one address, are no valid configuration.
+    """
+    found = list(dict.fromkeys(service(text) for text in texts))
+    named, listening = dict[str, ProxiedService](), dict[str, ProxiedService]()
+    for one in found:
+        if (other := named.setdefault(one.name, one)) is not one:
+            raise InvalidInput(
+                f"{_written(other)} and {_written(one)} would both be called {one.name}",
+                hint="name each port of a job once",
+            )
+        if one.listen and (other := listening.setdefault(one.listen, one)) is not one:
+            raise InvalidInput(f"{_written(other)} and {_written(one)} would listen at one address")
+    return found
+
+
+def _written(one: ProxiedService) -> str:
+    return f"{one.job}:{one.port}" + (f"={one.listen}" if one.listen else "")
+
+
 Known = Mapping[str, Endpoints | None]
 """Job → where it answers; None if there is no such job."""
 

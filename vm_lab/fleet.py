@@ -16,15 +16,16 @@ import json
 import logging
 import math
 import resource
+import signal
 import socket
 import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -44,6 +45,8 @@ from control_plane.api.settings import SchedulerSettings
 from control_plane.client import ControlPlaneClient
 from control_plane.config import Config
 from control_plane.daemon import serve
+
+T = TypeVar("T")
 
 MSBS, DATACENTERS = 6, 2
 PHASE_MAX_S = 1800.0
@@ -310,6 +313,20 @@ async def measured(agents: int, tasks: int) -> dict[str, float]:
         return await found.play(tasks)
 
 
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; SIGTERM ends it as Ctrl-C does, so that it removes its files."""
+
+    async def until_told() -> T:
+        working = asyncio.ensure_future(work)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+        return await working
+
+    try:
+        return asyncio.run(until_told())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
 @click.command("fleet")
 @click.option("--agents", type=click.IntRange(1, 5000), default=200, show_default=True)
 @click.option("--tasks", type=click.IntRange(1), help="[default: one and a half for each agent]")
@@ -317,7 +334,7 @@ async def measured(agents: int, tasks: int) -> dict[str, float]:
 def command(agents: int, tasks: int | None, as_json: bool) -> None:
     """Run real agents on machines in memory: join, deploy, update, lose three in ten."""
     logging.disable(logging.WARNING)
-    found = asyncio.run(measured(agents, tasks or agents * 3 // 2))
+    found = run(measured(agents, tasks or agents * 3 // 2))
     if as_json:
         click.echo(json.dumps(found))
     else:
@@ -328,10 +345,10 @@ def command(agents: int, tasks: int | None, as_json: bool) -> None:
 @click.command("dev")
 @click.option("--agents", type=click.IntRange(1, 500), default=10, show_default=True)
 def dev_command(agents: int) -> None:
-    """Run a control plane and agents on machines in memory until Ctrl-C."""
+    """Run a control plane and agents on machines in memory until Ctrl-C or SIGTERM."""
     logging.disable(logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_stay(agents))
+        run(_stay(agents))
 
 
 async def _stay(agents: int) -> None:

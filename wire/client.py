@@ -246,19 +246,9 @@ class WireClient:
             )
         kind = Refused if isinstance(cause, ConnectionRefusedError) else Unreachable
         return kind(
-            f"cannot {_in_words(route.name)} at {self.endpoint}: {why(error)}",
+            f"cannot call {route.method} {route.path} at {self.endpoint}: {why(error)}",
             hint="is the service running, and is this its address?",
         )
-
-
-_OF = ("broker", "held", "job", "profile", "task")
-"""First words of routes that are named by what they return, without a verb."""
-
-
-def _in_words(route: str) -> str:
-    """Return what a route does, such as `get task logs`."""
-    first = route.partition("_")[0]
-    return ("get " if first in _OF else "") + route.replace("_", " ")
 
 
 def _refusal(route: Route, status: int, answer: bytes) -> Exception:

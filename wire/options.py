@@ -45,6 +45,26 @@ def also(group: click.Group, *former: str) -> Callable[[click.Command], click.Co
     return keep
 
 
+class _Name(click.ParamType[str]):
+    """The name of an object: at least one character that is not a space."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        if not str(value).strip():
+            self.fail("it is empty; leave the option out for its default", param, ctx)
+        return str(value)
+
+
+def a_name() -> click.ParamType[str]:
+    """Return the type of an option that means something else when it is left out.
+
+    Its default is None: an empty one, as of an unset variable of a shell, is refused.
+    """
+    return _Name()
+
+
 class _Part(click.FloatRange):
     """A part of a whole; `nan`, which is in no range and outside of none, is refused."""
 

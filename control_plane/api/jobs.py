@@ -86,7 +86,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     tasks: Annotated[int, Meta(ge=0, le=15_000)]
     """How many identical tasks; the paper's largest job has 15,000 (§6.1)."""
     image: DigestStr
-    """Of the image store: `twinectl image push`."""
+    """Of the image store: `twinectl image push` prints its digest. A file may have a name of an
+    image instead, such as `redis:7.2`; twinectl sends the digest that the name means then
+    (docs/operating.md)."""
     command: Annotated[list[Argument], Meta(max_length=4096)] = []
     """What is run; a job with the relaxation `own-init` has none, any other needs one.
     `${port:NAME}`, `${task}` and `${machine}` are replaced in arguments and environment."""

@@ -105,6 +105,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """When its state last changed."""
     instead: str = ""
     """What is done in place of its kind; empty: its kind."""
+    ran: int = 0
+    """The version that the task ran when it was proposed; 0: none."""
     was_down: bool = False
     """The task did not serve when it was acknowledged; the approval ends when it serves again."""
     approved: str = ""

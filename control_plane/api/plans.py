@@ -72,7 +72,7 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     uneven: str = ""
     """Where the job has two tasks more than elsewhere, and why they stay; empty: nowhere."""
     update: str = ""
-    """The state of its update; empty: as it should be."""
+    """The state of its update, and what a pause or a hold postpones; empty: as it should be."""
     controller: str = ""
     """The state of the connection to the job's controller; empty: it has none."""
     operations: list[str] = []

@@ -15,7 +15,7 @@ from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
-from wire.options import also
+from wire.options import a_name, also
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
@@ -71,17 +71,17 @@ def task_events(target: Target, name: str, output: str) -> None:
 
 @task.command()
 @click.argument("name")
-@click.option("--to", metavar="MACHINE", default="", help="[default: the best other machine]")
+@click.option("--to", type=a_name(), metavar="MACHINE", help="[default: the best other machine]")
 @click.option("--reason", required=True, help="Kept with the operation.")
 @output_option
 @click.pass_obj
-def move(target: Target, name: str, to: str, reason: str, output: str) -> None:
+def move(target: Target, name: str, to: str | None, reason: str, output: str) -> None:
     """Move task NAME (as `web-3`): it stops, and starts on another machine.
 
     It waits for the budget of its job and for its controller, like any operation.
     """
     job, index = task_named(name)
-    wish = MoveWish(to=to, reason=reason[:REASON_MAX])
+    wish = MoveWish(to=to or "", reason=reason[:REASON_MAX])
     found: TaskStory = target.ask(lambda client: client.move_task(job, index, wish))
 
     def lines() -> None:

@@ -17,6 +17,7 @@ from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, NamedImage
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from control_plane.images.formats import HEAD_BYTES, format_of
 from wire import signatures
 from wire.errors import InvalidInput
 from wire.options import also
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 CHUNK_BYTES = 1 << 20
-_BTRFS_MAGIC = b"btrfs-stream\0"
-"""First bytes of `btrfs send` (Linux, fs/btrfs/send.h)."""
 Advance = Callable[[int], None]
 
 
@@ -56,7 +55,7 @@ def push(target: Target, file: Path, form: str | None, names: tuple[str, ...], o
     if not file.is_file():
         why = "it is not a file" if file.exists() else "there is no such file"
         raise InvalidInput(f"cannot push {file}: {why}")
-    format_ = ImageFormat(form) if form else _looks_like(file)
+    format_ = _format(file, form)
     size = file.stat().st_size
     with _bar("reading", size) as advance:
         digest = _digest(file, advance)
@@ -188,10 +187,23 @@ def remove(target: Target, digest: str) -> None:
     click.echo(f"{digest} is removed")
 
 
-def _looks_like(file: Path) -> ImageFormat:
+def _format(file: Path, form: str | None) -> ImageFormat:
+    """Return the format of an image file, or refuse a file that is none of `form` or of any."""
     with file.open("rb") as stream:
-        start = stream.read(len(_BTRFS_MAGIC))
-    return ImageFormat.BTRFS if start == _BTRFS_MAGIC else ImageFormat.TAR
+        found = format_of(stream.read(HEAD_BYTES))
+    wanted = ImageFormat(form) if form else found
+    is_archive = found is ImageFormat.TAR and wanted in (ImageFormat.TAR, ImageFormat.OCI)
+    if wanted is None or not (found is wanted or is_archive):
+        kind = (
+            f"an image in the format {form}"
+            if form
+            else "a tar, a stream of `btrfs send` or an OCI archive"
+        )
+        raise InvalidInput(
+            f"cannot push {file}: it is not {kind}",
+            hint="`tar -C FOLDER -cf FILE .` makes one of the root file system in a folder",
+        )
+    return wanted
 
 
 def _digest(file: Path, advance: Advance) -> str:

@@ -13,6 +13,7 @@ from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from control_plane.job_control.core.intents import next_version
 from wire.errors import NotFound
 
 _NOTHING = "(not set)"
@@ -34,8 +35,9 @@ def job_show(target: Target, name: str, version: int | None, output: str) -> Non
     found = record.spec if version in (None, record.version) else record.specs.get(version or 0)
     if found is None:
         kept = ", ".join(str(v) for v in sorted(record.specs))
+        was = "no longer has" if (version or 0) < next_version(record) else "has never had a"
         raise NotFound(
-            f"job {name} has no version {version} any more",
+            f"job {name} {was} version {version}",
             hint=f"kept versions are those that tasks run or that a rollback may restore: {kept}",
         )
     show.emit(output, found, lambda: click.echo(as_file(found), nl=False))
@@ -93,13 +95,30 @@ def said(spec: msgspec.Struct) -> dict[str, Any]:
     return found
 
 
-def differences(before: JobSpec, after: JobSpec) -> list[str]:
-    """Return each field in which two specifications differ, with both values."""
+class ChangedField(msgspec.Struct, frozen=True, kw_only=True):
+    """A field in which two specifications differ."""
+
+    field: str
+    before: Any
+    """None: it is not set."""
+    after: Any
+
+
+def changed_fields(before: JobSpec, after: JobSpec) -> list[ChangedField]:
+    """Return each field in which two specifications differ, by name."""
     old, new = dict(_flat(said(before))), dict(_flat(said(after)))
     return [
-        f"{name}: {_shown(old.get(name))} -> {_shown(new.get(name))}"
+        ChangedField(field=name, before=old.get(name), after=new.get(name))
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
+    ]
+
+
+def differences(before: JobSpec, after: JobSpec) -> list[str]:
+    """Return a line for each field in which two specifications differ."""
+    return [
+        f"{one.field}: {_shown(one.before)} -> {_shown(one.after)}"
+        for one in changed_fields(before, after)
     ]
 
 

@@ -34,7 +34,7 @@ from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
-from wire.options import also, seconds
+from wire.options import a_name, also, seconds
 from wire.units import about_size
 
 _KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
@@ -396,15 +396,15 @@ def machine_import(
 @click.option(
     "--from",
     "donor",
-    default="",
+    type=a_name(),
     metavar="E",
     help="Its present entitlement [default: none, it is free].",
 )
 @output_option
 @click.pass_obj
-def machine_lend(target: Target, name: str, borrower: str, donor: str, output: str) -> None:
+def machine_lend(target: Target, name: str, borrower: str, donor: str | None, output: str) -> None:
     """Give a whole, empty machine to another entitlement for a while."""
-    wish = Lend(machine=name, borrower=borrower, donor=donor)
+    wish = Lend(machine=name, borrower=borrower, donor=donor or "")
     found: MachineRecord = target.ask(lambda client: client.lend_machine(wish))
     line = f"machine {name}: lent to {borrower} by {donor or 'the free pool'}"
     show.emit(output, found, lambda: click.echo(show.printable(line)))

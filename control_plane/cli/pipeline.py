@@ -14,6 +14,7 @@ from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
+from wire.options import a_name
 
 if TYPE_CHECKING:
     from control_plane.api.operations import JobEvent
@@ -176,12 +177,12 @@ def remove(target: Target, name: str, yes: bool) -> None:
 
 
 def _verb(verb: str, text: str) -> click.Command:
-    gate = click.option("--gate", default="", help="Approval to give [default: all that wait].")
+    gate = click.option("--gate", type=a_name(), help="Approval to give [default: all that wait].")
 
-    def act(target: Target, name: str, reason: str, output: str, gate: str = "") -> None:
+    def act(target: Target, name: str, reason: str, output: str, gate: str | None = None) -> None:
         from conveyor.api import ControlRequest, ControlVerb
 
-        request = ControlRequest(verb=ControlVerb(verb), reason=reason, gate=gate)
+        request = ControlRequest(verb=ControlVerb(verb), reason=reason, gate=gate or "")
         _tell(_ask(target, lambda c: c.control_run(name, request)), output)
 
     act.__doc__ = text

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from msgspec.structs import replace
 
 from agent.api.relaxations import TO_BE_ALLOWED
@@ -14,7 +15,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.plans import JobExplanation, JobPlan, SpreadBin
 from control_plane.cli import show
 from control_plane.cli.images import names_of
-from control_plane.cli.job_specs import differences
+from control_plane.cli.job_specs import changed_fields, differences
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import NotFound
@@ -45,7 +46,7 @@ def plan(target: Target, file: Path, settings: tuple[str, ...], output: str) -> 
             return made, None
 
     found, before = target.ask(work)
-    show.emit(output, found, lambda: _print_plan(found, spec, before))
+    show.emit(output, _as_json(found, spec, before), lambda: _print_plan(found, spec, before))
 
 
 @click.command()
@@ -82,6 +83,14 @@ def print_outcome(found: JobPlan) -> None:
     _print_spread(found.spread)
     for reason in found.reasons:
         click.echo(show.printable(f"  no room: {reason}"))
+
+
+def _as_json(found: JobPlan, spec: JobSpec, before: JobSpec | None) -> dict[str, Any]:
+    """Return a plan with the fields that change; `changed` is None for a new job."""
+    after = replace(spec, tasks=found.wanted)
+    changed = None if before is None else changed_fields(before, after)
+    document: dict[str, Any] = msgspec.to_builtins(found)
+    return document | {"changed": changed}
 
 
 def _print_plan(found: JobPlan, spec: JobSpec, before: JobSpec | None) -> None:

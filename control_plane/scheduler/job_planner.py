@@ -22,6 +22,7 @@ from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.rollout import is_quiet, wanted_tasks
+from control_plane.scheduler.core.rollout_words import postponed
 from control_plane.scheduler.core.sizing import remaining
 from control_plane.scheduler.core.volume_pinning import kept_notes
 from control_plane.scheduler.job_control import JobControl
@@ -121,7 +122,7 @@ class JobPlanner:
             spread=spread,
             uneven=uneven,
             second_copies=self._scheduler.second_copies(record),
-            update=self._scheduler.update_note(record),
+            update=self._update_note(record),
             controller=self._scheduler.controller_note(record),
             operations=_waiting(record, self._runtime.date()),
             volumes=volumes,
@@ -138,6 +139,10 @@ class JobPlanner:
         seen = Seen({}, Moment(0.0, 0.0), claims=copied, evened=over)
         tasks = await self._runtime.compute(len(record.tasks), remaining, record, seen)
         return await self._placements.plan_final(record, tasks)
+
+    def _update_note(self, record: JobRecord) -> str:
+        """Return how a job's update goes, and what a pause or a hold postpones."""
+        return "; ".join(filter(None, (self._scheduler.update_note(record), postponed(record))))
 
     async def _image_note(self, record: JobRecord) -> str:
         """Return why no task can be started from the job's image now; empty: they can."""

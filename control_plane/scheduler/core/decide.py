@@ -33,7 +33,6 @@ from control_plane.job_control.core.intents import (
     is_plain,
     lapsed,
     target_of,
-    waits_for_hold,
     written,
 )
 from control_plane.scheduler.core.approval import (
@@ -50,6 +49,7 @@ from control_plane.scheduler.core.operations import (
     is_going,
     is_let,
     is_offered,
+    last_run,
     waits,
 )
 from control_plane.scheduler.core.owner_moves import is_moved, is_restarted
@@ -75,7 +75,7 @@ from control_plane.scheduler.core.rollout import (
     prune,
     take_down,
 )
-from control_plane.scheduler.core.rollout_words import told
+from control_plane.scheduler.core.rollout_words import standing
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
 from control_plane.scheduler.core.surge import spare, stood_in, surged
 
@@ -99,11 +99,7 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     made.took(resized(made, seen))
     made.took(surged(made, seen))
     made.record = prune(made.record)
-    if made.record.rollout is not None and made.record.rollout.halted:
-        made.detail = told(made.record, seen.now)
-    if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
-        made.detail = f"the update to version {made.record.version} is paused"
-    made.detail = made.detail or waits_for_hold(made.record)
+    made.detail = standing(made.record, seen.now)
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
     has_extras = any(task.extra for task in made.record.tasks)
     may_go = spare(made.record, seen.view) if has_extras else 0
@@ -286,6 +282,7 @@ def _proposed(
     if known is None and task.index not in picked:
         return task
     kind, cause, reason, deadline = _need(made.record, task, seen)
+    ran = last_run(task)
     if known is not None and waits(task) and _is_voluntary(known):
         # an operation stays needed while its machine does not answer for a moment
         is_needed = (
@@ -302,7 +299,7 @@ def _proposed(
         return task
     if task.operation is not None:
         task = made.ledger.close(task, OperationState.WITHDRAWN, "a later operation replaces it")
-    return made.ledger.open(task, kind, cause, reason, OperationState.PROPOSED, deadline)
+    return made.ledger.open(task, kind, cause, reason, OperationState.PROPOSED, deadline, ran)
 
 
 def _need(
@@ -314,7 +311,7 @@ def _need(
     if machine is not None and machine.leaving:
         return OperationKind.MOVE, _why_leave(machine), machine.leaving_reason, machine.deadline
     if (target := target_of(record, task)) != task.version:
-        reason = f"version {target} instead of {task.version}"
+        reason = f"version {target} instead of {last_run(task)}"
         return OperationKind.UPDATE, cause_of_update(record, task), reason, None
     if is_restarted(task) and task.operation is not None:
         return OperationKind.RESTART, Cause.OWNER, task.operation.reason, None

@@ -27,6 +27,8 @@ from control_plane.api.operations import (
 from control_plane.scheduler.core.clock import Moment
 
 _BACK = "its machine is back"
+_NOT_UP = (None, TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING)
+"""States of a task whose program does not run yet."""
 
 
 class Ledger:
@@ -47,8 +49,9 @@ class Ledger:
         reason: str = "",
         state: OperationState = OperationState.RUNNING,
         deadline: float | None = None,
+        ran: int = 0,
     ) -> TaskRecord:
-        """Return the task with an operation on it."""
+        """Return the task with an operation on it; `ran`: see `last_run`, 0: its version."""
         self.opened += 1
         operation = Operation(
             id=f"{self._job}-{task.index}.{self.opened}",
@@ -59,6 +62,7 @@ class Ledger:
             state=state,
             deadline=deadline,
             from_machine=_machine(task) if kind is not OperationKind.START else "",
+            ran=0 if kind is OperationKind.START else ran or task.version,
             began=self._now.wall,
             since=self._now.wall,
         )
@@ -243,6 +247,15 @@ def is_crash_to_log(old: TaskRecord, task: TaskRecord) -> bool:
 def _ends(task: TaskRecord) -> int:
     """Return how often a run of a task ended by itself."""
     return task.restarts + (task.state in (TaskState.BACKOFF, TaskState.FAILED))
+
+
+def last_run(task: TaskRecord) -> int:
+    """Return the version that a task ran last: its own, unless it has not started as that yet."""
+    known = task.operation
+    is_coming = task.phase in (TaskPhase.PENDING, TaskPhase.STARTING)
+    if is_coming and task.state in _NOT_UP and known is not None and known.ran:
+        return known.ran
+    return task.version
 
 
 def is_going(task: TaskRecord) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control_plane.api.jobs import JobRecord
 from control_plane.api.updates import Rollout
-from control_plane.job_control.core.intents import push_of, stable_of
+from control_plane.job_control.core.intents import push_of, stable_of, waits_for_hold
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.release import canaries, is_here, is_new, is_of, serves
@@ -23,6 +23,25 @@ def told(record: JobRecord, now: Moment) -> str:
         return ""
     words = [_canaries_told(record, rollout, now), _transfer_told(record, rollout)]
     return "; ".join(filter(None, [*words, _share_told(record)]))
+
+
+def postponed(record: JobRecord) -> str:
+    """Return what a pause or a hold of the owner postpones, in words; empty: nothing."""
+    if record.paused and any(task.version != record.version for task in record.tasks):
+        return f"the update to version {record.version} is paused"
+    return waits_for_hold(record)
+
+
+def standing(record: JobRecord, now: Moment) -> str:
+    """Return what keeps an update until its owner does something, in words; empty: nothing does.
+
+    The record alone says it, so an answer to a change has it before the job's next round.
+    """
+    paused, rollout = postponed(record), record.rollout
+    if record.paused and paused:
+        return paused
+    halted = told(record, now) if rollout is not None and rollout.halted else ""
+    return halted or paused
 
 
 def _share_told(record: JobRecord) -> str:

@@ -48,7 +48,8 @@ def changes(old: Any, new: Any) -> list[FieldChange]:
         if before.get(field) == after.get(field):
             continue
         shown = [_words(field, values.get(field)) for values in (before, after)]
-        found.append(FieldChange(field, *shown))
+        if any(shown):  # else an empty text replaces none, as in a new entitlement
+            found.append(FieldChange(field, *shown))
     return found
 
 

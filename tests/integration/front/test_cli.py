@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import io
 import json
 import os
+import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -318,8 +320,18 @@ def test_a_log_that_breaks_off_is_an_error_not_an_end(
     assert "the agent went away" in ctl("job", "logs", "web", "0").stderr
 
 
+def a_tar(content: bytes) -> bytes:
+    """Return a tar with one file."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        entry = tarfile.TarInfo("bin/serve")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
 def test_an_image_is_pushed_once_and_verified(ctl: Ctl, region: Region, tmp_path: Path) -> None:
-    data = os.urandom(3 << 20)
+    data = a_tar(os.urandom(3 << 20))
     (tmp_path / "root.tar").write_bytes(data)
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     first = ctl("image", "push", str(tmp_path / "root.tar"))
@@ -332,7 +344,7 @@ def test_an_image_is_pushed_once_and_verified(ctl: Ctl, region: Region, tmp_path
 
 
 def test_an_image_is_signed_and_an_entitlement_names_the_key(ctl: Ctl, tmp_path: Path) -> None:
-    (tmp_path / "root.tar").write_bytes(b"an image to be signed")
+    (tmp_path / "root.tar").write_bytes(a_tar(b"an image to be signed"))
     digest = ctl("image", "push", str(tmp_path / "root.tar")).stdout.strip()
     file = str(tmp_path / "release.pem")
     public = ctl("image", "key", file, "--new").stdout.strip()
@@ -360,7 +372,7 @@ def test_an_image_is_signed_and_an_entitlement_names_the_key(ctl: Ctl, tmp_path:
 def test_an_image_is_removed_unless_a_job_runs_it(
     ctl: Ctl, region: Region, tmp_path: Path
 ) -> None:  # BUG-CP23
-    (tmp_path / "old").write_bytes(b"an image that was replaced")
+    (tmp_path / "old").write_bytes(a_tar(b"an image that was replaced"))
     digest = json.loads(ctl("image", "push", str(tmp_path / "old"), "-o", "json").stdout)["digest"]
     job = JobSpec(name="user", entitlement="front", tasks=1, image=digest, command=["/bin/true"])
     region.control_plane.jobs[job.name] = job
@@ -520,7 +532,7 @@ def test_an_image_is_called_by_its_name_and_applied_by_its_digest(
     ctl: Ctl, region: Region, tmp_path: Path
 ) -> None:
     """BUG-UX3: the name is resolved at apply, shown beside the digest, and may move later."""
-    (tmp_path / "root.tar").write_bytes(b"an image with a name")
+    (tmp_path / "root.tar").write_bytes(a_tar(b"an image with a name"))
     digest = ctl("image", "push", str(tmp_path / "root.tar"), "--name", "redis:7").stdout.strip()
     assert ctl("image", "list").stdout.splitlines()[1].split()[:2] == ["redis:7", digest]
     assert ctl("entitlement", "create", "named", "--machines", "2").exit_code == 0
@@ -544,7 +556,7 @@ def test_an_image_is_called_by_its_name_and_applied_by_its_digest(
     unknown = ctl("job", "apply", str(job), "--set", "image=redis:8")
     assert unknown.exit_code == 64
     assert "the image store has no image with the name 'redis:8'" in unknown.stderr
-    (tmp_path / "new.tar").write_bytes(b"the next one")
+    (tmp_path / "new.tar").write_bytes(a_tar(b"the next one"))
     newer = ctl("image", "push", str(tmp_path / "new.tar")).stdout.strip()
     assert ctl("image", "name", newer, "redis:7").stdout == f"redis:7 is {newer}\n"
     assert region.control_plane.jobs["cache"].image == digest

@@ -137,7 +137,7 @@ def test_a_plan_begins_with_what_changes_in_the_job(
     assert ctl("job", "plan", str(again)).stdout.startswith("job web: no change\n")
     lost = ctl("job", "show", "web", "--version", "77")
     assert lost.exit_code == 3
-    assert "has no version 77 any more" in lost.stderr
+    assert "has never had a version 77" in lost.stderr
     history = ctl("job", "history", "web")
     assert history.stdout.startswith("version 1 (newest): ")
 

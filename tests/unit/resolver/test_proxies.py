@@ -101,6 +101,26 @@ def test_what_names_no_port_is_refused(text: str):
         proxies.service(text)
 
 
+def test_a_service_that_is_named_twice_is_written_once() -> None:
+    """BUG-UX84: `api:http api:http` had two backends of one name, which HAProxy refuses."""
+    wanted = proxies.services(["web:http=:8080", "gone:http", "web:http=:8080"])
+    assert proxies.shipped("haproxy.cfg.j2")(wanted, KNOWN) == HAPROXY
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["web:http", "web:http=:80"], "web:http and web:http=:80 would both be called web-http"),
+        (["a-b:c", "a:b-c"], "a-b:c and a:b-c would both be called a-b-c"),
+        (["a:http=:80", "b:http=:80"], "a:http=:80 and b:http=:80 would listen at one address"),
+    ],
+)
+def test_services_that_collide_are_refused(texts: list[str], told: str) -> None:
+    """BUG-UX84."""
+    with pytest.raises(InvalidInput, match=told):
+        proxies.services(texts)
+
+
 @pytest.mark.parametrize("host", ["h;\n} evil", "fd00::1%x\n} evil", "fe80::1%eth0"])
 def test_a_host_that_is_none_never_gets_into_a_file(host: str):
     """A machine says itself where it answers; what it says is not copied blindly.

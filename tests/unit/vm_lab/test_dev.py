@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from vm_lab import fleet
 
@@ -32,3 +36,32 @@ def test_it_ends_with_its_control_plane(
     monkeypatch.setattr(fleet, "fleet", a_fleet)
     asyncio.run(main())
     assert capsys.readouterr().err == "error: the control plane ended\n"
+
+
+def test_sigterm_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BUG-UX88: only Ctrl-C removed /tmp/twine-fleet-*."""
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    async def told_to_end(*_: object) -> None:
+        assert list(tmp_path.iterdir()) != []
+        signal.raise_signal(signal.SIGTERM)
+
+    @asynccontextmanager
+    async def a_fleet(_: int) -> AsyncIterator[SimpleNamespace]:
+        with TemporaryDirectory(dir=tmp_path):
+            plane = asyncio.create_task(asyncio.Event().wait())
+            yield SimpleNamespace(entitle=nothing, deploy=told_to_end, endpoint="", plane=plane)
+
+    def ends_the_process(*_: object) -> None:
+        raise AssertionError("SIGTERM would have ended the process at once")
+
+    monkeypatch.setattr(fleet, "fleet", a_fleet)
+    before = signal.signal(signal.SIGTERM, ends_the_process)
+    try:
+        found = CliRunner().invoke(fleet.dev_command, ["--agents", "2"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (found.exception, found.exit_code) == (None, 0)
+    assert list(tmp_path.iterdir()) == []

@@ -34,12 +34,12 @@ async def _server(socket: Path, handler: Any) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def test_what_could_not_be_asked_is_said_with_a_verb(tmp_path: Path) -> None:
-    """It had said "cannot task logs at …"."""
+async def test_a_failed_call_is_told_by_its_path(tmp_path: Path) -> None:
+    """BUG-UX82: words of a route's name are no sentence: "cannot region status at …"."""
     async with AgentClient(f"unix:{tmp_path}/none") as client:
-        with pytest.raises(Unreachable, match=r"^cannot get task logs at unix:"):
+        with pytest.raises(Unreachable, match=r"^cannot call GET /v1/tasks/{task_id}/logs at "):
             _ = [chunk async for chunk in client.task_logs("web")]
-        with pytest.raises(Unreachable, match=r"^cannot list tasks at unix:"):
+        with pytest.raises(Unreachable, match=r"^cannot call GET /v1/tasks at unix:"):
             await client.list_tasks()
 
 
@@ -151,7 +151,7 @@ async def test_a_request_whose_answer_is_lost_is_sent_once(tmp_path: Path, metho
 
     async with _server(tmp_path / "s", made) as endpoint, WireClient(endpoint) as client:
         await client.call(route)  # opens the connection that breaks next time
-        with pytest.raises(Unreachable, match="cannot put thing"):
+        with pytest.raises(Unreachable, match=rf"cannot call {method} /thing"):
             await client.call(route)
         assert heard == 2
         await client.call(route)

@@ -64,10 +64,10 @@ async def test_a_caller_reads_where_nothing_listens() -> None:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
         async with WireClient(f"https://127.0.0.1:{port}") as client:
-            with pytest.raises(Exception, match="cannot get job at https") as failure:
+            with pytest.raises(Exception, match="cannot call GET /v1/jobs at https") as failure:
                 await client.call(ROUTE)
     assert str(failure.value) == (
-        f"cannot get job at https://127.0.0.1:{port}: "
+        f"cannot call GET /v1/jobs at https://127.0.0.1:{port}: "
         "nothing listens there (the connection was refused)"
     )
 

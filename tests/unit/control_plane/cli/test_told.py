@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
-from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.jobs import Endpoint, Endpoints, JobPhase, JobRecord, JobSpec, JobStatus
 from control_plane.api.people import Myself, Role
+from control_plane.api.plans import JobPlan
 from control_plane.cli import main
+from control_plane.cli.job_specs import as_file, job_show
 from control_plane.cli.jobs import endpoints
 from control_plane.cli.people import whoami
+from control_plane.cli.plans import plan
+
+SPEC = JobSpec(name="web", entitlement="front", tasks=1, image="sha256:" + "1" * 64, command=["/x"])
 
 
 def test_a_name_keeps_its_case() -> None:
@@ -28,9 +36,89 @@ def test_a_folder_is_not_called_missing(tmp_path: Path) -> None:
     assert "it is not a file" in found.output
 
 
+@pytest.mark.parametrize(
+    ("content", "options", "told"),
+    [
+        (
+            b"root:x:0:0:root:/root:/bin/bash\n" * 40,
+            (),
+            "it is not a tar, a stream of `btrfs send`",
+        ),
+        (b"", (), "it is not a tar, a stream of `btrfs send` or an OCI archive"),
+        (
+            b"btrfs-stream\0" + b"x" * 600,
+            ("--format", "tar"),
+            "not an image in the format tar",
+        ),
+        (b"\x7fELF" + b"x" * 600, ("--format", "oci"), "not an image in the format oci"),
+    ],
+)
+def test_a_file_that_is_no_image_is_refused(
+    tmp_path: Path, content: bytes, options: tuple[str, ...], told: str
+) -> None:
+    """BUG-UX89: `image push /etc/passwd` was accepted, and each host refused it later."""
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    target = ["--endpoint", "unix:/nowhere"]
+    found = CliRunner().invoke(main, [*target, "image", "push", str(file), *options])
+    assert found.exit_code == 64
+    assert told in found.output
+
+
 def test_a_task_without_ports_has_an_address_without_a_port() -> None:
     """BUG-UX75: it was shown with port 0."""
     entry = Endpoint(task="web-0", machine="m1", host="10.0.0.1", ports={}, version=1)
     target = SimpleNamespace(ask=lambda _: Endpoints(job="web", revision=1, endpoints=[entry]))
     lines = CliRunner().invoke(endpoints, ["web"], obj=target).output.splitlines()
     assert lines[1].split() == ["web-0", "-", "10.0.0.1", "m1", "1", "100"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("task", "move", "web-0", "--reason", "r", "--to", ""),
+        ("machine", "lend", "m1", "--to", "ads", "--from", " "),
+        ("pipeline", "approve", "web", "--gate", ""),
+    ],
+)
+def test_an_empty_name_is_not_a_choice_left_out(arguments: tuple[str, ...]) -> None:
+    """BUG-UX83: `task move --to ''` moved the task to any machine."""
+    found = CliRunner().invoke(main, ["--endpoint", "unix:/nowhere", *arguments])
+    assert found.exit_code == 64
+    assert "it is empty; leave the option out for its default" in found.output
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [(2, "no longer has version 2"), (8, "no longer has version 8"), (9, "has never had a")],
+)
+def test_a_version_that_never_was_is_not_called_lost(version: int, told: str) -> None:
+    """BUG-UX86: version 9 of a job with 4 versions was not there "any more"."""
+    record = JobRecord(name="web", spec=SPEC, version=4, specs={4: SPEC}, highest=8)
+    status = JobStatus(
+        record=record, phase=JobPhase.STABLE, wanted=1, running=1, healthy=1, updated=1
+    )
+    target = SimpleNamespace(ask=lambda _: status)
+    found = CliRunner().invoke(job_show, ["web", "--version", str(version)], obj=target)
+    assert told in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("before", "changed"),
+    [
+        (None, None),
+        (SPEC, []),
+        (replace(SPEC, tasks=3), [{"field": "tasks", "before": 3, "after": 1}]),
+        (replace(SPEC, ports=["a"]), [{"field": "ports", "before": ["a"], "after": None}]),
+    ],
+)
+def test_a_plan_as_json_has_the_fields_that_change(
+    tmp_path: Path, before: JobSpec | None, changed: object
+) -> None:
+    """BUG-UX87: only the table had them."""
+    file = tmp_path / "web.yaml"
+    file.write_text(as_file(SPEC))
+    target = SimpleNamespace(ask=lambda _: (JobPlan(job="web", wanted=1), before))
+    found = CliRunner().invoke(plan, [str(file), "-o", "json"], obj=target)
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.output)["changed"] == changed

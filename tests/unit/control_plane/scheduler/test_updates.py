@@ -6,7 +6,10 @@ import pytest
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
+from control_plane.api.intent_wishes import HoldWish
+from control_plane.api.jobs import JobPhase, TaskRecord
 from control_plane.api.machines import EventKind
+from control_plane.api.operations import OperationKind, OperationState
 from wire.errors import Conflict, NotFound
 
 OTHER = ["/bin/other"]
@@ -14,6 +17,10 @@ OTHER = ["/bin/other"]
 
 async def versions(w: World) -> list[int]:
     return [task.version for task in (await w.cp.get_job("web")).record.tasks]
+
+
+def tasks(w: World) -> list[TaskRecord]:
+    return w.cp._jobs.get("web").tasks
 
 
 async def commands(w: World) -> set[str]:
@@ -37,6 +44,43 @@ async def test_a_paused_update_takes_down_nothing_more_and_goes_on_when_it_is_re
     await w.cp.pause_job("web", paused=False)
     await w.stable()
     assert await versions(w) == [2] * 6
+
+
+@scenario()
+async def test_an_answer_to_a_change_says_at_once_what_a_pause_or_a_hold_postpones(w: World):
+    """BUG-UX80: `job pause` and `job apply` under a hold answered "progressing"."""
+    await w.deployed(a_job(6))
+    await w.cp.apply_job(a_job(6, command=OTHER))
+    await w.until(lambda: 2 in [t.version for t in w.cp._jobs.get("web").tasks])
+    paused = await w.cp.pause_job("web", paused=True)
+    words = "the update to version 2 is paused"
+    assert (paused.phase, paused.detail) == (JobPhase.WAITING, words)
+    assert (await w.cp.job_planner.explain("web")).update == words
+    assert (await w.cp.pause_job("web", paused=False)).phase is JobPhase.PROGRESSING
+    await w.stable()
+    await w.cp.intents.hold("web", HoldWish(lasts_s=3600, reason="outage"), "user:ann")
+    held = await w.cp.apply_job(a_job(6), writer="user:ann")
+    words = "the job is held (outage): version 3 waits"
+    assert (held.phase, held.detail) == (JobPhase.WAITING, words)
+    assert (await w.cp.job_planner.explain("web")).update == words
+
+
+@scenario()
+async def test_events_name_the_version_that_a_task_ran_before(w: World):
+    """BUG-UX81: "version 3 instead of 2" of a task that ran version 1 and never got to 2."""
+    await w.deployed(a_job(3))
+    for command in ("/bin/b", "/bin/c", "/bin/d"):
+        await w.cp.apply_job(a_job(3, command=[command]))
+        await w.until(lambda: any(t.version == w.cp._jobs.get("web").version for t in tasks(w)))
+    await w.stable()
+    events = (await w.cp.job_events("web", limit=200)).events
+    updates = [e for e in events if e.kind is OperationKind.UPDATE]
+    assert OperationState.WITHDRAWN in {e.outcome for e in updates}
+    done = {e.reason for e in updates if e.outcome is OperationState.DONE}
+    assert done == {"version 4 instead of 1"}
+    await w.cp.apply_job(a_job(3))
+    await w.stable()
+    assert (await w.cp.job_events("web", limit=200)).events[-2].reason == "version 5 instead of 4"
 
 
 @scenario()

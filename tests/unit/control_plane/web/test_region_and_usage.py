@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.api import Location
 from agent.usage import TaskUsage, Usages
+from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.capacity_report import Amount, CapacityReport, Line, PowerBudget, Split
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import Hardware, MachineRecord, MachineState, RegionMap
@@ -131,6 +133,14 @@ def test_what_differs_between_versions_is_told_without_secrets() -> None:
         "environment.KEY": ("", "(not shown)"),
     }
     assert changes(old, old) == []
+
+
+def test_an_empty_text_of_a_new_entitlement_is_no_change() -> None:
+    """BUG-UX85: requests showed "business_unit – → –"."""
+    spec = EntitlementSpec(machines=2, host_profile="web")
+    assert [change.field for change in changes(None, spec) if not change.after] == []
+    sold = replace(spec, business_unit="ads")
+    assert [(c.before, c.after) for c in changes(sold, spec)] == [("ads", "")]
 
 
 def test_the_newest_two_versions_are_compared_unless_others_are_asked_for() -> None:
