@@ -12,6 +12,8 @@ from wire.routes import Route
 
 REVISION_HEADER = "Twine-Revision"
 """Of a request: the store revision that the core had written. Of an answer: the shard's."""
+CORE_HEADER = "Twine-Core"
+"""Of a request: the life of the core that sends it. A shard refuses a core that was replaced."""
 CALLER_HEADER = "Twine-Caller"
 """Of a request: the caller for which the core sends it, as the audit log names it."""
 

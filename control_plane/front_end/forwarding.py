@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from control_plane.api.maintenance import PlacesFound, PlacesWish
 from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
+    CORE_HEADER,
     FIND_PLACES,
     FORWARDED,
     PROCESS_STATUS,
@@ -56,17 +57,30 @@ _CALLER: ContextVar[str] = ContextVar("caller", default="component:control-plane
 """The caller for which the present task calls a shard."""
 
 
+class CoreState(NamedTuple):
+    """What a core states about itself in each request to a shard."""
+
+    life: str
+    """Of its process."""
+    written: int
+    """The newest revision that it has written."""
+
+    def headers(self) -> dict[str, str]:
+        """Return it as it crosses the wire."""
+        return {CORE_HEADER: self.life, REVISION_HEADER: str(self.written)}
+
+
 class ShardClient(WireClient):
     """A client of the process of one shard."""
 
     max_answer_bytes = 2 << 30
 
     def __init__(
-        self, url: str, shard: int, written: Callable[[], int], tls: ssl.SSLContext | None
+        self, url: str, shard: int, core: Callable[[], CoreState], tls: ssl.SSLContext | None
     ) -> None:
-        """Open nothing yet; `written` returns the newest revision that the core has written."""
+        """Open nothing yet; `core` returns what each request states about the core."""
         super().__init__(url, tls, timeout_s=_CALL_S)
-        self.headers = lambda: {CALLER_HEADER: _CALLER.get(), REVISION_HEADER: str(written())}
+        self.headers = lambda: {CALLER_HEADER: _CALLER.get(), **core().headers()}
         self.expected, self.shard = f"/component/shard-{shard}", shard
         self.revision = 0
         """Newest revision that the shard had written at its last answer."""
@@ -78,8 +92,8 @@ class ShardClient(WireClient):
             self.revision = max(self.revision, int(said))
 
 
-Connect = Callable[[str, int, Callable[[], int]], ShardClient]
-"""Makes a client of the process of a shard: URL, number, newest revision of the core."""
+Connect = Callable[[str, int, Callable[[], CoreState]], ShardClient]
+"""Makes a client of the process of a shard: URL, number, state of the core."""
 
 
 class Forwarding:
@@ -228,9 +242,11 @@ class Forwarding:
         url = self._processes.url_of(number)
         known = self._clients.get(number)
         if known is None or known.endpoint != url:
-            written = self._processes.table.store.revision
-            known = self._clients[number] = self._connect(url, number, written)
+            known = self._clients[number] = self._connect(url, number, self._state)
         return known
+
+    def _state(self) -> CoreState:
+        return CoreState(self._plane.role.life, self._processes.table.store.revision())
 
     @property
     def _processes(self) -> RoleLeaders:

@@ -7,6 +7,7 @@ the core may call here.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 
 from aiohttp import web
 
@@ -16,6 +17,7 @@ from control_plane.api.maintenance import PlacesFound
 from control_plane.api.region_status import ProcessStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
+    CORE_HEADER,
     FORWARDED,
     REVISION_HEADER,
     SHARD_ROUTES,
@@ -36,6 +38,8 @@ from wire.tls import CONTROL_PLANE
 
 BEHIND_S = 2.0
 """How long a request waits until this process has read what the core had written."""
+_CORE: ContextVar[str] = ContextVar("core", default="")
+"""The life of the core that sent the request; empty: a core of an earlier release sent it."""
 
 
 class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
@@ -92,11 +96,13 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
     def handler(self, route: Route) -> Handler:
         """Return the handler of a row, which refuses calls that belong to another shard.
 
-        Its answer counts only while this process still leads: another one may have changed it.
+        It also refuses calls of a core that was replaced. An answer counts only while this process
+        still leads: another one may have changed it.
         """
         handler: Handler = getattr(self, route.name)
 
         async def checked(call: Call) -> object:
+            self._check_core()
             if route.name in FORWARDED:
                 self._check_owner(route, call)
             try:
@@ -109,6 +115,15 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
         told = ("healthz", "readyz", "process_status", "shard_metrics")
         return handler if route.name in told else checked
+
+    def _check_core(self) -> None:
+        """Raise if another core leads by now than the one that sent the request (BUG-CP57).
+
+        A core that was paused may forward a request that its client has sent again meanwhile.
+        """
+        life, processes = _CORE.get(), self._control_plane.processes
+        if life and processes is not None and life != processes.core_life():
+            raise Busy("this core no longer leads: another one was elected", hint="try again")
 
     def _check_leading(self) -> None:
         if failure := self._store.failure():
@@ -127,14 +142,18 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         """Answer once this process has read the core's revision, and send its own revision."""
         asked = request.headers.get(REVISION_HEADER, "")
         if asked.isdecimal():
-            await self.follow(int(asked))
+            await self.follow(int(asked), request.headers.get(CORE_HEADER, ""))
         response = await handler(request)
         if not response.prepared:
             response.headers[REVISION_HEADER] = str(self._store.revision())
         return response
 
-    async def follow(self, revision: int) -> None:
-        """Return once this process has followed to a revision, or raise `Busy`."""
+    async def follow(self, revision: int, core: str) -> None:
+        """Return once this process has followed to the revision of a core, or raise `Busy`.
+
+        Then it knows the election of that core, so another one that leads is a later one.
+        """
+        _CORE.set(core)
         if not await self._control_plane.followed(revision, BEHIND_S):
             raise Busy("this shard is behind the store", hint="try again")
 

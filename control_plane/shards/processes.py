@@ -122,6 +122,11 @@ class RoleLeaders:
         record = self.table.find(self.own.lock or _FIRST)
         return record if record is not None and record.life == self.own.life else None
 
+    def core_life(self) -> str:
+        """Return the life of the process that led the core last; empty: none has led."""
+        core = self.table.find(_FIRST)
+        return "" if core is None else core.life
+
     def core_url(self) -> str:
         """Return the URL of the core."""
         return self.table.get(_FIRST).url

@@ -14,7 +14,7 @@ from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.api.machines import Machines
 from control_plane.api.operations import JobMove, MoveWish, RestartWish, TaskStory
 from control_plane.api.routes import ROUTES
-from control_plane.front_end.forwarding import Forwarding, ShardClient
+from control_plane.front_end.forwarding import CoreState, Forwarding, ShardClient
 from control_plane.front_end.intent_handlers import IntentHandlers
 from control_plane.front_end.job_handlers import JobHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
@@ -113,10 +113,10 @@ class ShardLine(ShardClient):
         find: Callable[[str], ProcessLife | None],
         url: str,
         shard: int,
-        written: Callable[[], int],
+        core: Callable[[], CoreState],
     ) -> None:
-        super().__init__(url, shard, written, None)
-        self._life, self._find, self._written = life, find, written
+        super().__init__(url, shard, core, None)
+        self._life, self._find, self._core = life, find, core
 
     async def call(
         self,
@@ -132,30 +132,30 @@ class ShardLine(ShardClient):
         call = Call(route, CORE, body, parameters)
         if self._life.way.cut_out:
             return await done
-        timeline.after(self._way(), self._arrive, call, self._written(), done)
+        timeline.after(self._way(), self._arrive, call, self._core(), done)
         answer, self.revision = await done
         return answer
 
     def _way(self) -> float:
         return self._life.random.uniform(*_WAY_S)
 
-    def _arrive(self, call: Call, written: int, done: asyncio.Future[Any]) -> None:
+    def _arrive(self, call: Call, core: CoreState, done: asyncio.Future[Any]) -> None:
         far = self._find(self.endpoint)
         if far is None:
             refused = Unreachable(f"cannot reach {self.endpoint}: connection refused")
             self._life.timeline.after(self._way(), self._settle, done, refused)
         elif not far.way.cut_in:
-            far.loop.create_task(self._answered_by(far, call, written, done))
+            far.loop.create_task(self._answered_by(far, call, core, done))
 
     async def _answered_by(
-        self, far: ProcessLife, call: Call, written: int, done: asyncio.Future[Any]
+        self, far: ProcessLife, call: Call, core: CoreState, done: asyncio.Future[Any]
     ) -> None:
         front_end = far.front_end
         if front_end is None:
             return
         outcome: Any
         try:
-            await front_end.follow(written)
+            await front_end.follow(core.written, core.life)
             outcome = await front_end.handler(call.route)(call), far.revision()
         except TwineError as e:
             outcome = e

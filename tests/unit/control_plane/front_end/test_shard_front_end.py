@@ -20,22 +20,32 @@ class Shard:
     """A front end of a shard whose store may have lost its leadership."""
 
     def __init__(self) -> None:
-        self.why = ""
+        self.why, self.core = "", "first"
         self.error: NotFound | None = None
         shards = SimpleNamespace(number_of_job=lambda _: 1, of_job=lambda _: None)
         rooms = dict.fromkeys(("task_service", "inventory", "intents"))
-        plane: Any = SimpleNamespace(shards=shards, **rooms)
+        processes = SimpleNamespace(core_life=lambda: self.core)
+        plane: Any = SimpleNamespace(
+            shards=shards, processes=processes, followed=self._followed, **rooms
+        )
         store: Any = SimpleNamespace(failure=lambda: self.why)
         self._front_end = ShardFrontEnd(plane, store, "twine")
 
-    async def ask(self, name: str) -> object:
+    async def _followed(self, _revision: int, _seconds: float) -> bool:
+        return True
+
+    async def ask(self, name: str, core: str = "") -> object:
+        """Send a request as a core does; a core of an earlier release does not name itself."""
+        await self._front_end.follow(7, core)
+
         async def handler(_: Call) -> object:
             if self.error is not None:
                 raise self.error
             return "from old records"
 
         route = ROUTES[name]
-        call = Call(route, Peer("core", "forwarded"), None, {"job": "web"}, {}, None, "1")
+        body = SimpleNamespace(entitlement="demo")
+        call = Call(route, Peer("core", "forwarded"), body, {"job": "web"}, {}, None, "1")
         setattr(self._front_end, name, handler)
         return await self._front_end.handler(route)(call)
 
@@ -58,3 +68,14 @@ async def test_what_an_old_leader_does_not_know_is_no_answer_either() -> None:
     shard.why = "the lease ended"
     with pytest.raises(Busy, match="can no longer answer: the lease ended"):
         await shard.ask("get_job")
+
+
+async def test_a_replaced_core_has_nothing_carried_out() -> None:
+    """BUG-CP57: a paused core forwarded a resize, over a later one that was granted meanwhile."""
+    shard = Shard()
+    assert await shard.ask("apply_job", "first") == "from old records"
+    shard.core = "second"
+    with pytest.raises(Busy, match="this core no longer leads"):
+        await shard.ask("apply_job", "first")
+    assert await shard.ask("apply_job", "second") == "from old records"
+    assert await shard.ask("apply_job") == "from old records", "a core of an earlier release"
