@@ -117,6 +117,9 @@ async def _jobs(
             if is_bound(status):
                 bound.add(name)
             continue
+        if _is_held_up_in_transfer(region, status, len(listed)):
+            bound.add(name)
+            continue
         if status.phase is not JobPhase.STABLE:
             found.append(f"job {name} is {status.phase}: {status.detail}")
         found += at_rest(owned, status, _images(region, name), region.timeline.now)
@@ -140,6 +143,24 @@ def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -
         and placed == listed == status.healthy
         and (placed == status.updated or is_bound(status))
         and is_full(region, status.record.spec)
+    )
+
+
+def _is_held_up_in_transfer(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
+    """Return whether all tasks serve, and some stay where they were as the new entitlement is full.
+
+    A story may move a job to an entitlement that has no room for all of it. An extra task that
+    has a place could take over from one of them, so there must be none.
+    """
+    record = status.record
+    tasks = [task for task in record.tasks if not task.extra]
+    left = [task for task in tasks if task.version != record.version]
+    return (
+        bool(left)
+        and len(tasks) == status.wanted == listed == status.healthy
+        and all(record.specs[t.version].entitlement != record.spec.entitlement for t in left)
+        and not any(task.extra and task.placement is not None for task in record.tasks)
+        and is_full(region, record.spec)
     )
 
 
