@@ -25,7 +25,7 @@ _SUM = slice(148, 156)
 def format_of(head: bytes) -> ImageFormat | None:
     """Return what a file with these first bytes travels as; None: no image.
 
-    An OCI archive is a tar, too, and is told apart by its owner (`--format oci`).
+    An OCI archive is a tar, too: only its owner can say which it is (`--format oci`).
     """
     if head.startswith(_BTRFS):
         return ImageFormat.BTRFS
