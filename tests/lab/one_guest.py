@@ -22,6 +22,8 @@ INSIDE = Path(__file__).parent / "in_guest"
 FOLDER = "/root/in_guest"
 KEPT = bool(os.environ.get("TWINE_KEEP_LAB"))
 """Whether a guest that stands is used, and left standing; `twine-lab push` is for who edits."""
+STATE = "twine-agent ps; journalctl -u twine-agent -n 30 --no-pager"
+"""What is printed of a guest in which something was not seen in time."""
 BUSYBOX = Path("/bin/busybox")
 FOLDERS = ("bin", "proc", "sys", "dev", "tmp", "run", "var", "var/tmp", "etc", "root")
 
@@ -128,7 +130,8 @@ class OneGuest:
         began = time.monotonic()
         while not seen():
             if time.monotonic() - began > WAIT_S:
-                pytest.fail(f"after {WAIT_S:g} s still not: {what}")
+                found = self.find(STATE)
+                pytest.fail(f"after {WAIT_S:g} s still not: {what}\n{found}")
             time.sleep(1.0)
 
     def boot_id(self) -> str:
