@@ -269,7 +269,7 @@ def test_a_task_whose_image_nobody_trusted_signed_is_refused_in_words(
         (put(other), "only other keys signed it"),
         (put(key, "sha256:" + "9" * 64), "the stored signature does not match this image"),
     ):
-        assert f"image {digest} is not signed with the key which its entitlement requires" in said
+        assert f"image {digest} is not signed with the key, which its entitlement requires" in said
         assert why in said
     assert "signed" not in guest.ssh("twine-agent ps")
     assert '"generation":1' in put(key)
