@@ -6,7 +6,7 @@ known from the two containers alone. Some steps let an object in where others le
 placement seen is an answer whenever the time is over. The same seed and number of steps give the
 same answer, compiled or not.
 
-The first cycle has half of the time: most of the gain is between a tenth and a thousandth of what
+The first cycle has half of the time: most of the gain is between a third and a thousandth of what
 moves change on average, and the slower that range is passed, the better. Later cycles begin with
 less heat, where single steps still find what shakes and exact programs of parts do not.
 """
@@ -38,7 +38,7 @@ class Cycle(NamedTuple):
 
 
 CYCLES = (
-    Cycle(until=0.5, hot=0.1, chains=0.003),
+    Cycle(until=0.5, hot=0.3, chains=0.005),
     Cycle(until=0.7, hot=0.03, chains=0.01),
     Cycle(until=0.85, hot=0.01, chains=0.001),
     Cycle(until=1.0, hot=0.003, chains=0.01),
@@ -48,8 +48,12 @@ _COLD, _LAST = 1e-3, 1e-8
 """Heats: amounts are settled above `_COLD`, small prices between it and `_LAST`."""
 _SLOW = 0.85
 """Share of a cycle that leads to `_COLD`."""
-_EXCHANGED = 0.5
-"""Share of the steps that exchange two objects."""
+_EXCHANGED, _BACK = 0.5, 0.1
+"""Shares of the steps that exchange two objects, and that bring one back to where it was at first.
+
+What moved holds room in two containers where both versions run for a while: then few objects can
+move at all, and which of them should is found by letting others return.
+"""
 _SAMPLED = 400
 _BLOCK, _BLOCKS = 4096, 64
 """Steps at one heat: so many, or fewer if that makes fewer blocks."""
@@ -195,6 +199,7 @@ class Annealing:
         places = objects + draw.integers(containers, size=number)
         kind = draw.random(number)
         places = np.where(kind < 1.0 - self._chains, places, places + containers)
+        places = np.where(kind < _EXCHANGED + _BACK, objects + self.state.origin[firsts], places)
         return firsts, np.where(kind < _EXCHANGED, others, places)
 
     def _block(self, number: int, heat: float) -> None:

@@ -321,10 +321,13 @@ def costly(t: StepTables, lots: Ints) -> int:
 
 
 def refuge(t: StepTables, j: int, b: int, a: int, lots: Ints) -> int:
-    """Return where an object may go that leaves `b`: the cheapest of `a` and some others, or -1."""
+    """Return where an object may go that leaves `b`, the cheapest of some containers, or -1.
+
+    Those are `a`, where the object was at first, and some by chance.
+    """
     nothing, found, least = t.where.shape[0], -1, 0.0
     for k in range(_DRAWN):
-        c = drawn(t, lots) if k else a
+        c = drawn(t, lots) if k > 1 else t.origin[j] if k else a
         if c != b and fits(t, c, j, nothing):
             change = change_of(t, j, nothing, b, c)
             if (found < 0 or change < least) and may_go(t, j, b, c):
