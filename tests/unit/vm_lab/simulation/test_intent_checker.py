@@ -107,9 +107,9 @@ def test_what_was_decided_before_work_was_called_off_may_be_written_a_moment_lat
 ) -> None:
     """BUG-SI1: a pause over the deadline, and both writes right after it."""
     world.region.machines["m01"].power_off()
-    world.region.checker.drained(["m04"], world.region.timeline.now + 1.0)
+    world.region.checker.budgets.drained(["m04"], world.region.timeline.now + 1.0)
     world.wait(30)
-    world.region.checker.undrained(["m04"])
+    world.region.checker.budgets.undrained(["m04"])
     world.wait(later_s)
     world.listed("web-3")
     assert len(world.accused()) == accused
