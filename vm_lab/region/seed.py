@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import JoinRequest
+from agent.api.joining import JoinRequest
 from control_plane.api.autoscale import Autoscale
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
