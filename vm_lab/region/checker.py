@@ -168,9 +168,12 @@ class Checker(Observer):
 
     def put_accepted(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
         """A task starts on a machine whose profile is that of its entitlement, and verified."""
-        profile, standing = machine.profile, self.standings[machine.name]
+        profile, standing = machine.profile.status, self.standings[machine.name]
         known_s = NEWS_S if standing.sound and self.now - standing.sound_since >= LAG_S else LAG_S
-        if profile.state is ProfileState.DRIFTED and self.now - machine.drifted_at < known_s:
+        if (
+            profile.state is ProfileState.DRIFTED
+            and self.now - machine.profile.drifted_at < known_s
+        ):
             return  # it was changed by hand while the task was on its way
         sent_at = self._sent_ready.get((task_id, machine.name), float("-inf"))
         if profile.state is ProfileState.APPLYING and self.now - sent_at < LAG_S:
@@ -181,7 +184,7 @@ class Checker(Observer):
             )
 
     def _has_profile(self, machine: SimulatedMachine, entitlement: str) -> bool:
-        wanted, profile = self.region.clients.entitlements.get(entitlement), machine.profile
+        wanted, profile = self.region.clients.entitlements.get(entitlement), machine.profile.status
         is_right = wanted is None or is_profile_of(profile.name, wanted.host_profile)
         return is_right and profile.state is ProfileState.VERIFIED
 

@@ -125,7 +125,7 @@ def _reboot(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 def _drift(region: SimulatedRegion, fault: Fault, _: int) -> None:
     for machine in _machines(region, fault):
-        machine.drift()
+        machine.profile.drift()
 
 
 def _host_clock(region: SimulatedRegion, fault: Fault, _: int) -> None:
