@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from agent.api import (
     Ack,
-    Authority,
-    Certificate,
     Events,
     ImageInfo,
     ImagePull,
     Images,
-    JoinRequest,
     Liveness,
     MachineFacts,
     OciPull,
     ProfileSpec,
     ProfileStatus,
-    RenewRequest,
     Resize,
     Running,
     Tasks,
@@ -27,6 +23,7 @@ from agent.api import (
 )
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.joining import Authority, Certificate, JoinRequest, RenewRequest
 from agent.api.notices import HostNotices
 from agent.api.oci import ArrivalName, Arrivals
 from agent.api.presence import Presence, PresenceAnswer

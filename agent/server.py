@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from agent.api.notices import HostNotices
 from agent.api.oci import ArrivalName, Arrivals
 from agent.api.presence import Presence
 from agent.api.unit import UnitShown
-from agent.api.volumes import VOLUME_PATTERN
 from agent.credentials.credentials import MOST_BYTES, CredentialHolder
 from agent.host.callers import authorize_with, check_given, check_raw
 from agent.host.facts import agent_version
@@ -31,6 +29,15 @@ from agent.lease.contact import Contact
 from agent.lease.fencing import FencingOwners, FencingTerm
 from agent.network.networks import Networks
 from agent.notices.notices import TaskNotices
+from agent.parameters import (
+    credential_of,
+    digest_of,
+    format_of,
+    label_of,
+    task_id_of,
+    version_of,
+    volume_of,
+)
 from agent.routes import ROUTES
 from agent.runtime.core.records import unit_of
 from agent.runtime.events import HostEvents
@@ -42,19 +49,9 @@ from agent.tasks.unit_view import UnitView
 from agent.usage import Usages
 from agent.volumes.volume_service import VolumeService
 from wire.duplex import Talk
-from wire.errors import (
-    Busy,
-    Forbidden,
-    InvalidInput,
-    NotFound,
-    TwineError,
-    Unprocessable,
-)
+from wire.errors import Busy, Forbidden, NotFound, TwineError, Unprocessable
 from wire.server import Call, Handler, make_app
 
-_ID = re.compile(api.ID_PATTERN)
-_VOLUME = re.compile(VOLUME_PATTERN)
-_DIGEST = re.compile(api.DIGEST_PATTERN)
 MAX_EVENT_WAIT_S = 60.0
 
 
@@ -121,7 +118,7 @@ def _credential_handlers(s: AgentServices) -> dict[str, Handler]:
     async def put_credential(call: Call) -> CredentialInfo:
         _must_be_ready(s)
         assert call.stream is not None
-        entitlement, name = _credential(call)
+        entitlement, name = credential_of(call)
         value = b""
         async for chunk in call.stream:
             value += chunk
@@ -131,7 +128,7 @@ def _credential_handlers(s: AgentServices) -> dict[str, Handler]:
 
     async def delete_credential(call: Call) -> api.Ack:
         _must_be_ready(s)
-        s.credentials.remove(*_credential(call))
+        s.credentials.remove(*credential_of(call))
         return api.Ack(detail="forgotten")
 
     return {
@@ -141,29 +138,18 @@ def _credential_handlers(s: AgentServices) -> dict[str, Handler]:
     }
 
 
-def _credential(call: Call) -> tuple[str, str]:
-    entitlement, name = call.path["entitlement"], call.path["name"]
-    for word in (entitlement, name):
-        if not _ID.fullmatch(word):
-            raise InvalidInput(
-                f"{word[:80]!r} is not a valid name",
-                hint="1 to 63 of a-z, 0-9 and -, with no dash at the start or end",
-            )
-    return entitlement, name
-
-
 def _image_handlers(s: AgentServices) -> dict[str, Handler]:
     async def list_images(_: Call) -> api.Images:
         infos = [_with_users(s, i) for i in s.images.all()]
         return api.Images(images=infos)
 
     async def get_image(call: Call) -> api.ImageInfo:
-        return _with_users(s, s.images.get(_digest(call)))
+        return _with_users(s, s.images.get(digest_of(call)))
 
     async def put_image(call: Call) -> api.ImageInfo:
         _must_be_ready(s)
         assert call.stream is not None
-        return await s.images.receive(_digest(call), _format(call), call.stream)
+        return await s.images.receive(digest_of(call), format_of(call), call.stream)
 
     async def pull_image(call: Call) -> api.ImageInfo:
         _must_be_ready(s)
@@ -192,7 +178,7 @@ def _image_handlers(s: AgentServices) -> dict[str, Handler]:
 
     async def delete_image(call: Call) -> api.Ack:
         _must_be_ready(s)
-        await s.images.delete(_digest(call), s.tasks.using)
+        await s.images.delete(digest_of(call), s.tasks.using)
         return api.Ack(detail="deleted")
 
     return {
@@ -216,36 +202,36 @@ def _task_handlers(s: AgentServices) -> dict[str, Handler]:
     async def put_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
         spec: api.TaskSpec = call.body
-        check_raw(call.peer, _task_id(call), spec)
-        what = f"task {_task_id(call)}"
+        check_raw(call.peer, task_id_of(call), spec)
+        what = f"task {task_id_of(call)}"
         check_given(call.peer, what, spec.generation, spec.epoch, s.contact.term)
-        s.contact.check_command(_task_id(call), spec, *_heard(s, call, spec.epoch))
-        return await s.tasks.put(_task_id(call), spec)
+        s.contact.check_command(task_id_of(call), spec, *_heard(s, call, spec.epoch))
+        return await s.tasks.put(task_id_of(call), spec)
 
     async def get_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
-        return s.tasks.get(_task_id(call))
+        return s.tasks.get(task_id_of(call))
 
     async def delete_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
-        generation, epoch = _version(s, call)
+        generation, epoch = version_of(call, s.contact.term)
         is_repair = call.peer.role == "local" and epoch is None
         said = s.contact.said if is_repair else None
-        return await s.tasks.delete(_task_id(call), generation, epoch, said=said)
+        return await s.tasks.delete(task_id_of(call), generation, epoch, said=said)
 
     async def restart_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
-        generation, epoch = _version(s, call)
-        task_id = _task_id(call)
+        generation, epoch = version_of(call, s.contact.term)
+        task_id = task_id_of(call)
         spec = s.tasks.record(task_id).spec
         s.contact.check_command(task_id, spec, *_heard(s, call, epoch or 0))
         return await s.tasks.restart(task_id, generation, epoch)
 
     async def resize_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
-        what, told = f"task {_task_id(call)}", call.body
+        what, told = f"task {task_id_of(call)}", call.body
         check_given(call.peer, what, told.generation, told.epoch, s.contact.term)
-        return await s.tasks.resize(_task_id(call), call.body)
+        return await s.tasks.resize(task_id_of(call), call.body)
 
     async def get_usage(_: Call) -> Usages:
         _must_be_ready(s)
@@ -253,7 +239,7 @@ def _task_handlers(s: AgentServices) -> dict[str, Handler]:
 
     async def task_logs(call: Call) -> AsyncIterator[bytes]:
         _must_be_ready(s)
-        task_id = _task_id(call)
+        task_id = task_id_of(call)
         tail = call.number("tail")
         lines = s.logs.read(
             _run_of(s, task_id, previous=call.flag("previous")),
@@ -265,11 +251,11 @@ def _task_handlers(s: AgentServices) -> dict[str, Handler]:
 
     async def get_unit(call: Call) -> UnitShown:
         _must_be_ready(s)
-        return await s.unit_view.show(s.tasks.record(_task_id(call)))
+        return await s.unit_view.show(s.tasks.record(task_id_of(call)))
 
     async def exec_task(call: Call) -> Talk:
         _must_be_ready(s)
-        task_id, wish = _task_id(call), wish_of(call)
+        task_id, wish = task_id_of(call), wish_of(call)
         record = s.tasks.running(task_id)
         check_raw(call.peer, task_id, record.spec)
         return lambda duplex: s.sessions.talk(record, wish, duplex)
@@ -333,11 +319,11 @@ def _host_handlers(s: AgentServices) -> dict[str, Handler]:
 
     async def snapshot_volume(call: Call) -> api.VolumeInfo:
         _must_be_ready(s)
-        return await s.volumes.snapshot(*_volume(call), _named(call, "label"))
+        return await s.volumes.snapshot(*volume_of(call), label_of(call))
 
     async def remove_volume(call: Call) -> api.Ack:
         _must_be_ready(s)
-        await s.volumes.remove(*_volume(call))
+        await s.volumes.remove(*volume_of(call))
         return api.Ack(detail="removed")
 
     async def renew_identity(_: Call) -> api.Ack:
@@ -434,54 +420,3 @@ async def _staged(s: AgentServices, reference: str) -> None:
         await s.images.pull(reference)
     except TwineError as e:
         s.events.add("image", reference, f"not fetched: {e}")
-
-
-def _task_id(call: Call) -> str:
-    task_id = call.path["task_id"]
-    if not _ID.fullmatch(task_id):
-        raise InvalidInput(
-            f"{task_id[:80]!r} is not a task ID",
-            hint="1 to 63 of a-z, 0-9 and -, with no dash at the start or end",
-        )
-    return task_id
-
-
-def _named(call: Call, what: str) -> str:
-    name = call.path[what]
-    if not _ID.fullmatch(name):
-        raise InvalidInput(
-            f"{name[:80]!r} is not a name of {what}",
-            hint="1 to 63 of a-z, 0-9 and -, with no dash at the start or end",
-        )
-    return name
-
-
-def _volume(call: Call) -> tuple[str, str]:
-    name = call.path["volume"]
-    if not _VOLUME.fullmatch(name):
-        hint = "TASK.VOLUME or TASK.VOLUME@LABEL"
-        raise InvalidInput(f"{name[:80]!r} is not the name of a volume", hint=hint)
-    return _named(call, "entitlement"), name
-
-
-def _digest(call: Call) -> str:
-    digest = call.path["digest"]
-    if not _DIGEST.fullmatch(digest):
-        raise InvalidInput(f"{digest[:80]!r} is not a digest", hint="sha256:<64 hex digits>")
-    return digest
-
-
-def _format(call: Call) -> api.ImageFormat:
-    text = call.query.get("format", "tar")
-    try:
-        return api.ImageFormat(text)
-    except ValueError as e:
-        raise InvalidInput(f"format {text!r} is unknown", hint="tar, btrfs or oci") from e
-
-
-def _version(s: AgentServices, call: Call) -> tuple[int | None, int | None]:
-    generation, epoch = call.number("generation"), call.number("epoch")
-    given = None if generation is None else int(generation)
-    term = None if epoch is None else int(epoch)
-    check_given(call.peer, "a task", given, term, s.contact.term)
-    return given, term

@@ -7,7 +7,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from agent.api import JoinRequest, Liveness, Relaxation
+from agent.api import Liveness, Relaxation
+from agent.api.joining import JoinRequest
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.observations import Observations
 from control_plane.agents.pool import AgentPool

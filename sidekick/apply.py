@@ -17,8 +17,10 @@ from msgspec.structs import replace
 
 from sidekick import boot, reboot
 from sidekick.boot import LINE
+from sidekick.journal import Began, Planned, Step, Undoing, Undone, Wrote
 from sidekick.observe import LEFT_TO_BOOT, Sight, fresh, tasks_of
 from sidekick.plan import claims, since_start
+from sidekick.record import Failure, Target, Trial
 from sidekick.report import (
     ApplyOutcome,
     Disruption,
@@ -32,18 +34,7 @@ from sidekick.report import (
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of
 from sidekick.settle import in_passes, write_all
-from sidekick.state import (
-    Began,
-    Failure,
-    Planned,
-    StateFolder,
-    Step,
-    Target,
-    Trial,
-    Undoing,
-    Undone,
-    Wrote,
-)
+from sidekick.state import StateFolder
 from sidekick.status import state_of
 from wire.errors import HostError, TwineError, Unprocessable
 

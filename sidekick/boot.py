@@ -27,9 +27,9 @@ from sidekick.bootline import (
     without,
 )
 from sidekick.loaders.entry import Entry
+from sidekick.record import OwnedGroup
 from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport
 from sidekick.setting import RUNNING, STAGED, Applied, Contribution, Host
-from sidekick.state import OwnedGroup
 from wire.errors import FieldError, HostError
 
 LINE = "boot.line"

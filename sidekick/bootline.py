@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from sidekick.state import OwnedGroup
+from sidekick.record import OwnedGroup
 
 MAX_LINE = 2047
 """Characters that x86 keeps (COMMAND_LINE_SIZE 2048, with the final NUL)."""

@@ -25,16 +25,18 @@ from agent.machine.process import HostProcesses
 from sidekick import history
 from sidekick import status as standing
 from sidekick.apply import ApplyRun
+from sidekick.disk import Disk
 from sidekick.facts import read_facts
 from sidekick.grammar import OUTPUT, PROFILE, CliProgram, Number, Option, PathText, Span
 from sidekick.plan import describe
 from sidekick.profile import Library, Profile
 from sidekick.reboot import read_config
+from sidekick.record import Target
 from sidekick.report import Report, exit_code
 from sidekick.setting import Host, Log
 from sidekick.settings import SETTINGS, setting_of
 from sidekick.shown import print_error, print_json, print_plan, print_report
-from sidekick.state import Disk, StateFolder, Target
+from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from sidekick.upkeep import resume as finish
 from sidekick.upkeep import settled, watch

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import msgspec
 
 from sidekick.profile import Library, Profile
+from sidekick.record import Record
 from sidekick.report import Disruption, WantedSetting
 from sidekick.setting import Host
 from sidekick.settings import setting_of
-from sidekick.state import Record
 from wire.errors import NotFound
 
 SYSCTL_PAGES = {

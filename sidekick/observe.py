@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from sidekick.boot import LINE, PANIC, BootLine, BootWish
 from sidekick.plan import ApplyPlan, make_plan
+from sidekick.record import OwnedGroup, Record, Target
 from sidekick.report import ApplyOutcome, SettingChange, SettingReport
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of, settings_of
-from sidekick.state import OwnedGroup, Record, Target
 from sidekick.targets import contributions, of_kind
 from wire.errors import HostError
 

@@ -13,8 +13,8 @@ import msgspec
 
 from sidekick.boot import BootLine, BootWish
 from sidekick.bootline import GUARD, VERSION
+from sidekick.record import Attempt, Failure, Rebooted, Record, Target
 from sidekick.setting import Host
-from sidekick.state import Attempt, Failure, Rebooted, Record, Target
 from wire.errors import ConfigError, ProgramError, Unprocessable
 
 CONFIG = "/etc/twine/sidekick.toml"

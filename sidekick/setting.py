@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from agent.machine import HostHardware, Processes, ServiceControl
     from agent.machine.kernelfs import KernelFs
     from agent.machine.mounts import Mounts
+    from sidekick.disk import Disk
     from sidekick.profile import Profile
-    from sidekick.state import Disk
 
 Observed = Mapping[str, str | None]
 """What was read, by setting; None where this host has no such thing."""

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from sidekick.boot import LINE
 from sidekick.observe import Sight
+from sidekick.record import Failure, Record, Target
 from sidekick.report import ApplyOutcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
 from sidekick.settings import setting_of
-from sidekick.state import Failure, Record, StateFolder, Target
+from sidekick.state import StateFolder
 from sidekick.targets import rendered_again
 from wire.errors import HostError, TwineError
 

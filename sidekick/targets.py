@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from sidekick import boot
 from sidekick.facts import read_facts
 from sidekick.profile import Profile, render
+from sidekick.record import Target
 from sidekick.report import WantedSetting
 from sidekick.setting import Contribution, Host, Setting
 from sidekick.settings import SETTINGS, setting_of, settings_of
-from sidekick.state import Target
 from wire.errors import ConfigError, FieldError, TwineError
 
 

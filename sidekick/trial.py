@@ -11,9 +11,10 @@ import contextlib
 from msgspec.structs import replace
 
 from sidekick.apply import ApplyRun
+from sidekick.record import Target
 from sidekick.report import ProfileState, Report
 from sidekick.setting import Host
-from sidekick.state import StateFolder, Target
+from sidekick.state import StateFolder
 from sidekick.status import verify
 from sidekick.upkeep import is_over
 from wire.errors import Conflict, HostError

@@ -7,9 +7,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sidekick.apply import ApplyRun
+from sidekick.record import Target, Trial
 from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.setting import Host
-from sidekick.state import StateFolder, Target, Trial
+from sidekick.state import StateFolder
 from sidekick.status import verify
 from sidekick.targets import rendered_again
 

@@ -1,4 +1,4 @@
-"""What crosses the agent's wire: machine facts, images, tasks, profile, events; joining.
+"""What crosses the agent's wire: machine facts, images, tasks, profile, events.
 
 Written by people (`TaskSpec` in a file given to `twine-agent run`) means unknown fields are
 refused; machine to machine they are tolerated. Units are in the names; "no limit" is None.
@@ -40,7 +40,6 @@ from agent.api.ranges import COUNT_MAX as COUNT_MAX
 from agent.api.ranges import DIGEST_PATTERN as DIGEST_PATTERN
 from agent.api.ranges import END, NO_NUL, NO_NUL_WORDS, Reported, Written
 from agent.api.ranges import ID_PATTERN as ID_PATTERN
-from agent.api.ranges import Address as Address
 from agent.api.ranges import Argument as Argument
 from agent.api.ranges import Bytes as Bytes
 from agent.api.ranges import Count as Count
@@ -53,8 +52,6 @@ from agent.api.ranges import Id as Id
 from agent.api.ranges import Milliseconds as Milliseconds
 from agent.api.ranges import Moment as Moment
 from agent.api.ranges import Name as Name
-from agent.api.ranges import Pem as Pem
-from agent.api.ranges import Pins as Pins
 from agent.api.ranges import Port as Port
 from agent.api.ranges import Seconds as Seconds
 from agent.api.ranges import Share as Share
@@ -440,9 +437,6 @@ class Ack(Reported, frozen=True, kw_only=True):
     detail: Words = "ok"
 
 
-# What an agent asks of the control plane; the only calls that go in that direction.
-
-
 class Location(Written, frozen=True, kw_only=True):
     """The five levels above a machine (paper §2.1); the machine's name is the sixth."""
 
@@ -452,47 +446,3 @@ class Location(Written, frozen=True, kw_only=True):
     """Main switch board: the largest part of a data center that fails on its own."""
     row: Name = "row1"
     rack: Name = "rack1"
-
-
-class JoinRequest(Reported, frozen=True, kw_only=True):
-    """A host asks to become a machine of the region."""
-
-    token: Id
-    """`twn1.<id>.<secret>`, made for this host, good for one use."""
-    machine: Name
-    csr_pem: Pem
-    """Certificate request; the key never leaves the host."""
-    address: Address
-    """`host:port` where the control plane reaches the agent."""
-    location: Location = Location()
-    machine_type: Name = "small"
-    facts: MachineFacts
-
-
-class Certificate(Reported, frozen=True, kw_only=True):
-    """The identity that a host was given."""
-
-    machine: Id
-    certificate_pem: Pem
-    """Leaf first, then the issuing authority."""
-    ca_pem: Pem
-    """All authorities to trust from now on, the issuing one first."""
-    not_after: Moment
-    cluster: Id = ""
-    """Trust domain; empty from a control plane of an earlier release."""
-
-
-class RenewRequest(Reported, frozen=True, kw_only=True):
-    """A joined host asks for its next certificate."""
-
-    csr_pem: Pem
-    trusts: Pins = []
-    """Pins of the authorities that the host trusts now; empty from an earlier release."""
-    boot_id: Id = ""
-    """Of the host that asks; empty from an earlier release."""
-
-
-class Authority(Reported, frozen=True, kw_only=True):
-    """The certificate authority, to be compared with a pin before it is trusted."""
-
-    ca_pem: Pem

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from agent import api
+from agent.api.joining import JoinRequest, RenewRequest
 from agent.api.presence import Presence, PresenceAnswer
 from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
 from agent.routes import JOIN_ROUTES
@@ -121,7 +122,7 @@ class HostIdentity:
         from agent.identity import keys
 
         key_pem = keys.new_key()
-        request = api.JoinRequest(
+        request = JoinRequest(
             token=invitation.token,
             machine=candidate.machine,
             csr_pem=keys.signing_request(key_pem, candidate.machine),
@@ -193,7 +194,7 @@ class HostIdentity:
         key_pem = keys.new_key()
         context = tls.client_context(held, tls.CONTROL_PLANE)
         async with WireClient(held.url, context) as client:
-            request = api.RenewRequest(
+            request = RenewRequest(
                 csr_pem=keys.signing_request(key_pem, held.name),
                 trusts=pins.ca_hashes(held.ca_pem),
                 boot_id=self.boot_id,

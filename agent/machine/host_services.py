@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from agent.machine import ServiceUnit
-from agent.machine.systemd import SYSTEMD, HostSystemd, refusing, words
+from agent.machine.systemd import HostSystemd
+from agent.machine.systemd_calls import SYSTEMD, refusing, words
 
 
 class HostServices(HostSystemd):

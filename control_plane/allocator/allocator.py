@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -38,6 +38,7 @@ from control_plane.allocator.ports import Grants
 from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.allocator.quotas import Quotas
 from control_plane.allocator.releases import Releases
+from control_plane.allocator.resync import Resync
 from control_plane.allocator.shards import Member, Shards
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
@@ -49,18 +50,8 @@ from control_plane.broker.core.capacity import Kinds
 from control_plane.broker.core.unavailability import blocking
 from control_plane.portal.core.pools import pool_of
 from control_plane.runtime.table import Table, ignore
-from control_plane.store import Compacted, Store
+from control_plane.store import Store
 from wire.errors import Unprocessable
-
-STEP = 1_000
-"""Machines that are looked at between two pauses of a comparison of everything."""
-TURN = 100
-"""Machines that are looked at before others may have their turn: some 3 ms."""
-_RESYNC_S = 600.0
-"""Least time between two comparisons of everything, which find nothing unless there is a
-mistake: of 50,000 machines one takes about a second of computing."""
-_RESYNC_PAUSE_S = 0.5
-"""After each of these steps, so that keeping up costs little of a large region's time."""
 
 
 class Allocator:
@@ -95,8 +86,7 @@ class Allocator:
         )
         self._timed: dict[str, None] = {}
         """Machines whose agents are yet to answer for the first time."""
-        self._seen: dict[str, int] = {}
-        """Data center → the revision of its broker up to which nothing can be missed."""
+        self.resync = Resync(self.broker, self.index, self.refresh, self._runtime)
         self.releases = Releases(self.broker, self.index, self.refresh)
         self._away: dict[str, str] = {}
         """Data centers whose brokers did not answer, when that was looked at last."""
@@ -122,7 +112,7 @@ class Allocator:
         allocation: its claims are taken from its record.
         """
         await self.allocations.recover()
-        await self._look_at_all()
+        await self.resync.look_at_brokers()
         await self.allocations.load(self.region.owns)
         for job, near in self.allocations.stored.near.items():
             if self._jobs.find(job) is None:  # a job of a program that has no job records
@@ -141,46 +131,7 @@ class Allocator:
         """Make up for events that were missed, until cancelled; a large region takes minutes."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._promises.run())
-            whole_at = self._runtime.now() + _RESYNC_S
-            while True:
-                await self._runtime.sleep(self._settings.resync_s)
-                await self._look_at_changes()
-                if self._runtime.now() >= whole_at:
-                    await self.resync(_RESYNC_PAUSE_S)
-                    whole_at = self._runtime.now() + _RESYNC_S
-
-    async def _look_at_changes(self) -> None:
-        """Take in what brokers changed since this was done last, heard of or not."""
-        for datacenter, broker in list(self.broker.by_datacenter.items()):
-            seen, self._seen[datacenter] = self._seen.get(datacenter), broker.table.latest
-            try:
-                names = dict.fromkeys(
-                    name for name, *_ in broker.table.changes(seen or broker.table.latest)
-                )
-            except Compacted:
-                names = dict.fromkeys(broker.table)
-            await self._refresh_in_turns(list(names))
-
-    async def resync(self, pause_s: float = 0.0) -> None:
-        """Compare the whole index with the brokers, whatever was heard or missed (AL2)."""
-        await self._look_at_all(pause_s)
-        known = list(self.index.machines)
-        for start in range(0, len(known), STEP):
-            part = known[start : start + STEP]
-            await self._refresh_in_turns([n for n in part if self.broker.table.find(n) is None])
-            await asyncio.sleep(pause_s)
-
-    async def _look_at_all(self, pause_s: float = 0.0) -> None:
-        for broker in list(self.broker.by_datacenter.values()):
-            names = list(broker.table)
-            for start in range(0, len(names), STEP):
-                await self._refresh_in_turns(names[start : start + STEP])
-                await asyncio.sleep(pause_s)
-
-    async def _refresh_in_turns(self, machines: Sequence[str]) -> None:
-        for start in range(0, len(machines), TURN):
-            self.refresh(machines[start : start + TURN])
-            await self._runtime.checkpoint()
+            await self.resync.run(self._settings.resync_s)
 
     def refresh(self, machines: Iterable[str]) -> None:
         """Bring some machines up to date with their brokers' records and agents."""
@@ -382,7 +333,7 @@ class Allocator:
         """Take in what time alone has changed about machines, and what a store would not say."""
         await self.releases.find_out()
         timed, self._timed = self._timed, {}
-        await self._refresh_in_turns([*timed, *self._counted.special()])
+        await self.resync.in_turns([*timed, *self._counted.special()])
         now = self._runtime.date()
         over = [name for name, until in self._quarantined.items() if until <= now]
         for name in over:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 import msgspec
 
-from agent.api import JoinRequest
+from agent.api.joining import JoinRequest
 from control_plane.api.inventory import MachineChange
 from control_plane.api.machine_commands import MachineCommand
 from control_plane.api.machines import MachineRecord

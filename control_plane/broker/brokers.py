@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from agent.api import JoinRequest
+from agent.api.joining import JoinRequest
 from control_plane.api.inventory import ImportResult, InventoryMachine, MachineScope
 from control_plane.api.machine_commands import MachineCommand
 from control_plane.api.machines import MachineRecord

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.api import Ack, Authority, Certificate
+from agent.api import Ack
+from agent.api.joining import Authority, Certificate
 from agent.api.presence import PresenceAnswer
 from agent.api.task_identity import TaskCertificate
 from control_plane.api.authority import AuthorityView

@@ -20,7 +20,8 @@ from typing import Protocol
 
 import msgspec
 
-from agent.api import ID_PATTERN, Certificate, JoinRequest, RenewRequest
+from agent.api import ID_PATTERN
+from agent.api.joining import Certificate, JoinRequest, RenewRequest
 from agent.api.task_identity import TaskCertificate
 from control_plane.api.machines import MachineRecord, MachineView, Token, TokenRequest
 from control_plane.identity.authority import (

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of
-from control_plane.scheduler.core import reconcile, release, rollout, sizing
+from control_plane.scheduler.core import reconcile, rollout, sizing, task_versions
 from control_plane.scheduler.core.operations import is_going, is_offered
 from vm_lab.region import scenario
 from vm_lab.region.results import told
@@ -73,7 +73,7 @@ def test_a_stop_version_beside_the_copy_of_a_keep_version_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """BUG-CP30: the rule before: a change from keep to stop waits for no earlier copy."""
-    for module in (reconcile, release, rollout, sizing):
+    for module in (reconcile, rollout, sizing, task_versions):
         monkeypatch.setattr(module, "waits_for", lambda *_: "")
     assert broken_by({"one-copy"}) <= MOST
 
@@ -86,7 +86,7 @@ def test_a_lost_task_that_moves_with_its_job_before_it_is_placed_is_found(
     """
 
     def newest(record: JobRecord) -> JobRecord:
-        if release.is_held_back(record):
+        if task_versions.is_held_back(record):
             return record
         tasks, generation = list[TaskRecord](), record.generation
         for task in record.tasks:

@@ -40,7 +40,7 @@ def list_tasks(machine: SimulatedMachine) -> api.Tasks:
 
 def get_profile(machine: SimulatedMachine) -> api.ProfileStatus:
     """Return the profile that the host runs."""
-    return machine.profile
+    return machine.profile.status
 
 
 def pull_image(machine: SimulatedMachine, pull: api.ImagePull, reply: Reply) -> None:
@@ -150,16 +150,14 @@ def put_notices(machine: SimulatedMachine, told: HostNotices) -> HostNotices:
 
 def put_profile(machine: SimulatedMachine, spec: api.ProfileSpec) -> api.ProfileStatus:
     """Store the profile that the host shall run."""
-    current = machine.profile
+    current = machine.profile.status
     if (spec.epoch, spec.generation) < (current.epoch, current.generation):
         raise Conflict(f"profile {spec.name} is not applied: generation {spec.generation} is old")
     same = (spec.name, spec.generation) == (current.name, current.generation)
     if same and current.state in (ProfileState.VERIFIED, ProfileState.APPLYING):
         return current
-    if machine.wanted_profile is not None and spec.name == current.name and same:
-        machine.renumbered(spec)
-    machine.switch(spec)
-    return machine.profile
+    machine.profile.switch(spec)
+    return machine.profile.status
 
 
 def _fence(

@@ -14,12 +14,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent import api
-from agent.api import Health, ProfileState, TaskState
+from agent.api import Health, ProfileState
 from control_plane.api.jobs import Endpoints
 from control_plane.store.protocol import Operation, Put
-from vm_lab.region.applications import NOTICE_S
+from vm_lab.region.budget_checker import BudgetChecker
 from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine, patience_of
 from vm_lab.region.observer import Observer
+from vm_lab.region.standing import (
+    LAG_S,
+    NEWS_S,
+    POLL_S,
+    TALK_S,
+    CheckerStanding,
+    StoredLoan,
+    StoredMachine,
+)
 from vm_lab.region.surge_checker import SurgeChecker
 
 if TYPE_CHECKING:
@@ -27,18 +36,10 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 MACHINES = "machines/"
-LAG_S = 20.0
-"""Age in s up to which the control plane may not have noticed an event."""
-POLL_S = 4.0
-"""Seconds by which a machine's last sign of life may be older than its silence."""
-TALK_S = 8.0
-"""Seconds without trouble after which contact with a machine is certain."""
 DOUBLE_S = 120.0
 """Seconds that two copies may last once both machines can be reached."""
 PAUSE_S = 2.5
 """A process that stood still for less may take it for a busy host."""
-NEWS_S = 3.0
-"""Seconds that it may take to act on a stored change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,56 +55,9 @@ class Violation:
         return f"{self.at:.1f}s {self.rule}: {self.text}"
 
 
-class _StoredLoan(msgspec.Struct, frozen=True):
-    """What is read of the loan of a stored machine."""
-
-    since: float
-    promise_s: float = 0.0
-    revoked_at: float | None = None
-
-
-class _Owner(msgspec.Struct):
-    """What is read of a stored machine."""
-
-    machine: str
-    entitlement: str = ""
-    state: str = "up"
-    loan: _StoredLoan | None = None
-
-
 def is_profile_of(name: str, base: str) -> bool:
     """Return whether a profile is the one named, or one that its owner made of it."""
     return name == base or name.startswith(f"{base}-")
-
-
-@dataclass(slots=True)
-class CheckerStanding:
-    """The checker's state of one machine."""
-
-    store: str = ""
-    entitlement: str = ""
-    state: str = "up"
-    up_since: float = 0.0
-    down_since: float = 0.0
-    sound: bool = True
-    """Whether it can answer in time: no fault of it or its network prevents that."""
-    sound_since: float = float("-inf")
-    heard_at: float = 0.0
-    """When contact was last certain, if there is none now: after `TALK_S` without trouble."""
-    gone_since: float | None = None
-    """Since when it cannot be reached at all."""
-    drained: bool = False
-    overdue_at: float = float("inf")
-    excused_at: float = float("-inf")
-    """When work was called off last that had begun."""
-    loan: _StoredLoan | None = None
-
-    def overdue(self, now: float) -> bool:
-        """Return whether its tasks may go whatever else is said.
-
-        What was decided before the work was called off may be written a moment after.
-        """
-        return now >= self.overdue_at or now - self.excused_at < NEWS_S
 
 
 @dataclass(slots=True)
@@ -115,8 +69,6 @@ class Checker(Observer):
     copies: dict[str, dict[str, Copy]] = field(default_factory=dict)
     """Task → machine → its copy there, of all that are alive."""
     standings: dict[str, CheckerStanding] = field(default_factory=dict)
-    endpoints: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Job → task → machine, as clients received it."""
     failed_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """Task and machine → since when its copy there is not well."""
     undisturbed_since: float = 0.0
@@ -131,10 +83,12 @@ class Checker(Observer):
     """Task and machine → when its start was sent last while the machine had proved the profile."""
     _seen: set[str] = field(default_factory=set)
     _surges: SurgeChecker = field(default_factory=SurgeChecker)
+    budgets: BudgetChecker = field(init=False)
 
     def __post_init__(self) -> None:
         """Start with all machines."""
         self.standings = {name: CheckerStanding() for name in self.region.machines}
+        self.budgets = BudgetChecker(self)
 
     @property
     def now(self) -> float:
@@ -214,9 +168,12 @@ class Checker(Observer):
 
     def put_accepted(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
         """A task starts on a machine whose profile is that of its entitlement, and verified."""
-        profile, standing = machine.profile, self.standings[machine.name]
+        profile, standing = machine.profile.status, self.standings[machine.name]
         known_s = NEWS_S if standing.sound and self.now - standing.sound_since >= LAG_S else LAG_S
-        if profile.state is ProfileState.DRIFTED and self.now - machine.drifted_at < known_s:
+        if (
+            profile.state is ProfileState.DRIFTED
+            and self.now - machine.profile.drifted_at < known_s
+        ):
             return  # it was changed by hand while the task was on its way
         sent_at = self._sent_ready.get((task_id, machine.name), float("-inf"))
         if profile.state is ProfileState.APPLYING and self.now - sent_at < LAG_S:
@@ -227,7 +184,7 @@ class Checker(Observer):
             )
 
     def _has_profile(self, machine: SimulatedMachine, entitlement: str) -> bool:
-        wanted, profile = self.region.clients.entitlements.get(entitlement), machine.profile
+        wanted, profile = self.region.clients.entitlements.get(entitlement), machine.profile.status
         is_right = wanted is None or is_profile_of(profile.name, wanted.host_profile)
         return is_right and profile.state is ProfileState.VERIFIED
 
@@ -291,9 +248,11 @@ class Checker(Observer):
         self._surges.stored(operations)
         for operation in operations:
             if isinstance(operation, Put) and operation.key.startswith(MACHINES):
-                self._machine_stored(store, msgspec.json.decode(operation.value, type=_Owner))
+                self._machine_stored(
+                    store, msgspec.json.decode(operation.value, type=StoredMachine)
+                )
 
-    def _machine_stored(self, store: str, record: _Owner) -> None:
+    def _machine_stored(self, store: str, record: StoredMachine) -> None:
         standing = self.standings[record.machine]
         if standing.store and standing.store != store:
             self.violate("assignment", f"{record.machine} is in {standing.store} and {store}")
@@ -311,7 +270,7 @@ class Checker(Observer):
             standing.down_since = self.now
             self._verdict(record.machine, standing)
 
-    def _lent(self, name: str, standing: CheckerStanding, loan: _StoredLoan | None) -> None:
+    def _lent(self, name: str, standing: CheckerStanding, loan: StoredLoan | None) -> None:
         """A machine that was lent is back within what was promised, once it is called back."""
         before, standing.loan = standing.loan, loan
         if loan is None or not loan.promise_s or loan.revoked_at is None:
@@ -374,7 +333,7 @@ class Checker(Observer):
         is_short = what == "thawed" and self.now - self._paused_at < PAUSE_S
         self.undisturbed_since = self._before_pause if is_short else self.now
         if what == "serves":
-            self.endpoints.clear()
+            self.budgets.endpoints.clear()
 
     def plane_failed(self, reason: str) -> None:
         """The process goes on whatever happens to it."""
@@ -392,100 +351,6 @@ class Checker(Observer):
             waited = self.now - wish.asked_at
             self.violate("answer", f"no answer for {waited:.0f} s: {wish.text}", wish.text)
 
-    # -- budgets
-
-    def drained(self, names: Sequence[str], deadline: float) -> None:
-        """Record that maintenance was announced."""
-        for name in names:
-            self.standings[name].drained = True
-            self.standings[name].overdue_at = deadline
-        self.region.timeline.at(deadline, self._deadline, names, deadline, self.now)
-
-    def waves(self, plan: str, announced: int, work: str) -> None:
-        """No second wave of a plan begins before the one before is over."""
-        if announced > 1:
-            self.violate("waves", f"{announced} waves of {plan} ({work}) at once", plan)
-
-    def _deadline(self, names: Sequence[str], deadline: float, announced_at: float) -> None:
-        """Check that controllers with tasks there got a notice before the deadline."""
-        calm = self.undisturbed_since <= announced_at - NOTICE_S
-        if not calm or not self.region.stores_sound(deadline - announced_at + NOTICE_S):
-            return
-        for name in names:
-            if self.standings[name].overdue_at == deadline and deadline - announced_at > NOTICE_S:
-                copies = self.region.machines[name].copies.values()
-                long = [c for c in copies if c.alive and c.healthy_since is not None]
-                jobs = {
-                    c.task_id.rpartition("-")[0]
-                    for c in long
-                    if (c.healthy_since or 0.0) < deadline - NOTICE_S
-                }
-                self.region.applications.overdue(name, jobs, announced_at)
-
-    def undrained(self, names: Sequence[str]) -> None:
-        """Record that maintenance was called off."""
-        for name in names:
-            standing = self.standings[name]
-            if self.now >= standing.overdue_at:
-                standing.excused_at = self.now
-            standing.drained, standing.overdue_at = False, float("inf")
-
     def listed(self, endpoints: Endpoints) -> None:
         """What is taken from clients on purpose never brings a job below its budget."""
-        before = self.endpoints.get(endpoints.job)
-        now = {e.task: e.machine for e in endpoints.endpoints}
-        self.endpoints[endpoints.job] = now
-        if before is None:
-            return
-        gone = {task: name for task, name in before.items() if task not in now}
-        if gone:
-            self._budget(endpoints.job, gone, now)
-            self._consulted(endpoints.job, gone, now)
-        self.region.applications.listed(endpoints.job, now)
-
-    def _budget(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
-        owned = self.region.clients.jobs.get(job)
-        if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
-            return
-        wanted = owned.fewest
-        voluntary = [task for task, name in gone.items() if self._on_purpose(task, name)]
-        if not voluntary:
-            return
-        serving = sum(1 for task, name in left.items() if self._could_serve(task, name))
-        most = max(owned.asked.update.max_unavailable, owned.granted.update.max_unavailable)
-        if serving < wanted - most:
-            self.violate(
-                "budget",
-                f"{job}: {', '.join(voluntary)} taken down with {serving} of {wanted} left to"
-                f" serve, at most {most} may be away",
-                f"{job} {voluntary[0]}",
-            )
-
-    def _consulted(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
-        """Check that tasks are taken down on purpose only as the job's controller acknowledged."""
-        owned = self.region.clients.jobs.get(job)
-        if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
-            return
-        forced = {t: n for t, n in gone.items() if self.standings[n].overdue(self.now)}
-        chosen = {t: n for t, n in gone.items() if t not in forced and self._on_purpose(t, n)}
-        self.region.applications.taken(job, chosen, left)
-
-    def _on_purpose(self, task: str, name: str) -> bool:
-        """Return whether a task that is not listed any more was well."""
-        standing, copy = self.standings[name], self.copies.get(task, {}).get(name)
-        well = (
-            copy is not None
-            and copy.state is TaskState.RUNNING
-            and copy.healthy_since is not None
-            and self.now - copy.healthy_since > LAG_S
-        )
-        sound = standing.sound and self.now - standing.sound_since > LAG_S
-        return well and sound and standing.state == "up" and not standing.overdue(self.now)
-
-    def _could_serve(self, task: str, name: str) -> bool:
-        """Return whether the control plane may still list a task as serving."""
-        standing, copy = self.standings[name], self.copies.get(task, {}).get(name)
-        if standing.gone_since is not None and self.now - standing.gone_since > LAG_S:
-            return False
-        well = copy is not None and copy.healthy_since is not None
-        return well or self.now - self.failed_at.get((task, name), float("-inf")) < LAG_S
+        self.budgets.listed(endpoints)

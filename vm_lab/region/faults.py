@@ -125,7 +125,7 @@ def _reboot(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 def _drift(region: SimulatedRegion, fault: Fault, _: int) -> None:
     for machine in _machines(region, fault):
-        machine.drift()
+        machine.profile.drift()
 
 
 def _host_clock(region: SimulatedRegion, fault: Fault, _: int) -> None:
@@ -304,10 +304,10 @@ def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
     def announced() -> None:
         # counted from when it was asked: the answer takes its time
-        region.checker.drained(names, asked_at + deadline)
+        region.checker.budgets.drained(names, asked_at + deadline)
 
     def ended() -> None:
-        region.checker.undrained(names)
+        region.checker.budgets.undrained(names)
 
     region.clients.want(ClientWish(about, f"drain {' '.join(names)}", announce, announced))
     region.timeline.after(

@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from agent import api
-from agent.api import Health, ProfileState, RestartWhen, TaskState
+from agent.api import Health, RestartWhen, TaskState
 from agent.api.notices import HostNotices
 from vm_lab.region.history import History
 from vm_lab.region.loop import Timeline
 from vm_lab.region.observer import Observer
+from vm_lab.region.simulated_profile import SimulatedProfile
 
 if TYPE_CHECKING:
     from vm_lab.region.link import FollowedEvents
@@ -28,8 +27,6 @@ EPOCH_S = 1_800_000_000.0
 """What a right clock shows at the beginning."""
 EVENTS_KEPT = 1000
 """Events that an agent can still tell about."""
-FAILS = "# no host can reach this one"
-"""In the text of a profile: each switch to it fails."""
 STUBBORN = "IGNORES_TERM"
 """In the environment of a task: it takes all the time that it has to stop."""
 FENCE_S = 2.5
@@ -127,12 +124,8 @@ class SimulatedMachine:
         """Entitlement → the number of the term of its owner that spoke last (docs/adr/0150)."""
         self.images: set[str] = set()
         self.pulls: dict[str, list[Callable[[str], None]]] = {}
-        self.profile = api.ProfileStatus()
+        self.profile = SimulatedProfile(self)
         self.notices = HostNotices()
-        self.drifted_at = float("-inf")
-        self.wanted_profile: api.ProfileSpec | None = None
-        self.booted_for = ""
-        """The profile that was wanted at the last boot."""
         self.events: deque[api.Event] = deque(maxlen=EVENTS_KEPT)
         self.sequence = 0
         self.streams: list[FollowedEvents] = []
@@ -140,8 +133,8 @@ class SimulatedMachine:
         self.heard_at = 0.0
         """When the agent last had contact with its control plane, if it has none now."""
         self._contacts = 0
-        self._powers = 0
-        self._switches = 0
+        self.powers = 0
+        """Rises each time that its power goes off or on."""
 
     # -- what others ask
 
@@ -360,7 +353,7 @@ class SimulatedMachine:
         copy.last_exit = api.Exit(result="cut-off", at=self.wall())
         self.become(copy, TaskState.STOPPED, reason=copy.reason)
 
-    # -- power, agent, profile
+    # -- power, agent
 
     def power_off(self) -> None:
         """Everything that runs ends at once; the disk keeps what it has."""
@@ -368,7 +361,7 @@ class SimulatedMachine:
             return
         self.setting.history.note(f"{self.name} goes down")
         self.on = self.agent_up = False
-        self._powers += 1
+        self.powers += 1
         self.pulls.clear()
         for copy in list(self.copies.values()):
             was_alive = copy.alive
@@ -383,23 +376,23 @@ class SimulatedMachine:
             return
         self.on = True
         self.boots += 1
-        self._powers += 1
+        self.powers += 1
         self.hung_until = 0.0
         self.events.clear()
         self.sequence = 0
-        self.setting.timeline.after(self.draw(self.pace.agent), self._booted, self._powers)
+        self.setting.timeline.after(self.draw(self.pace.agent), self._booted, self.powers)
 
     def reboot(self) -> None:
         """Go down now and come back by itself."""
         self.power_off()
-        self.setting.timeline.after(self.draw(self.pace.boot), self._back, self._powers)
+        self.setting.timeline.after(self.draw(self.pace.boot), self._back, self.powers)
 
     def _back(self, powers: int) -> None:
-        if powers == self._powers:
+        if powers == self.powers:
             self.power_on()
 
     def _booted(self, powers: int) -> None:
-        if powers != self._powers:
+        if powers != self.powers:
             return
         self.agent_up = True
         for copy in list(self.copies.values()):
@@ -409,8 +402,8 @@ class SimulatedMachine:
             copy.last_exit = api.Exit(result="lost", at=self.wall())
             copy.state, copy.health = TaskState.STOPPED, Health.UNKNOWN
             copy.reason = "the host was rebooted"
-        if self.wanted_profile is not None:
-            self.switch(self.wanted_profile, booted=True)
+        if self.profile.wanted is not None:
+            self.profile.switch(self.profile.wanted, booted=True)
         self.agent_is(up=True)
 
     def agent_is(self, *, up: bool) -> None:
@@ -425,64 +418,6 @@ class SimulatedMachine:
         for stream in list(self.streams):
             stream.path_changed()
         self.setting.observer.reach_changed(self)
-
-    def switch(self, spec: api.ProfileSpec, *, booted: bool = False) -> None:
-        """Bring the host to a profile."""
-        self.wanted_profile = spec
-        self._switches += 1
-        self._profile_is(ProfileState.APPLYING)
-        if booted:
-            self.booted_for = spec.name
-        # a setting that was changed by hand is put right without a boot
-        proposed = spec.name.rpartition("-")[0] if spec.text else spec.name
-        needs_boot = proposed in self.setting.reboot_profiles and spec.name != self.booted_for
-        timeline = self.setting.timeline
-        timeline.after(
-            self.draw(self.pace.switch), self._switched, self._switches, self._powers, needs_boot
-        )
-
-    def _switched(self, switches: int, powers: int, needs_boot: bool) -> None:
-        spec = self.wanted_profile
-        if spec is None or (switches, powers) != (self._switches, self._powers):
-            return
-        if FAILS in spec.text:
-            self._profile_is(ProfileState.DEGRADED)
-            return
-        if not needs_boot:
-            self._profile_is(ProfileState.VERIFIED)
-            return
-        self._profile_is(ProfileState.PENDING_REBOOT)
-        if spec.allow_reboot and not any(copy.alive for copy in self.copies.values()):
-            self.setting.timeline.after(1.0, self._reboot_for_profile, switches, powers)
-
-    def _reboot_for_profile(self, switches: int, powers: int) -> None:
-        if (switches, powers) == (self._switches, self._powers):
-            self.reboot()
-
-    def drift(self) -> None:
-        """A setting of the host is changed by hand."""
-        if self.profile.state is ProfileState.VERIFIED:
-            self.drifted_at = self.setting.timeline.now
-            self._profile_is(ProfileState.DRIFTED)
-
-    def _profile_is(self, state: ProfileState) -> None:
-        spec = self.wanted_profile
-        assert spec is not None
-        self.profile = api.ProfileStatus(
-            name=spec.name,
-            generation=spec.generation,
-            epoch=spec.epoch,
-            state=state,
-            boot_id=self.boot_id(),
-        )
-        self.setting.history.note(f"{self.name} profile {spec.name} {state}")
-        if self.agent_up:
-            self.say("profile", spec.name)
-
-    def renumbered(self, spec: api.ProfileSpec) -> None:
-        """Apply a request that changes only the profile's generation and epoch."""
-        self.wanted_profile = spec
-        self.profile = replace(self.profile, generation=spec.generation, epoch=spec.epoch)
 
 
 def patience_of(spec: api.TaskSpec) -> float | None:

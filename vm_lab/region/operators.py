@@ -74,7 +74,7 @@ class OperatorPlan:
         self._region.timeline.after(LOOK_S, self._look)
         if self._wish.work is Work.KERNEL and self._wish.deadline_s is not None:
             deadline = self._asked_at + self._wish.deadline_s
-            self._region.checker.drained(self._machines, deadline)
+            self._region.checker.budgets.drained(self._machines, deadline)
         if self._wish.work is Work.SWITCH:
             self._region.timeline.after(self._wish.deadline_s or 0.0, self._replace_switch)
 
@@ -98,7 +98,7 @@ class OperatorPlan:
         if view is None or view.plan.ended is not None:
             return
         open_waves = [w for w in view.waves if w.state is WaveState.ANNOUNCED]
-        self._region.checker.waves(self._name, len(open_waves), self._wish.work)
+        self._region.checker.budgets.waves(self._name, len(open_waves), self._wish.work)
         for name in (name for wave in open_waves for name in wave.ready):
             machine = self._region.machines[name]
             if self._wish.work is not Work.SWITCH and name not in self._rebooted and machine.on:
@@ -112,7 +112,7 @@ class OperatorPlan:
 
     async def _cancel(self, cp: ControlPlane) -> None:
         if self._wish.work is Work.KERNEL and self._wish.deadline_s is not None:
-            self._region.checker.undrained(self._machines)
+            self._region.checker.budgets.undrained(self._machines)
         if cp.maintenance.show(self._name).plan.ended is None:
             await cp.maintenance.cancel(self._name)
 

@@ -19,8 +19,9 @@ from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.roles import ControlPlane
 from vm_lab.region.clients import ClientWish, Owned
 from vm_lab.region.intent_checker import granted_spec
-from vm_lab.region.machine import FAILS, STUBBORN
+from vm_lab.region.machine import STUBBORN
 from vm_lab.region.scenario import Scenario
+from vm_lab.region.simulated_profile import FAILS
 from vm_lab.region.story import Fault
 from wire.errors import Conflict, NotFound
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import JoinRequest
+from agent.api.joining import JoinRequest
 from control_plane.api.autoscale import Autoscale
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
@@ -297,7 +297,7 @@ class SimulatedRegion:
     def _sample(self) -> None:
         wanted = sum(o.granted.tasks for o in self.clients.jobs.values() if o.granted and o.asked)
         copies = sum(len(where) for where in self.checker.copies.values())
-        listed = sum(len(tasks) for tasks in self.checker.endpoints.values())
+        listed = sum(len(tasks) for tasks in self.checker.budgets.endpoints.values())
         self.samples.append(Sample(self.timeline.now, wanted, copies, listed))
         self._passed(self.timeline.now)
         self.timeline.after(5.0, self._sample)

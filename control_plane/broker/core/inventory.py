@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import COUNT_MAX, ID_PATTERN, JoinRequest, Location
+from agent.api import COUNT_MAX, ID_PATTERN, Location
+from agent.api.joining import JoinRequest
 from control_plane.api.inventory import InventoryMachine, MachineScope
 from control_plane.api.machines import (
     EventKind,

@@ -34,8 +34,8 @@ from control_plane.job_control.core.intents import (
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.reconcile import available
-from control_plane.scheduler.core.release import is_held_back
 from control_plane.scheduler.core.rollout import HOMELESS, must_move
+from control_plane.scheduler.core.task_versions import is_held_back
 
 
 def unified(record: JobRecord, seen: Seen) -> UnifiedSpec:

@@ -43,6 +43,7 @@ from control_plane.scheduler.core.approval import (
 from control_plane.scheduler.core.assignment import assigned, unified
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decision import Decision, Found, Room, Seen
+from control_plane.scheduler.core.new_tasks import has_crashed, how_it_failed, is_failing
 from control_plane.scheduler.core.operations import (
     Ledger,
     approval,
@@ -54,18 +55,7 @@ from control_plane.scheduler.core.operations import (
 )
 from control_plane.scheduler.core.owner_moves import is_moved, is_restarted
 from control_plane.scheduler.core.reconcile import available, observe
-from control_plane.scheduler.core.release import (
-    advance,
-    at_once,
-    begun,
-    cause_of_update,
-    has_crashed,
-    how_it_failed,
-    is_failing,
-    is_outdated,
-    may_renew,
-    renews,
-)
+from control_plane.scheduler.core.release import advance, at_once, begun
 from control_plane.scheduler.core.rollout import (
     Placed,
     apply_plan,
@@ -78,6 +68,12 @@ from control_plane.scheduler.core.rollout import (
 from control_plane.scheduler.core.rollout_words import standing
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
 from control_plane.scheduler.core.surge import spare, stood_in, surged
+from control_plane.scheduler.core.task_versions import (
+    cause_of_update,
+    is_outdated,
+    may_renew,
+    renews,
+)
 
 _UP = (TaskPhase.STARTING, TaskPhase.RUNNING)
 _VOLUNTARY = (

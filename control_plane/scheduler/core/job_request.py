@@ -16,8 +16,8 @@ from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
 from control_plane.scheduler.core.owner_moves import goes_to
-from control_plane.scheduler.core.release import placed_as
 from control_plane.scheduler.core.rollout import Placed, to_place
+from control_plane.scheduler.core.task_versions import placed_as
 
 
 @dataclass(frozen=True, slots=True)

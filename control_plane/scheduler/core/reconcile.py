@@ -33,7 +33,7 @@ from control_plane.api.operations import STOP, Cause, OperationKind
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, staying, waits_for
 from control_plane.scheduler.core.operations import is_going
-from control_plane.scheduler.core.release import placed_as, runs_next
+from control_plane.scheduler.core.task_versions import placed_as, runs_next
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _GIVE_UP_S = 60.0

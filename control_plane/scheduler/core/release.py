@@ -9,33 +9,29 @@ Seconds are counted on the monotonic clock, from zero after a start of the contr
 
 from __future__ import annotations
 
-from math import ceil
-
 from msgspec.structs import replace
 
-from agent.api import Health, RestartWhen, TaskState, exit_text
-from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of
-from control_plane.api.operations import Cause, OperationKind, OperationState
+from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord
+from control_plane.api.operations import OperationKind, OperationState
 from control_plane.api.updates import OnFailure, Rollout
-from control_plane.job_control.core.intents import (
-    is_on_trial,
-    is_plain,
-    next_end,
-    next_version,
-    on_its_way_to,
-    push_of,
-    pushed,
-    target_of,
-)
+from control_plane.job_control.core.intents import is_on_trial, next_end, next_version, pushed
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.copies import waits_for
 from control_plane.scheduler.core.job_check import same_tasks
-from control_plane.scheduler.core.operations import Ledger, is_going, is_offered
+from control_plane.scheduler.core.new_tasks import (
+    PLACED,
+    has_crashed,
+    how_it_failed,
+    is_away,
+    is_beside,
+    is_failing,
+    is_new,
+    is_of,
+    is_proven,
+    serves,
+)
+from control_plane.scheduler.core.operations import Ledger, is_going
+from control_plane.scheduler.core.task_versions import canaries, placed_as
 
-_TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)
-_BLAMELESS = ("lost", "cut-off")
-"""Results that are not the version's fault: its machine was rebooted, or cut off."""
-_PLACED = (TaskPhase.STARTING, TaskPhase.RUNNING)
 _ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 _SELF = "scheduler"
 """The writer of a push that goes back by itself (`on_failure`)."""
@@ -48,7 +44,7 @@ def begun(record: JobRecord) -> JobRecord:
     """
     known = record.rollout
     if known is not None and is_of(known, record):
-        if not known.done or all(is_new(t, record) or _is_beside(t, record) for t in record.tasks):
+        if not known.done or all(is_new(t, record) or is_beside(t, record) for t in record.tasks):
             return record
         return replace(record, rollout=replace(known, done=False))
     others = [
@@ -87,45 +83,6 @@ def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -
     return record if rollout is known else replace(record, rollout=rollout)
 
 
-def is_outdated(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether a task is to be taken down for another version.
-
-    A lost task is not: it gets its wanted version where it is placed. A paused or halted push takes
-    no task down for the newest version; tasks may still go back to their earlier version.
-    """
-    if task.version == (task.wants or record.version) or task.phase is TaskPhase.LOST:
-        return False
-    target = target_of(record, task)
-    if target == task.version:
-        return False
-    if target == record.version:
-        halted = record.rollout is not None and record.rollout.halted and is_held_back(record)
-        if halted or record.paused:
-            return False
-    return not waits_for(record, task, record.specs.get(target, record.spec))
-
-
-def renews(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether an update of a task brings it to the newest version."""
-    return target_of(record, task) == record.version
-
-
-def is_held_back(record: JobRecord) -> bool:
-    """Return whether only some tasks may run the newest version yet."""
-    rollout = record.rollout
-    return rollout is not None and is_of(rollout, record) and _is_narrow(rollout)
-
-
-def may_renew(record: JobRecord) -> int | None:
-    """Return how many more tasks may become the newest version now; None: all of them."""
-    rollout = record.rollout
-    if rollout is None or not is_held_back(record):
-        return None
-    if rollout.halted:
-        return 0
-    return max(0, canaries(record) - sum(1 for task in record.tasks if is_new(task, record)))
-
-
 def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
     """Return how many new tasks have not passed the gate, and how many more may be taken now.
 
@@ -135,76 +92,11 @@ def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
     if policy.health_gate_s <= 0 and policy.batch is None:
         return 0, None
     new = [task for task in record.tasks if is_new(task, record)]
-    fresh = sum(1 for t in new if serves(t) and not _is_proven(t, record, now))
+    fresh = sum(1 for t in new if serves(t) and not is_proven(t, record, now))
     if policy.batch is None:
         return fresh, None
-    under_way = any(not _is_proven(task, record, now) for task in new)
+    under_way = any(not is_proven(task, record, now) for task in new)
     return fresh, 0 if under_way else policy.batch
-
-
-def runs_next(record: JobRecord, task: TaskRecord) -> int:
-    """Return the version with which a task starts after it was taken down."""
-    operation, target = task.operation, target_of(record, task)
-    if operation is not None and operation.kind is OperationKind.UPDATE:
-        return target
-    if not is_here(record, task.version):
-        return record.version
-    return task.version if _stays(record, task, target) else target
-
-
-def placed_as(record: JobRecord, task: TaskRecord) -> int:
-    """Return the version as which a task that needs a machine is placed.
-
-    A lost task gets the newest version only here. Until then its old copy may be found again,
-    and that copy's specification decides when it has certainly ended. The task keeps its version
-    while only some tasks may run the newest one, until its controller has answered, and
-    while the newest version must not run together with the old copy. No task is placed in an
-    entitlement that its job leaves.
-    """
-    if not is_here(record, task.version):
-        return record.version
-    if task.phase is not TaskPhase.LOST or is_offered(task):
-        return task.version
-    target = target_of(record, task)
-    return task.version if _stays(record, task, target) else target
-
-
-def _stays(record: JobRecord, task: TaskRecord, target: int) -> bool:
-    """Return whether a task that starts again keeps its version."""
-    held_back = target == record.version and is_held_back(record)
-    return held_back or waits_for(record, task, record.specs.get(target, record.spec)) != ""
-
-
-def starts_as(record: JobRecord) -> int:
-    """Return the version of tasks that are added now."""
-    rollout = record.rollout
-    if rollout is not None and is_held_back(record) and is_here(record, rollout.base):
-        return rollout.base
-    return record.version
-
-
-def cause_of_update(record: JobRecord, task: TaskRecord) -> Cause:
-    """Return why a task gets another version now."""
-    rollout, target = record.rollout, target_of(record, task)
-    if target != record.version:
-        return Cause.CANARY if target in record.trials else Cause.ROLLBACK
-    if rollout is None or not is_of(rollout, record):
-        return Cause.RELEASE
-    if rollout.returns_from:
-        return Cause.ROLLBACK
-    if rollout.base in record.specs and not is_here(record, rollout.base):
-        return Cause.TRANSFER
-    return Cause.RELEASE if rollout.passed else Cause.CANARY
-
-
-def canaries(record: JobRecord) -> int:
-    """Return how many tasks are to be canaries of the push, at most its share."""
-    canary, tasks = record.spec.update.canary, record.spec.tasks
-    if canary is None:
-        return 0
-    part = ceil(tasks * canary.share) if canary.share is not None else 0
-    most = tasks if is_plain(record) else push_of(record).of(tasks)
-    return min(most, max(canary.tasks, part))
 
 
 def back_to(now: JobSpec, then: JobSpec) -> JobSpec:
@@ -269,7 +161,7 @@ def _gate_look(record: JobRecord, now: Moment) -> float | None:
     hold_s = policy.canary.hold_s if policy.canary is not None and not rollout.passed else 0.0
     gate_s, times = max(policy.health_gate_s, hold_s), list[float]()
     for task in record.tasks:
-        if task.version != record.version or task.phase not in _PLACED:
+        if task.version != record.version or task.phase not in PLACED:
             continue
         spent_s = now.spent_s(task)
         for after_s in (
@@ -343,7 +235,7 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     """
     blamed, fails = frozenset(rollout.failed[rollout.forgiven :]), False
     for task in record.tasks:
-        if not is_new(task, record) or _is_proven(task, record, now):
+        if not is_new(task, record) or is_proven(task, record, now):
             continue
         if task.index not in rollout.failed:
             if task.phase is TaskPhase.PENDING and task.reason:
@@ -382,30 +274,24 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     )
 
 
-def how_it_failed(task: TaskRecord) -> str:
-    """Return the reason of a failed task, and how its last run ended."""
-    end = exit_text(task.last_exit) if task.last_exit is not None else ""
-    return task.reason if end in task.reason else ", ".join(filter(None, (task.reason, end)))
-
-
 def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     """Return whether all tasks have the newest version, and at least one has passed its gate.
 
     Tasks without a machine do not count as passed.
     """
     failed = frozenset(rollout.failed)
-    is_proven = any(_is_proven(task, record, now) for task in record.tasks)
+    some_proven = any(is_proven(task, record, now) for task in record.tasks)
     return all(
         is_going(task)
         or is_on_trial(record, task)
-        or (is_proven and _is_away(task) and placed_as(record, task) == record.version)
+        or (some_proven and is_away(task) and placed_as(record, task) == record.version)
         or (
             task.version == record.version
             and not _is_on_its_way(task)
             and (
-                (is_proven and task.phase not in _PLACED)
+                (some_proven and task.phase not in PLACED)
                 or task.index in failed
-                or _is_proven(task, record, now)
+                or is_proven(task, record, now)
             )
         )
         for task in record.tasks
@@ -420,75 +306,3 @@ def _is_on_its_way(task: TaskRecord) -> bool:
     if operation.state is not OperationState.RUNNING:
         return False
     return task.phase in _ENDING or (task.phase is TaskPhase.PENDING and not task.reason)
-
-
-# -- single tasks
-
-
-def is_here(record: JobRecord, version: int) -> bool:
-    """Return whether tasks of a version may still be placed: it is in the job's entitlement."""
-    known = record.specs.get(version)
-    return known is not None and known.entitlement == record.spec.entitlement
-
-
-def is_of(rollout: Rollout, record: JobRecord) -> bool:
-    return rollout.version == record.version
-
-
-def _is_narrow(rollout: Rollout) -> bool:
-    return rollout.halted or not rollout.passed
-
-
-def is_new(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether a task runs the newest version, or is being updated to it.
-
-    A task that an earlier update started, with a version that is no longer the newest, is not.
-    """
-    return not is_going(task) and on_its_way_to(record, task) == record.version
-
-
-def serves(task: TaskRecord) -> bool:
-    return task.phase is TaskPhase.RUNNING and task.listed
-
-
-def _is_away(task: TaskRecord) -> bool:
-    """Return whether a task does not matter to a rollout: it is lost, or being removed."""
-    return task.phase is TaskPhase.LOST or is_going(task)
-
-
-def _is_beside(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether a task does not matter to the rollout of the newest version."""
-    return _is_away(task) or is_on_trial(record, task)
-
-
-def _is_proven(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
-    """Return whether a task has been healthy for as long as the gate asks."""
-    gate_s = record.spec.update.health_gate_s
-    return serves(task) and task.version == record.version and now.spent_s(task) >= gate_s
-
-
-def is_failing(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
-    """Return whether a new task is unhealthy, failed or late, and its machine is not the cause."""
-    if task.phase not in _PLACED or task.placement is None:
-        return False
-    if task.health is Health.UNHEALTHY:
-        return True
-    if task.state in _TROUBLE:
-        result = task.last_exit.result if task.last_exit is not None else ""
-        when = spec_of(record, task).restart.when
-        finished = result == "success" and when is not RestartWhen.ALWAYS
-        ended = task.state is TaskState.STOPPED and when is RestartWhen.NEVER
-        return result not in _BLAMELESS and not finished and not ended
-    late = now.spent_s(task) >= record.spec.update.healthy_within_s
-    begins = task.state not in (None, TaskState.STOPPING)  # a stopping task is not a late start
-    return late and task.phase is TaskPhase.STARTING and begins
-
-
-def has_crashed(old: TaskRecord | None, task: TaskRecord) -> bool:
-    """Return whether a task ended and its agent restarted it between two rounds."""
-    return (
-        old is not None
-        and old.generation == task.generation
-        and old.invocation_id != ""
-        and task.restarts > old.restarts
-    )

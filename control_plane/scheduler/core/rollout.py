@@ -32,7 +32,7 @@ from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, waits_fo
 from control_plane.scheduler.core.job_check import same_tasks
 from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.owner_moves import without_place
-from control_plane.scheduler.core.release import placed_as
+from control_plane.scheduler.core.task_versions import placed_as
 
 HOMELESS = (TaskPhase.PENDING, TaskPhase.LOST)
 """Phases in which a task may need a machine."""

@@ -6,8 +6,9 @@ from control_plane.api.jobs import JobRecord
 from control_plane.api.updates import Rollout
 from control_plane.job_control.core.intents import push_of, stable_of, waits_for_hold
 from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.new_tasks import is_new, is_of, serves
 from control_plane.scheduler.core.operations import is_going
-from control_plane.scheduler.core.release import canaries, is_here, is_new, is_of, serves
+from control_plane.scheduler.core.task_versions import canaries, is_here
 
 
 def told(record: JobRecord, now: Moment) -> str:

@@ -24,8 +24,8 @@ from control_plane.scheduler.core.operations import (
     waits,
 )
 from control_plane.scheduler.core.reconcile import available
-from control_plane.scheduler.core.release import is_held_back, starts_as
 from control_plane.scheduler.core.rollout import is_overdue, take_down, wanted_tasks
+from control_plane.scheduler.core.task_versions import is_held_back, starts_as
 
 
 def remaining(record: JobRecord, seen: Seen) -> tuple[int, ...]:

@@ -18,14 +18,9 @@ from control_plane.scheduler.core.approval import is_controlled
 from control_plane.scheduler.core.decision import Decision, Seen
 from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.reconcile import available
-from control_plane.scheduler.core.release import (
-    is_outdated,
-    may_renew,
-    renews,
-    starts_as,
-)
 from control_plane.scheduler.core.rollout import is_overdue, must_move
 from control_plane.scheduler.core.sizing import goes_on, without
+from control_plane.scheduler.core.task_versions import is_outdated, may_renew, renews, starts_as
 
 
 def spare(record: JobRecord, view: View) -> int:

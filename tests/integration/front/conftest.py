@@ -28,7 +28,8 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from agent.api import Health, JoinRequest, Liveness, MachineFacts, TaskState
+from agent.api import Health, Liveness, MachineFacts, TaskState
+from agent.api.joining import JoinRequest
 from control_plane.agents.observations import Observations
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi

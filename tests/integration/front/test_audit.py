@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 from msgspec.structs import replace
 
-from agent.api import JoinRequest, Relaxation
+from agent.api import Relaxation
+from agent.api.joining import JoinRequest
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.intent_wishes import HoldWish, PushWish, SizeWish, SizeWishes
 from control_plane.api.inventory import Drain

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.api import JoinRequest, Location
+from agent.api import Location
+from agent.api.joining import JoinRequest
 from control_plane.api.settings import Approval
 from control_plane.cli import main
 from control_plane.identity.authority import CertificateSubject

@@ -410,7 +410,8 @@ def test_a_token_is_printed_with_all_that_a_host_needs(ctl: Ctl, region: Region)
 
 
 def test_machines_and_entitlements_are_listed(ctl: Ctl, region: Region) -> None:
-    from agent.api import JoinRequest, Location
+    from agent.api import Location
+    from agent.api.joining import JoinRequest
 
     request = JoinRequest(
         token="", machine="vm1", csr_pem="", address="a:1", location=Location(), facts=FACTS

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.api import JoinRequest, Location, ProfileStatus, SettingOutcome
+from agent.api import Location, ProfileStatus, SettingOutcome
+from agent.api.joining import JoinRequest
 from agent.api.profile import ProfileSwitch, SettingSwitch
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.profiles import version_name

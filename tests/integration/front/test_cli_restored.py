@@ -6,7 +6,8 @@ import json
 
 from click.testing import CliRunner, Result
 
-from agent.api import Health, JoinRequest, Location, ProfileStatus, TaskState, TaskStatus
+from agent.api import Health, Location, ProfileStatus, TaskState, TaskStatus
+from agent.api.joining import JoinRequest
 from control_plane.api.restored import Restored
 from control_plane.cli import main
 from control_plane.store import Put

@@ -15,6 +15,7 @@ import trustme
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent import api
+from agent.api.joining import Authority, Certificate, RenewRequest
 from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation
 from agent.routes import JOIN_ROUTES
 from control_plane.api.machines import EventKind, Token, TokenRequest
@@ -45,10 +46,10 @@ def invitation(region: Region, machine: str = "vm1") -> Invitation:
     return Invitation(region.url, token.token, token.ca_hash)
 
 
-async def renewed(region: Region, context: ssl.SSLContext) -> api.Certificate:
+async def renewed(region: Region, context: ssl.SSLContext) -> Certificate:
     """Call what only a host may call."""
     async with WireClient(region.url, context, timeout_s=5) as client:
-        return await client.call(ROUTE["renew"], api.RenewRequest(csr_pem="none"))  # type: ignore[no-any-return]
+        return await client.call(ROUTE["renew"], RenewRequest(csr_pem="none"))  # type: ignore[no-any-return]
 
 
 def test_a_host_joins_and_is_recorded_with_its_place(region: Region, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ class Listener:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.received += await reader.readuntil(b"\r\n\r\n")
-        body = msgspec.json.encode(api.Authority(ca_pem=self._answer_ca))
+        body = msgspec.json.encode(Authority(ca_pem=self._answer_ca))
         head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
@@ -253,7 +254,7 @@ def test_a_host_renews_for_its_own_name_and_contexts_follow(region: Region, tmp_
         assert await _serial(serving, region) != _serial_of(old_serial)
         async with WireClient(region.url, context) as client:
             with pytest.raises(InvalidInput):  # authorised; refused for its content
-                await client.call(ROUTE["renew"], api.RenewRequest(csr_pem="x"))
+                await client.call(ROUTE["renew"], RenewRequest(csr_pem="x"))
 
     asyncio.run(renew_and_call())
     after = host.find()

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.api import ImageFormat, ImageInfo, JoinRequest, Location
+from agent.api import ImageFormat, ImageInfo, Location
+from agent.api.joining import JoinRequest
 from control_plane.agents.polled import PolledAgent, PollPatience
 from control_plane.api.machines import MachineRecord
 from control_plane.api.settings import SchedulerSettings

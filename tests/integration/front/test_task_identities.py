@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent import api
+from agent.api.joining import RenewRequest
 from agent.identity import keys
 from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation
 from agent.identity.task_identities import TaskIdentities
@@ -190,7 +191,7 @@ def test_a_task_is_nobody_at_the_front_doors(region: Region, tmp_path: Path) -> 
         context = tls.pinned_context((task.folder / "bundle.pem").read_text(), tls.CONTROL_PLANE)
         context.load_cert_chain(task.folder / "identity.pem")
         async with WireClient(region.url, context) as client:
-            request = api.RenewRequest(csr_pem="none")
+            request = RenewRequest(csr_pem="none")
             with pytest.raises(Unauthenticated, match="names no identity of Twine"):
                 await client.call(ROUTE["renew"], request)
         posing = tls.pinned_context(region.authority.ca_pem, tls.CONTROL_PLANE)

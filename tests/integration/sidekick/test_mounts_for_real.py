@@ -19,7 +19,8 @@ from sidekick.apply import ApplyRun
 from sidekick.cli import real_host
 from sidekick.profile import Library
 from sidekick.settings import SETTINGS
-from sidekick.state import StateFolder, Target
+from sidekick.record import Target
+from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from wire.errors import HostError
 

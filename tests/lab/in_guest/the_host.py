@@ -26,12 +26,14 @@ from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
 from sidekick.apply import ApplyRun
 from sidekick.cli import PROFILES, real_host
+from sidekick.disk import Disk
 from sidekick.facts import read_facts
 from sidekick.profile import Library
+from sidekick.record import Target
 from sidekick.report import Report
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS, services
-from sidekick.state import Disk, StateFolder, Target
+from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from sidekick.upkeep import resume
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recorded import RecordedHost
 
 from sidekick.apply import ApplyRun
-from sidekick.state import Target
+from sidekick.record import Target
 
 LIVE = sorted(path.stem for path in PROFILES.glob("*.toml") if path.stem != "batch")
 

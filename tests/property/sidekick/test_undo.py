@@ -16,12 +16,12 @@ from sidekick.apply import ApplyRun
 from sidekick.boot import LINE, BootLine
 from sidekick.bootline import compose, group_of, in_force, split, taken, without
 from sidekick.plan import make_plan
+from sidekick.record import Target
 from sidekick.report import SettingChange, WantedSetting
 from sidekick.settings import SETTINGS
 from sidekick.settings.hugepages import Hugepages, HugepagesSetting
 from sidekick.settings.kernel import ALLOWED, VOIDS_LIMITS, KernelSetting
 from sidekick.settings.sysctl import SysctlSetting
-from sidekick.state import Target
 
 ACTIONS = {"vm.drop_caches", "vm.compact_memory"}
 TWINS = {"vm.dirty_ratio", "vm.dirty_background_ratio"}

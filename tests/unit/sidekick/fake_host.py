@@ -21,15 +21,17 @@ from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from sidekick.apply import ApplyRun
 from sidekick.bootline import HUGEPAGES, group_in
+from sidekick.disk import Disk
 from sidekick.facts import read_facts
 from sidekick.profile import Library, Profile
+from sidekick.record import Target
 from sidekick.report import Report
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS
 from sidekick.settings.hugepages import SIZES, Pairs
 from sidekick.settings.kernel import Kernel
 from sidekick.settings.sysctl import SysctlValue
-from sidekick.state import Disk, StateFolder, Target
+from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from sidekick.upkeep import resume
 from wire.errors import KernelFileError, ProgramError

@@ -22,10 +22,11 @@ from sidekick.cpulists import numbers
 from sidekick.cpulists import text as cpu_text
 from sidekick.facts import read_facts
 from sidekick.profile import Library
+from sidekick.record import Target
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS
 from sidekick.settings.service_manager import Recorded
-from sidekick.state import StateFolder, Target
+from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from wire.errors import KernelFileError, ProgramError
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from sidekick import status as standing
 from sidekick.apply import ApplyRun
 from sidekick.loaders.direct import FILE
+from sidekick.record import Record, Target
 from sidekick.report import ApplyOutcome, ProfileState, Report, exit_code
 from sidekick.settings.hugepages import Hugepages
 from sidekick.settings.kernel import Kernel
-from sidekick.state import Record, Target
 from wire.errors import ConfigError, ProgramError, Unprocessable
 
 THP = "transparent_hugepage=always"

@@ -9,9 +9,9 @@ import pytest
 from fake_host import Crash, FakeHost, a_target
 
 from sidekick import status as standing
+from sidekick.record import Target
 from sidekick.report import ProfileState
 from sidekick.settings.hugepages import Hugepages
-from sidekick.state import Target
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144, "vm.dirty_bytes": 8388608}
 CACHE = {"vm.swappiness": 1, "vm.max_map_count": 262144}

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.machine import Completed
+from sidekick.record import Target
 from sidekick.report import ApplyOutcome, ProfileState
 from sidekick.settings.block import Block, Disks
 from sidekick.settings.modules import Modules
 from sidekick.settings.sysctl import SysctlSetting, path_of
 from sidekick.settings.thp import FOLDER, TransparentHugepages
-from sidekick.state import Target
 from wire.errors import KernelFileError
 
 PERIOD, RUNTIME = "kernel.sched_rt_period_us", "kernel.sched_rt_runtime_us"

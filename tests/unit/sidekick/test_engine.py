@@ -13,10 +13,10 @@ from fake_host import FakeHost, a_profile
 import sidekick
 from sidekick import settings
 from sidekick.profile import Profile
+from sidekick.record import Target
 from sidekick.report import ApplyOutcome, ProfileState, WantedSetting
 from sidekick.setting import Contribution, Host, Setting
 from sidekick.settings import SETTINGS
-from sidekick.state import Target
 from sidekick.targets import target_of
 from wire.errors import ConfigError
 

@@ -14,8 +14,10 @@ from fake_host import FakeDisk, FakeHost, a_target
 from test_crash_points import bad, cache, web
 
 from sidekick import status as standing
+from sidekick.disk import Disk
+from sidekick.record import Target
 from sidekick.report import ProfileState
-from sidekick.state import Disk, StateFolder, Target
+from sidekick.state import StateFolder
 from wire.errors import HostError
 
 RESERVE = 1 << 20

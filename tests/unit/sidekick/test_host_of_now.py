@@ -13,9 +13,9 @@ from agent.api import Location
 from agent.identity.identity import CandidateIdentity, write_location
 from sidekick import look
 from sidekick.cli import main
+from sidekick.record import Record
 from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.setting import Host
-from sidekick.state import Record
 
 PROFILE = """description = "disks and a number of the processors"
 [block.flash]

@@ -7,11 +7,11 @@ from fake_host import FakeHost, a_profile, a_target
 
 from sidekick.bootline import compose, group_of, in_force, leftovers, split, taken, without
 from sidekick.loaders.direct import FILE
+from sidekick.record import OwnedGroup
 from sidekick.report import ApplyOutcome, ProfileState
 from sidekick.setting import Contribution
 from sidekick.settings.hugepages import Hugepages, HugepagesSetting
 from sidekick.settings.kernel import Kernel, KernelSetting
-from sidekick.state import OwnedGroup
 from sidekick.status import verify
 from wire.errors import ConfigError
 

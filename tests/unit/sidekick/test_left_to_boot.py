@@ -9,8 +9,8 @@ from fake_host import FakeHost, a_target
 from recorded import RecordedHost
 
 from sidekick.cli import main
+from sidekick.record import Target
 from sidekick.report import ApplyOutcome, ProfileState, exit_code
-from sidekick.state import Target
 from sidekick.status import status, verify
 from sidekick.upkeep import resume
 

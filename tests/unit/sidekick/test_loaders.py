@@ -9,8 +9,8 @@ import pytest
 from fake_host import CUSTOM, GRUBENV, ROOT_LINE, Crash, FakeHost, a_target
 
 from sidekick import loaders
+from sidekick.record import Target
 from sidekick.report import ProfileState
-from sidekick.state import Target
 from sidekick.status import verify
 from wire.errors import Unprocessable
 

@@ -14,9 +14,9 @@ from sidekick.apply import ApplyRun
 from sidekick.facts import read_facts
 from sidekick.lint import Severity, lint
 from sidekick.profile import Library
+from sidekick.record import Target
 from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.settings import SETTINGS
-from sidekick.state import Target
 
 SHIPPED = Library([PROFILES], SETTINGS).names()
 BOOTS = {"batch"}

@@ -12,10 +12,10 @@ from agent.machine import Completed
 from sidekick.apply import ApplyRun
 from sidekick.facts import read_facts
 from sidekick.profile import Library
+from sidekick.record import Target
 from sidekick.report import ApplyOutcome, ProfileState
 from sidekick.settings import SETTINGS, scratch
 from sidekick.settings.scratch import MIB, ScratchSetting
-from sidekick.state import Target
 from sidekick.targets import target_of
 from wire.errors import HostError, ProgramError
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost
 
+from sidekick.disk import Disk
+from sidekick.journal import Began, Undoing, Undone, Wrote
+from sidekick.record import Record, Target
 from sidekick.report import SettingChange
-from sidekick.state import Began, Disk, Record, StateFolder, Target, Undoing, Undone, Wrote
+from sidekick.state import StateFolder
 from wire.errors import Busy, HostError
 
 CHANGE = SettingChange(setting="sysctl.vm.swappiness", before="60", after="1")

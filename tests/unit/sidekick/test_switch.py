@@ -10,10 +10,10 @@ from fake_host import FakeHost, a_target, shipped
 
 from sidekick import status as standing
 from sidekick.apply import ApplyRun
+from sidekick.record import Target
 from sidekick.report import ApplyOutcome, Disruption, ProfileState, Report, exit_code
 from sidekick.settings.hugepages import Hugepages
 from sidekick.settings.sysctl import SysctlValue
-from sidekick.state import Target
 from wire.errors import HostError
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144, "vm.dirty_bytes": 8388608}

@@ -8,9 +8,11 @@ import pytest
 from fake_host import Crash, FakeHost, a_target
 
 from sidekick import trial
+from sidekick.journal import Began
+from sidekick.record import Target
 from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.settings.hugepages import Hugepages
-from sidekick.state import Began, StateFolder, Target
+from sidekick.state import StateFolder
 from sidekick.status import status, verify
 from sidekick.upkeep import watch
 from wire.errors import Conflict, Unprocessable

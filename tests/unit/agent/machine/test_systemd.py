@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from pystemd.dbusexc import DBusBaseError
 
-from agent.machine.systemd import MANAGER, PROPERTIES, HostSystemd
+from agent.machine.systemd import HostSystemd
+from agent.machine.systemd_calls import MANAGER, PROPERTIES
 from wire.errors import Conflict, SystemdError
 
 UNIT = "t.service"
@@ -316,7 +317,7 @@ def test_what_changes_while_a_unit_starts_is_told_once_it_has(connect: Connect) 
 def test_the_end_of_a_job_and_the_change_that_follows_are_told_as_one(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.machine.systemd.JOB_SETTLES_S", 60.0)
+    monkeypatch.setattr("agent.machine.unit_watch.JOB_SETTLES_S", 60.0)
     bus = Bus({})
     heard: queue.Queue[str] = queue.Queue()
     connect(bus).listen(heard.put)
@@ -335,7 +336,7 @@ def test_the_end_of_a_job_and_the_change_that_follows_are_told_as_one(
 def test_a_unit_that_vanishes_with_its_job_is_told_at_once(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.machine.systemd.JOB_SETTLES_S", 60.0)
+    monkeypatch.setattr("agent.machine.unit_watch.JOB_SETTLES_S", 60.0)
     bus = Bus({})
     heard: queue.Queue[str] = queue.Queue()
     connect(bus).listen(heard.put)

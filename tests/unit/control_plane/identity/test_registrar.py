@@ -15,7 +15,8 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api import JoinRequest, MachineFacts
+from agent.api import MachineFacts
+from agent.api.joining import JoinRequest
 from control_plane.api.machines import MachineRecord, MachineView, TokenRequest
 from control_plane.identity.authority import (
     LEAF_LIFE_S,

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.api import (
-    Health,
-    JoinRequest,
-    Location,
-    MachineFacts,
-    ProfileStatus,
-    TaskState,
-    TaskStatus,
-)
+from agent.api import Health, Location, MachineFacts, ProfileStatus, TaskState, TaskStatus
+from agent.api.joining import JoinRequest
 from control_plane.agents.observations import Observations
 from control_plane.agents.region import Region
 from control_plane.allocator.task_directory import TaskDirectory

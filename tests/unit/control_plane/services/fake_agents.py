@@ -14,6 +14,7 @@ from virtual_time import RUNTIME, clock
 
 from agent import api
 from agent.api import Health, ProfileState, TaskState
+from agent.api.joining import JoinRequest
 from agent.api.notices import HostNotices
 from agent.usage import TaskUsage, Usages
 from control_plane.agents.polled import PolledEvents, PollPatience
@@ -137,8 +138,8 @@ class FakeMachine:
             leaving=self.leaving,
         )
 
-    def join(self) -> api.JoinRequest:
-        return api.JoinRequest(
+    def join(self) -> JoinRequest:
+        return JoinRequest(
             token="",
             machine=self.name,
             csr_pem="",

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from agent.api import JoinRequest, Location, MachineFacts
+from agent.api import Location, MachineFacts
+from agent.api.joining import JoinRequest
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.brokers import Brokers
 from control_plane.runtime.runtime import Runtime

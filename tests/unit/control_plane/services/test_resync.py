@@ -52,7 +52,7 @@ def test_others_get_their_turn_after_each_hundred_machines_that_are_looked_at():
                 await checkpoint()
 
             allocator._as_indexed, w.runtime.checkpoint = look, turn
-            await allocator.resync()
+            await allocator.resync.compare()
             allocator._timed = dict.fromkeys(allocator.index.machines)
             await allocator.look_at_clock()
             assert sum(looked) >= 2 * 450

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job
 
-from agent.api import JoinRequest
+from agent.api.joining import JoinRequest
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import TaskPhase
 

@@ -107,9 +107,9 @@ def test_what_was_decided_before_work_was_called_off_may_be_written_a_moment_lat
 ) -> None:
     """BUG-SI1: a pause over the deadline, and both writes right after it."""
     world.region.machines["m01"].power_off()
-    world.region.checker.drained(["m04"], world.region.timeline.now + 1.0)
+    world.region.checker.budgets.drained(["m04"], world.region.timeline.now + 1.0)
     world.wait(30)
-    world.region.checker.undrained(["m04"])
+    world.region.checker.budgets.undrained(["m04"])
     world.wait(later_s)
     world.listed("web-3")
     assert len(world.accused()) == accused
@@ -183,9 +183,9 @@ def test_a_task_may_be_on_its_way_to_a_host_that_is_changed_by_hand(
     """Seed 5204: the news of a drift and the start of a task met on their ways."""
     checker, machine = world.region.checker, world.region.machines["m05"]
     checker.violations.clear()
-    machine.wanted_profile = api.ProfileSpec(name="soft")
-    machine.profile = api.ProfileStatus(name="soft", state=api.ProfileState.VERIFIED)
-    machine.drift()
+    machine.profile.wanted = api.ProfileSpec(name="soft")
+    machine.profile.status = api.ProfileStatus(name="soft", state=api.ProfileState.VERIFIED)
+    machine.profile.drift()
     world.wait(later_s)
     world.put("other-0", "m05")
     assert sum(v.rule == "profile" for v in checker.violations) == accused

@@ -132,7 +132,7 @@ def test_a_profile_that_needs_a_boot_waits_for_one(world: World) -> None:
     assert world.machine.boots == 1
     world.wait(200)
     assert world.machine.boots == 2
-    assert world.machine.profile.state is ProfileState.VERIFIED
+    assert world.machine.profile.status.state is ProfileState.VERIFIED
     with pytest.raises(Conflict):
         agent.put_profile(world.machine, api.ProfileSpec(name="old", epoch=0))
 

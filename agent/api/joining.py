@@ -1,0 +1,50 @@
+"""Joining a region and renewing its identity: all that a host asks of the control plane."""
+
+from __future__ import annotations
+
+from agent.api import Location, MachineFacts
+from agent.api.ranges import Address, Id, Moment, Name, Pem, Pins, Reported
+
+
+class JoinRequest(Reported, frozen=True, kw_only=True):
+    """A host asks to become a machine of the region."""
+
+    token: Id
+    """`twn1.<id>.<secret>`, made for this host, good for one use."""
+    machine: Name
+    csr_pem: Pem
+    """Certificate request; the key never leaves the host."""
+    address: Address
+    """`host:port` where the control plane reaches the agent."""
+    location: Location = Location()
+    machine_type: Name = "small"
+    facts: MachineFacts
+
+
+class Certificate(Reported, frozen=True, kw_only=True):
+    """The identity that a host was given."""
+
+    machine: Id
+    certificate_pem: Pem
+    """Leaf first, then the issuing authority."""
+    ca_pem: Pem
+    """All authorities to trust from now on, the issuing one first."""
+    not_after: Moment
+    cluster: Id = ""
+    """Trust domain; empty from a control plane of an earlier release."""
+
+
+class RenewRequest(Reported, frozen=True, kw_only=True):
+    """A joined host asks for its next certificate."""
+
+    csr_pem: Pem
+    trusts: Pins = []
+    """Pins of the authorities that the host trusts now; empty from an earlier release."""
+    boot_id: Id = ""
+    """Of the host that asks; empty from an earlier release."""
+
+
+class Authority(Reported, frozen=True, kw_only=True):
+    """The certificate authority, to be compared with a pin before it is trusted."""
+
+    ca_pem: Pem

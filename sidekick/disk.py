@@ -1,0 +1,111 @@
+"""Files that stay as written when the power goes: replaced whole, or appended line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from wire.errors import Forbidden, HostError
+
+
+class Disk:
+    """Files that stay as written when the power goes."""
+
+    def write(self, path: Path, text: str) -> None:
+        """Replace a file with another of this content, or leave it as it was.
+
+        A link stays, and what it leads to is replaced, with its owner and mode.
+        """
+        with translated(f"cannot write {path}"):
+            path = path.resolve()
+            temporary = path.with_name(path.name + ".new")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("wb") as file:
+                    _keep_owner(file.fileno(), path)
+                    file.write(text.encode(errors="surrogateescape"))
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()  # it may hold the last of the space
+                raise
+            _sync_folder(path.parent)
+
+    def append(self, path: Path, line: str) -> None:
+        """Add one line to a file, or leave it as it was."""
+        with translated(f"cannot write {path}"):
+            fresh = not path.exists()
+            with path.open("ab", buffering=0) as file:
+                length = file.tell()
+                data = f"{line}\n".encode()
+                try:
+                    if file.write(data) != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(file.fileno())
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        file.truncate(length)
+                    raise
+            if fresh:
+                _sync_folder(path.parent)
+
+    def reserve(self, path: Path, size: int) -> None:
+        """Make a file that reserves `size` bytes of the disk, unless it is there already."""
+        with translated(f"cannot reserve {size} bytes in {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                if os.fstat(fd).st_blocks * 512 < size:
+                    os.posix_fallocate(fd, 0, size)
+                    os.fsync(fd)
+            except OSError:
+                path.unlink()
+                raise
+            finally:
+                os.close(fd)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; one that is not there is no error."""
+        with translated(f"cannot remove {path}"):
+            path.unlink(missing_ok=True)
+            if path.parent.exists():
+                _sync_folder(path.parent)
+
+
+def _keep_owner(fd: int, path: Path) -> None:
+    """Give a file that replaces another one its mode and owner."""
+    with contextlib.suppress(FileNotFoundError):
+        old, new = path.stat(), os.fstat(fd)
+        if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+            os.fchown(fd, old.st_uid, old.st_gid)
+        os.fchmod(fd, old.st_mode & 0o7777)
+
+
+def is_full(error: HostError) -> bool:
+    """Return whether a file was not written for lack of space, or of quota."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Raise `Forbidden` or `HostError` for an error of the file system inside."""
+    try:
+        yield
+    except PermissionError as e:
+        raise Forbidden(f"{what}: {e.strerror}", hint="run as root") from e
+    except OSError as e:
+        raise HostError(f"{what}: {e.strerror}") from e

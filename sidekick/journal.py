@@ -1,0 +1,104 @@
+"""The journal: the steps of one run of sidekick, and how far they brought it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from sidekick.record import Target
+from sidekick.report import SettingChange
+
+
+class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
+    """First line of a journal: what the run is up to."""
+
+    command: str
+    target: Target
+    changes: tuple[SettingChange, ...]
+    boot_id: str
+    at: float
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
+    """More to do, found on the way: the boot must bring what the run could not."""
+
+    changes: tuple[SettingChange, ...]
+
+
+class Wrote(msgspec.Struct, frozen=True, kw_only=True, tag="wrote"):
+    """One change is made and read back."""
+
+    setting: str
+
+
+class Undoing(msgspec.Struct, frozen=True, kw_only=True, tag="undoing"):
+    """The run failed; from here on it goes backwards."""
+
+    reason: str
+
+
+class Undone(msgspec.Struct, frozen=True, kw_only=True, tag="undone"):
+    """One change is taken back."""
+
+    setting: str
+
+
+Step = Began | Planned | Wrote | Undoing | Undone
+
+
+class Run(msgspec.Struct):
+    """A run as its journal tells it."""
+
+    began: Began
+    planned: int = 0
+    wrote: int = 0
+    undone: int = 0
+    undoing: str | None = None
+
+    def describe(self, running: bool) -> str:
+        """Return how far it came, in words."""
+        name = self.began.target.name or "the originals"
+        if self.undoing is not None:
+            what = f"undoing {name} ({self.undoing})"
+            done = f"{self.undone} of {self.wrote} undone"
+        else:
+            what, done = f"applying {name}", f"{self.wrote} of {self.planned} written"
+        return f"{what}: {done}" if running else f"interrupted while {what}: {done}"
+
+
+def line_of(step: Step) -> str:
+    """Return a step as a line of the journal."""
+    return msgspec.json.encode(step).decode()
+
+
+def _steps(lines: Sequence[bytes]) -> list[Step]:
+    """Return the steps up to the first torn line, which is what a power cut leaves."""
+    steps: list[Step] = []
+    for line in lines:
+        try:
+            steps.append(msgspec.json.decode(line, type=Step))
+        except msgspec.MsgspecError:
+            break
+    return steps
+
+
+def replay(lines: Sequence[bytes]) -> Run | None:
+    """Return the run that a journal tells of; None without its first line."""
+    steps = _steps(lines)
+    if not steps or not isinstance(steps[0], Began):
+        return None
+    run = Run(began=steps[0], planned=len(steps[0].changes))
+    for step in steps[1:]:
+        match step:
+            case Planned():
+                run.planned += len(step.changes)
+            case Wrote():
+                run.wrote += 1
+            case Undoing():
+                run.undoing = step.reason
+            case Undone():
+                run.undone += 1
+            case Began():
+                break
+    return run

@@ -1,0 +1,129 @@
+"""Rules about what is taken from clients on purpose: budgets, acknowledgements, maintenance.
+
+A voluntary operation never brings a job below its availability budget, and never begins without
+its controller. Controllers get a notice before announced maintenance reaches its deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agent.api import TaskState
+from control_plane.api.jobs import Endpoints
+from vm_lab.region.applications import NOTICE_S
+from vm_lab.region.standing import LAG_S
+
+if TYPE_CHECKING:
+    from vm_lab.region.checker import Checker
+
+
+class BudgetChecker:
+    """Knows what clients may call, and tells the checker of what was taken from them wrongly."""
+
+    def __init__(self, checker: Checker) -> None:
+        self._checker, self._region = checker, checker.region
+        self._standings, self._copies = checker.standings, checker.copies
+        self._failed_at = checker.failed_at
+        self.endpoints: dict[str, dict[str, str]] = {}
+        """Job → task → machine, as clients received it."""
+
+    @property
+    def _now(self) -> float:
+        return self._region.timeline.now
+
+    def drained(self, names: Sequence[str], deadline: float) -> None:
+        """Record that maintenance was announced."""
+        for name in names:
+            self._standings[name].drained = True
+            self._standings[name].overdue_at = deadline
+        self._region.timeline.at(deadline, self._deadline, names, deadline, self._now)
+
+    def waves(self, plan: str, announced: int, work: str) -> None:
+        """No second wave of a plan begins before the one before is over."""
+        if announced > 1:
+            self._checker.violate("waves", f"{announced} waves of {plan} ({work}) at once", plan)
+
+    def _deadline(self, names: Sequence[str], deadline: float, announced_at: float) -> None:
+        """Check that controllers with tasks there got a notice before the deadline."""
+        calm = self._checker.undisturbed_since <= announced_at - NOTICE_S
+        if not calm or not self._region.stores_sound(deadline - announced_at + NOTICE_S):
+            return
+        for name in names:
+            if self._standings[name].overdue_at == deadline and deadline - announced_at > NOTICE_S:
+                copies = self._region.machines[name].copies.values()
+                long = [c for c in copies if c.alive and c.healthy_since is not None]
+                jobs = {
+                    c.task_id.rpartition("-")[0]
+                    for c in long
+                    if (c.healthy_since or 0.0) < deadline - NOTICE_S
+                }
+                self._region.applications.overdue(name, jobs, announced_at)
+
+    def undrained(self, names: Sequence[str]) -> None:
+        """Record that maintenance was called off."""
+        for name in names:
+            standing = self._standings[name]
+            if self._now >= standing.overdue_at:
+                standing.excused_at = self._now
+            standing.drained, standing.overdue_at = False, float("inf")
+
+    def listed(self, endpoints: Endpoints) -> None:
+        """What is taken from clients on purpose never brings a job below its budget."""
+        before = self.endpoints.get(endpoints.job)
+        now = {e.task: e.machine for e in endpoints.endpoints}
+        self.endpoints[endpoints.job] = now
+        if before is None:
+            return
+        gone = {task: name for task, name in before.items() if task not in now}
+        if gone:
+            self._budget(endpoints.job, gone, now)
+            self._consulted(endpoints.job, gone, now)
+        self._region.applications.listed(endpoints.job, now)
+
+    def _budget(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
+        owned = self._region.clients.jobs.get(job)
+        if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
+            return
+        wanted = owned.fewest
+        voluntary = [task for task, name in gone.items() if self._on_purpose(task, name)]
+        if not voluntary:
+            return
+        serving = sum(1 for task, name in left.items() if self._could_serve(task, name))
+        most = max(owned.asked.update.max_unavailable, owned.granted.update.max_unavailable)
+        if serving < wanted - most:
+            self._checker.violate(
+                "budget",
+                f"{job}: {', '.join(voluntary)} taken down with {serving} of {wanted} left to"
+                f" serve, at most {most} may be away",
+                f"{job} {voluntary[0]}",
+            )
+
+    def _consulted(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
+        """Check that tasks are taken down on purpose only as the job's controller acknowledged."""
+        owned = self._region.clients.jobs.get(job)
+        if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
+            return
+        forced = {t: n for t, n in gone.items() if self._standings[n].overdue(self._now)}
+        chosen = {t: n for t, n in gone.items() if t not in forced and self._on_purpose(t, n)}
+        self._region.applications.taken(job, chosen, left)
+
+    def _on_purpose(self, task: str, name: str) -> bool:
+        """Return whether a task that is not listed any more was well."""
+        standing, copy = self._standings[name], self._copies.get(task, {}).get(name)
+        well = (
+            copy is not None
+            and copy.state is TaskState.RUNNING
+            and copy.healthy_since is not None
+            and self._now - copy.healthy_since > LAG_S
+        )
+        sound = standing.sound and self._now - standing.sound_since > LAG_S
+        return well and sound and standing.state == "up" and not standing.overdue(self._now)
+
+    def _could_serve(self, task: str, name: str) -> bool:
+        """Return whether the control plane may still list a task as serving."""
+        standing, copy = self._standings[name], self._copies.get(task, {}).get(name)
+        if standing.gone_since is not None and self._now - standing.gone_since > LAG_S:
+            return False
+        well = copy is not None and copy.healthy_since is not None
+        return well or self._now - self._failed_at.get((task, name), float("-inf")) < LAG_S
