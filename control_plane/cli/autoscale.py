@@ -214,6 +214,9 @@ def simulate(file: Path, settings: tuple[str, ...], socket: str, output: str) ->
 
 
 def _print_simulation(found: Simulation) -> None:
+    if found.own.minutes == 0:
+        click.echo(f"job {show.printable(found.job)} has no history to replay yet")
+        return
     costs = {"present policy": found.own, "policy in the file": found.other, "fixed": found.fixed}
     rows = [
         (

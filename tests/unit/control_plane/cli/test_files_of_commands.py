@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from control_plane.api.sizings import ReplayCost, Simulation
 from control_plane.cli import autoscale, work
 from control_plane.cli.shards import shards
 from wire.errors import InvalidInput
@@ -78,3 +79,17 @@ def test_a_policy_is_replayed_without_asking_for_its_image(
     found = CliRunner().invoke(autoscale.simulate, [str(file), "--socket", "/s"])
     assert found.exception is None, found.output
     assert asked == ["/s"]
+
+
+def test_a_replay_of_no_history_is_no_table_of_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-UX97: each policy had a mean of 0.0 tasks, as if that had been measured."""
+    file = tmp_path / "web.json"
+    policy = {"minimum": 1, "maximum": 4, "target": 0.6}
+    file.write_text(json.dumps({**JOB, "limits": {"cpu_max_cores": 1.0}, "autoscale": policy}))
+    none = ReplayCost()
+    made = Simulation(job="web", days=0.0, start_s=10.0, own=none, other=none, fixed=none)
+    monkeypatch.setattr(autoscale, "_ask", lambda *_: made)
+    found = CliRunner().invoke(autoscale.simulate, [str(file)])
+    assert found.output == "job web has no history to replay yet\n"
