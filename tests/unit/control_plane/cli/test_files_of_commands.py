@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from control_plane.api.sizings import ReplayCost, Simulation
-from control_plane.cli import autoscale, work
+from control_plane.cli import autoscale, show, work
 from control_plane.cli.shards import shards
 from wire.errors import InvalidInput
 
@@ -75,7 +75,7 @@ def test_a_policy_is_replayed_without_asking_for_its_image(
     file.write_text(json.dumps({**JOB, "limits": limits, "autoscale": policy}))
     asked: list[str] = []
     monkeypatch.setattr(autoscale, "_ask", lambda socket, _: asked.append(socket))
-    monkeypatch.setattr(autoscale.show, "emit", lambda *_: None)
+    monkeypatch.setattr(show, "emit", lambda *_: None)
     found = CliRunner().invoke(autoscale.simulate, [str(file), "--socket", "/s"])
     assert found.exception is None, found.output
     assert asked == ["/s"]
