@@ -203,7 +203,7 @@ def simulate(file: Path, settings: tuple[str, ...], socket: str, output: str) ->
     """
     from control_plane.cli.jobfile import read_job
 
-    spec = read_job(file, settings)
+    spec = read_job(file, settings, is_image_known=False)
     if spec.autoscale is None:
         raise InvalidInput(f"{file} has no [autoscale] table")
     found: Simulation = _ask(
@@ -214,6 +214,9 @@ def simulate(file: Path, settings: tuple[str, ...], socket: str, output: str) ->
 
 
 def _print_simulation(found: Simulation) -> None:
+    if found.own.minutes == 0:
+        click.echo(f"job {show.printable(found.job)} has no history to replay yet")
+        return
     costs = {"present policy": found.own, "policy in the file": found.other, "fixed": found.fixed}
     rows = [
         (

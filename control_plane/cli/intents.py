@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from control_plane.api.intent_wishes import (
     CanaryWish,
@@ -175,6 +176,7 @@ def canary(
 ) -> None:
     """Run a variant on some tasks of job NAME for a while, separate from any push."""
     if end:
+        _refuse_with_end()
         _withdraw(target, name, Dimension.CANARY, output, **given)
         return
     if lasts_s is None:
@@ -199,6 +201,7 @@ def hold(
     Failures are repaired and machines are emptied for maintenance as before.
     """
     if end:
+        _refuse_with_end()
         _withdraw(target, name, Dimension.HOLD, output, **meta)
         return
     if lasts_s is None:
@@ -252,6 +255,21 @@ def _digest(target: Target, image: str | None) -> str | None:
 
 def _put(target: Target, name: str, dimension: Dimension, wish: IntentWish, output: str) -> None:
     _show(target.ask(lambda client: client.put_intent(name, dimension, wish)), output)
+
+
+def _refuse_with_end() -> None:
+    """Raise if `--end` is given together with an option that describes what begins."""
+    context = click.get_current_context()
+    fits = {"name", "end", "output", *IntentWish.__struct_fields__}
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name is not None
+        and option.name not in fits
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"--end cannot be given with {', '.join(given)}: nothing begins")
 
 
 def _withdraw(target: Target, name: str, dimension: Dimension, output: str, **given: Any) -> None:

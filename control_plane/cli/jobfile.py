@@ -119,7 +119,7 @@ def _parse(path: Path, text: str) -> Any:
         case ".yaml" | ".yml":
             return _parse_yaml(text)
         case ".json":
-            return json.loads(text, object_pairs_hook=_without_double_keys)
+            return json_with_single_keys(text)
         case suffix:
             raise InvalidInput(
                 (
@@ -128,6 +128,11 @@ def _parse(path: Path, text: str) -> Any:
                 ),
                 hint="use .toml, .yaml or .json",
             )
+
+
+def json_with_single_keys(text: str) -> Any:
+    """Return what a JSON text holds; `ValueError` if a key is in one of its objects twice."""
+    return json.loads(text, object_pairs_hook=_without_double_keys)
 
 
 def _without_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

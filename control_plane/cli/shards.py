@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
+from control_plane.cli.jobfile import json_with_single_keys
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from control_plane.shards.core.scopes import best_of_each_scope, in_words, stuck
@@ -36,8 +38,7 @@ def shards(target: Target, name: str, file: Path | None, output: str) -> None:
     """Show or set which tasks of a job serve which shards."""
     given = None
     if file is not None:
-        wrapped = b'{"shards":' + file.read_bytes() + b"}"
-        given = decode_json(wrapped, ShardMap, str(file))
+        given = _shard_map(file)
 
     async def work(client: ControlPlaneClient) -> ShardMapView:
         return await (client.get_shards(name) if given is None else client.put_shards(name, given))
@@ -45,6 +46,16 @@ def shards(target: Target, name: str, file: Path | None, output: str) -> None:
     view = target.ask(work)
     rows = [(shard, ", ".join(map(str, tasks)) or "-") for shard, tasks in view.shards.items()]
     show.emit(output, view, lambda: show.table(("shard", "tasks"), rows))
+
+
+def _shard_map(file: Path) -> ShardMap:
+    try:
+        table = json_with_single_keys(file.read_bytes().decode())
+    except (ValueError, RecursionError) as e:
+        raise InvalidInput(f"{file} is not JSON: {e}") from e
+    return cast(
+        "ShardMap", decode_json(json.dumps({"shards": table}).encode(), ShardMap, str(file))
+    )
 
 
 @click.group()
@@ -79,7 +90,7 @@ def shard_show(target: Target, number: int, output: str) -> None:
     found: ShardLoads = target.ask(lambda client: client.list_shards())
     load = next((one for one in found.shards if one.shard == number), None)
     if load is None:
-        raise click.UsageError(f"there is no shard {number}; twinectl shard list")
+        raise NotFound(f"there is no shard {number}", hint="twinectl shard list")
     rows = [(name, load.pinned.get(name, "(any)")) for name in load.entitlements]
 
     def tell() -> None:

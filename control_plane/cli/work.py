@@ -11,7 +11,9 @@ import click
 
 from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWish, QueuedWork, WorkQueue
 from control_plane.cli import show
+from control_plane.cli.images import names_of
 from control_plane.cli.jobfile import read_job
+from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 
 if TYPE_CHECKING:
@@ -50,9 +52,13 @@ def _ask(socket: str, call: Callable[[WireClient], Awaitable[Any]]) -> Any:
 @click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True)
 @_SOCKET
 @output_option
-def work_submit(file: Path, priority: int, attempts: int, socket: str, output: str) -> None:
+@click.pass_obj
+def work_submit(
+    target: Target, file: Path, priority: int, attempts: int, socket: str, output: str
+) -> None:
     """Submit the work of a job FILE, to run on lent machines."""
-    wish = QueuedWish(job=read_job(file, ()), priority=priority, attempts=attempts)
+    job = read_job(file, (), lambda: names_of(target))
+    wish = QueuedWish(job=job, priority=priority, attempts=attempts)
     made: QueuedWork = _ask(
         socket, lambda client: client.call(_ROUTE["submit_work"], wish, work=wish.job.name)
     )

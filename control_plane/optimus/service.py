@@ -114,6 +114,9 @@ class Optimus:
         except NotFound:
             await self._put(work.name, replace(work, state=QueuedState.WAITING))
             return
+        if others := self._not_ours(status):
+            await self._put(work.name, replace(work, state=QueuedState.WAITING, reason=others))
+            return
         self._running += status.running
         places = {t.index: t.placement.machine for t in status.record.tasks if t.placement}
         before = self._placed.get(work.name, {})
@@ -133,10 +136,13 @@ class Optimus:
 
     async def _start(self, work: QueuedWork, now: float) -> None:
         try:
-            await self._api.get_job(work.name)
-            return  # the job of its last attempt still exists
+            found = await self._api.get_job(work.name)
         except NotFound:
             pass
+        else:  # the job of its last attempt still exists, or one that only has its name
+            if (others := self._not_ours(found)) and work.reason != others:
+                await self._put(work.name, replace(work, reason=others))
+            return
         # stored first: a job that is not recorded would run for ever
         running = replace(work, state=QueuedState.RUNNING, reason="")
         await self._put(work.name, running)
@@ -148,8 +154,16 @@ class Optimus:
     async def _stop(self, name: str) -> None:
         self._placed.pop(name, None)
         with suppress(NotFound):
-            await self._api.stop_job(name)
+            if not self._not_ours(await self._api.get_job(name)):
+                await self._api.stop_job(name)
         self._to_stop.discard(name)
+
+    def _not_ours(self, found: JobStatus) -> str:
+        """Return why a job is not that of the work of its name; empty: it is."""
+        spec = found.record.spec
+        if spec.entitlement == self._entitlement:
+            return ""
+        return f"entitlement {spec.entitlement} has a job {spec.name}: the name is taken"
 
     async def _put(self, name: str, work: QueuedWork | None) -> None:
         async with self._table.lock(name):

@@ -169,12 +169,15 @@ def _brief(record: JobRecord, revision: int) -> JobBrief:
 def _explained(view: IntentView, record: JobRecord, now: Moment, is_reached: bool) -> IntentView:
     """Return a push with the scheduler's explanation, unless another intent holds it up.
 
-    A push that is reached waits for nothing: its result is in the job's status.
+    A push that was reached waits for nothing, also while tasks are added: its result is in the
+    job's status.
     """
     if view.dimension != Dimension.PUSH or view.waits_for:
         return view
-    is_halted = record.rollout is not None and record.rollout.halted
-    is_over = is_reached and not is_halted
+    rollout = record.rollout
+    is_ended = rollout is not None and rollout.done
+    is_halted = rollout is not None and rollout.halted
+    is_over = (is_reached or is_ended) and not is_halted
     words = "it is paused" if record.paused else "" if is_over else told(record, now)
     return IntentView(
         dimension=view.dimension, intent=view.intent, effect=view.effect, waits_for=words

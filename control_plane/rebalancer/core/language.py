@@ -11,6 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf, isfinite
 from typing import Any
 
 import msgspec
@@ -251,14 +252,45 @@ def faults(model: PlacementModel) -> Iterator[str]:
         for name in (each.at, *each.may):
             if name not in containers:
                 yield f"object {each.name!r} names the container {name!r}, which does not exist"
-        for dimension, amount in each.needs.items():
-            if not 0 <= amount < float("inf"):
-                yield (
-                    f"object {each.name!r} needs {amount:g} {dimension}: not a number of at least 0"
-                )
+    yield from _amount_faults(model)
     known = set(model.dimensions())
     for rule in (*model.constraints, *model.goals):
         yield from _faults_of(rule, known, groups, scopes, len(model.containers))
+
+
+def _amount_faults(model: PlacementModel) -> Iterator[str]:
+    for each in model.objects:
+        for dimension, amount in each.needs.items():
+            if not 0 <= amount < inf:
+                yield (
+                    f"object {each.name!r} needs {amount:g} {dimension}: not a number of at least 0"
+                )
+        if not isfinite(each.move_price):
+            yield f"object {each.name!r} has the move_price {each.move_price:g}: not a number"
+    for container in model.containers:
+        for dimension, amount in container.offers.items():
+            if not 0 <= amount < inf:
+                yield (
+                    f"container {container.name!r} offers {amount:g} {dimension}: "
+                    "not a number of at least 0"
+                )
+    for rule in (*model.constraints, *model.goals):
+        for field, value in msgspec.structs.asdict(rule).items():
+            for number in _numbers(value):
+                if not isfinite(number):
+                    kind = rule.__struct_config__.tag
+                    yield f"{kind!r} has {number:g} as {field}: not a number"
+
+
+def _numbers(value: object) -> Iterator[float]:
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _numbers(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _numbers(each)
 
 
 def _faults_of(

@@ -276,7 +276,7 @@ def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
     answers = tmp_path / "a.sock"
     file = tmp_path / "web.json"
     document = {"minimum": 2, "maximum": 30, "target": 25, "signal": "query", "query": POLICY.query}
-    job = {"name": "web", "entitlement": "front", "tasks": 1, "image": SPEC.image}
+    job = {"name": "web", "entitlement": "front", "tasks": 1, "image": "web:v1"}  # BUG-UX93
     file.write_text(json.dumps({**job, "command": ["/bin/x"], "autoscale": document}))
     words = (
         *("--endpoint", f"unix:{region.socket}", "--state", str(tmp_path / "state")),

@@ -89,6 +89,23 @@ def test_what_ends_by_itself_needs_a_time(ctl: Ctl) -> None:
         assert "--for DURATION is missing" in found.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("hold", "web", "--end", "--for", "8h"), "--for"),
+        (("canary", "web", "--tasks", "2", "--image", IMAGE, "--end"), "--tasks, --image"),
+    ],
+)
+def test_an_end_is_not_given_together_with_what_begins(
+    ctl: Ctl, region: Region, arguments: tuple[str, ...], named: str
+) -> None:
+    """BUG-UX94: the other options were ignored, and the hold or the canary ended."""
+    refused = ctl("job", *arguments)
+    assert refused.exit_code != 0
+    assert f"--end cannot be given with {named}" in refused.output
+    assert region.control_plane.intents.written == []
+
+
 def test_a_job_file_is_pushed_without_its_size(ctl: Ctl, region: Region, tmp_path: Path) -> None:
     path = tmp_path / "web.toml"
     path.write_text(f'name="web"\nentitlement="front"\ntasks=7\nimage="{IMAGE}"\ncommand=["/x"]\n')

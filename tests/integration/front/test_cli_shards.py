@@ -27,7 +27,7 @@ def test_shards_are_listed_with_what_they_have_to_do(region: Region) -> None:
         ["front", "(any)"],
     ]
     wrong = ctl(region, "shard", "show", "2")
-    assert wrong.exit_code != 0
+    assert wrong.exit_code == 3, "BUG-UX91: it was called a wrong use, 64"
     assert "there is no shard 2" in wrong.output
 
 

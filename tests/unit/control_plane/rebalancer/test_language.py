@@ -136,6 +136,25 @@ def test_what_is_wrong_with_a_model_is_said(wrong: str, right: str, why: str) ->
         read_model(TEXT.replace(wrong, right, 1))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right", "why"),
+    [
+        ("offers = { cpu = 10 }", "offers = { cpu = nan }", "'m1' offers nan cpu: not a number"),
+        ("offers = { cpu = 10 }", "offers = { cpu = -1 }", "'m1' offers -1 cpu: not a number"),
+        ("offers = { cpu = 10 }", "offers = { cpu = inf }", "'m1' offers inf cpu: not a number"),
+        ('at = "m1"', 'at = "m1"\nmove_price = nan', "'web-0' has the move_price nan"),
+        ("each = 0.01", "each = nan", "'moves' has nan as each: not a number"),
+        ("b = 8", "b = inf", "'above' has inf as level: not a number"),
+    ],
+)
+def test_amounts_that_cannot_be_added_up_are_refused(wrong: str, right: str, why: str) -> None:
+    """BUG-UX90: the answer was "goals nan -> nan, which is the best"."""
+    assert wrong in TEXT
+
+    with pytest.raises(InvalidInput, match=why):
+        read_model(TEXT.replace(wrong, right, 1))
+
+
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10_000))
 def test_annealing_counts_as_a_checker_does_breaks_nothing_and_is_near_the_optimum(

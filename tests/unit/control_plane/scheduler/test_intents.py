@@ -593,3 +593,7 @@ async def test_versions_that_tasks_are_to_leave_are_shown_and_a_reached_push_wai
     assert [(row.version, row.wanted, row.running) for row in ended.versions] == [(3, 4, 4)]
     (push,) = [view for view in ended.intents if view.dimension == "push"]
     assert push.waits_for == ""
+    await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
+    resized = await w.cp.intents.show("web")
+    assert [(row.version, row.wanted, row.running) for row in resized.versions] == [(3, 6, 4)]
+    assert [v.waits_for for v in resized.intents if v.dimension == "push"] == [""]  # BUG-UX95

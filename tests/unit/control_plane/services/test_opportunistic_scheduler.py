@@ -163,6 +163,41 @@ async def test_the_queue_outlives_the_process_and_a_name_is_taken_once(world: Wo
 
 
 @scenario(elastic=APPLY)
+async def test_a_job_that_only_has_the_name_of_work_is_left_alone(world: World) -> None:
+    """BUG-UX96: a restart of twine-optimus stopped the job of another entitlement."""
+    await lent_region(world)
+    await world.cp.apply_job(a_job(1, name="index"))
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        await optimus.submit("index", wish("index"), "ann")
+        await optimus.look()
+        (waiting,) = optimus.queue().work
+        assert waiting.state is QueuedState.WAITING
+        assert waiting.reason == "entitlement front has a job index: the name is taken"
+        again = await an_optimus(world, store)
+        await again.look()
+        record = (await world.cp.get_job("index")).record
+        assert (record.spec.entitlement, record.stopping) == ("front", False)
+
+
+@scenario(elastic=APPLY)
+async def test_a_job_that_took_the_name_of_running_work_is_left_alone(world: World) -> None:
+    """BUG-UX96: to cancel the work stopped the job of another entitlement."""
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        await optimus.submit("index", wish("index"), "ann")
+        await optimus.look()
+        assert states(optimus) == {"index": QueuedState.RUNNING}
+        await world.cp.move_job("index", "front")
+        await optimus.look()
+        assert states(optimus) == {"index": QueuedState.WAITING}
+        await optimus.cancel("index")
+        record = (await world.cp.get_job("index")).record
+        assert (record.spec.entitlement, record.stopping) == ("front", False)
+
+
+@scenario(elastic=APPLY)
 async def test_an_entitlement_with_machines_of_its_own_is_refused(world: World) -> None:
     await world.set_up(quota=3)
     async with MemoryStore() as store:
