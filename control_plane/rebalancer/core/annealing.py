@@ -35,15 +35,23 @@ class Cycle(NamedTuple):
     """At its begin, in what moves change on average."""
     chains: float
     """Share of the steps that bring an object to a container that others leave."""
+    of_prices: bool = False
+    """It begins with the heat of prices of moves, if objects have some, and ends below them."""
 
 
 CYCLES = (
     Cycle(until=0.5, hot=0.3, chains=0.005),
     Cycle(until=0.7, hot=0.03, chains=0.01),
     Cycle(until=0.85, hot=0.01, chains=0.001),
-    Cycle(until=1.0, hot=0.003, chains=0.01),
+    Cycle(until=1.0, hot=0.003, chains=0.01, of_prices=True),
 )
-"""One slow cycle is worth more than several quick ones; which share of chains is best differs."""
+"""One slow cycle is worth more than several quick ones; which share of chains is best differs.
+
+The last one is for models in which little but prices is left to gain: that heat is passed too fast
+by cycles that begin with the heat of amounts.
+"""
+_DEAR, _CHEAP = 1.0, 0.1
+"""Heats at the begin and the end of a cycle of prices, in what a move costs on average."""
 _COLD, _LAST = 1e-3, 1e-8
 """Heats: amounts are settled above `_COLD`, small prices between it and `_LAST`."""
 _SLOW = 0.85
@@ -121,9 +129,11 @@ def _share(progress: Callable[[], float], number: int) -> float:
     return within(number, progress())
 
 
-def heat_of(number: int, done: float) -> float:
-    """Return how hot a cycle is, in what moves change on average."""
+def heat_of(number: int, done: float, price: float = 0.0) -> float:
+    """Return how hot a cycle is, in what moves change on average; `price` is of a move, in that."""
     hot = CYCLES[number].hot
+    if price and CYCLES[number].of_prices:
+        return price * _DEAR * (_CHEAP / _DEAR) ** done
     if done < _SLOW:
         return hot * float((_COLD / hot) ** (done / _SLOW))
     return _COLD * float((_LAST / _COLD) ** ((done - _SLOW) / (1.0 - _SLOW)))
@@ -138,6 +148,8 @@ class Annealing:
         self._walk = compiled() if quick else None
         self._rng, self._chains = np.random.default_rng(seed), CYCLES[0].chains
         self._unit = self._size() if len(state.where) else 1.0
+        priced = state.price[state.price > 0.0]
+        self._price = float(priced.mean()) / self._unit if len(priced) else 0.0
 
     def run(self, progress: Callable[[], float], steps: int = 0) -> None:
         """Search until `progress` is 1; of few `steps`, fewer are made at one heat."""
@@ -150,7 +162,7 @@ class Annealing:
         t, self._chains = self.state.tables, CYCLES[number].chains
         t.sums[:], t.marks[1] = 0.0, 1
         while (done := progress()) < 1.0:
-            self._block(block, self._unit * heat_of(number, done))
+            self._block(block, self._unit * heat_of(number, done, self._price))
         self._settle()
 
     def shake(self, progress: Callable[[], float], blocks: int = _SHAKEN) -> None:

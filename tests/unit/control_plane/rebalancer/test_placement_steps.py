@@ -117,6 +117,17 @@ def test_each_cycle_cools_begins_colder_than_the_one_before_and_ends_as_cold() -
     assert [heats[-1] for heats in cycles] == pytest.approx([cycles[0][-1]] * len(CYCLES))
 
 
+def test_the_last_cycle_is_about_prices_of_moves_where_there_are_some() -> None:
+    last = len(CYCLES) - 1
+
+    heats = [heat_of(last, done / 100, price=1e-6) for done in range(101)]
+
+    assert heats[0] == pytest.approx(1e-6), "a move costs so much: it is undone now and then"
+    assert heats[-1] == pytest.approx(1e-7), "no more moves than pay"
+    assert all(warm > cold for warm, cold in pairwise(heats))
+    assert heat_of(0, 0.5, price=1e-6) == heat_of(0, 0.5)
+
+
 def full_and_small() -> PlacementModel:
     """Return a model in which a big object may leave its full container once small ones have."""
     small = [ModelObject(name=f"s{n}", at="m2", needs={"cpu": 3}) for n in range(3)]
