@@ -133,7 +133,7 @@ def heat_of(number: int, done: float, price: float = 0.0) -> float:
     """Return how hot a cycle is, in what moves change on average; `price` is of a move, in that."""
     hot = CYCLES[number].hot
     if price and CYCLES[number].of_prices:
-        return price * _DEAR * (_CHEAP / _DEAR) ** done
+        return price * _DEAR * float((_CHEAP / _DEAR) ** done)
     if done < _SLOW:
         return hot * float((_COLD / hot) ** (done / _SLOW))
     return _COLD * float((_LAST / _COLD) ** ((done - _SLOW) / (1.0 - _SLOW)))
