@@ -17,10 +17,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from control_plane.rebalancer.core.language import PlacementModel
+from control_plane.rebalancer.core.language import PlacementAnswer, PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.placement_steps import EPS, change_of, compiled, view, walk
 from control_plane.rebalancer.core.state import Floats, Ints
@@ -36,7 +35,7 @@ class Cycle(NamedTuple):
     chains: float
     """Share of the steps that bring an object to a container that others leave."""
     of_prices: bool = False
-    """It begins with the heat of prices of moves, if objects have some, and ends below them."""
+    """Where prices of moves are most of what is left to gain: it looks for fewer moves."""
 
 
 CYCLES = (
@@ -47,11 +46,17 @@ CYCLES = (
 )
 """One slow cycle is worth more than several quick ones; which share of chains is best differs.
 
-The last one is for models in which little but prices is left to gain: that heat is passed too fast
-by cycles that begin with the heat of amounts.
+The last one is another where moves are most of the sum: cycles that begin with the heat of amounts
+move objects as if that were free, and pass the heat of prices too fast to bring them all back.
 """
-_DEAR, _CHEAP = 1.0, 0.1
-"""Heats at the begin and the end of a cycle of prices, in what a move costs on average."""
+_DEAR, _CHEAP = 0.3, 0.03
+"""Heats of a cycle of prices: at its begin in what moves change on average, at its end in what a
+move costs on average."""
+_KEENLY = 4.5
+"""In a cycle of prices a move costs so many times the heat, at least: an object with 100 containers
+to go to is at home half of the time (log 99 = 4.6)."""
+_MOSTLY = 0.5
+"""Prices are most of what is left to gain from such a share of the sum."""
 _COLD, _LAST = 1e-3, 1e-8
 """Heats: amounts are settled above `_COLD`, small prices between it and `_LAST`."""
 _SLOW = 0.85
@@ -73,20 +78,6 @@ _WARM = (-4.0, -1.0)
 """A shake begins with a heat of ten to one of these powers, in what moves change on average."""
 _SHAKEN, _SHAKEN_COLD = 100, 1e-5
 """Blocks of a shake, and how much colder it ends."""
-
-
-class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where objects should be."""
-
-    before: float
-    after: float
-    moves: list[tuple[str, str, str]]
-    """Object, from, to."""
-    bound: float | None = None
-    """No placement is better; None: not known."""
-    steps: int = 0
-    took_s: float = 0.0
-    is_optimal: bool = False
 
 
 def annealed(
@@ -129,11 +120,14 @@ def _share(progress: Callable[[], float], number: int) -> float:
     return within(number, progress())
 
 
-def heat_of(number: int, done: float, price: float = 0.0) -> float:
-    """Return how hot a cycle is, in what moves change on average; `price` is of a move, in that."""
+def heat_of_prices(done: float, price: float) -> float:
+    """Return how hot a cycle of prices is, in what moves change on average, as is `price`."""
+    return _DEAR * float((min(1.0, price) * _CHEAP / _DEAR) ** done)
+
+
+def heat_of(number: int, done: float) -> float:
+    """Return how hot a cycle is, in what moves change on average."""
     hot = CYCLES[number].hot
-    if price and CYCLES[number].of_prices:
-        return price * _DEAR * float((_CHEAP / _DEAR) ** done)
     if done < _SLOW:
         return hot * float((_COLD / hot) ** (done / _SLOW))
     return _COLD * float((_LAST / _COLD) ** ((done - _SLOW) / (1.0 - _SLOW)))
@@ -160,9 +154,35 @@ class Annealing:
         """Search once from hot to cold, from where objects are; end with the best placement."""
         block = min(_BLOCK, 1 + steps // _BLOCKS) if steps else _BLOCK
         t, self._chains = self.state.tables, CYCLES[number].chains
+        paid = self.state.paid() if CYCLES[number].of_prices and self._price else 0.0
+        if paid > _MOSTLY * self.state.total():
+            self._cycle_of_prices(progress, block)
+            return
         t.sums[:], t.marks[1] = 0.0, 1
         while (done := progress()) < 1.0:
-            self._block(block, self._unit * heat_of(number, done, self._price))
+            self._block(block, self._unit * heat_of(number, done))
+        self._settle()
+
+    def _cycle_of_prices(self, progress: Callable[[], float], block: int) -> None:
+        """Cool with prices that are as hot as the search, so that no more objects move than must.
+
+        Sums mean nothing until prices are what they are; the placement at the begin is the best.
+        """
+        t, state = self.state.tables, self.state
+        prices, before = (t.price.copy(), t.distance.copy()), state.total()
+        t.best[:], t.sums[:], t.marks[1] = t.where, (0.0, -np.inf), 0
+        is_dear = True
+        while (done := progress()) < 1.0:
+            heat = heat_of_prices(done, self._price)
+            dearer = max(1.0, _KEENLY * heat / self._price)
+            if is_dear:
+                t.price[:], t.distance[:] = (dearer * each for each in prices)
+            if is_dear and dearer == 1.0:
+                is_dear = False
+                t.sums[:] = state.total() - before, min(0.0, state.total() - before)
+                t.marks[1] = t.sums[0] < 0.0
+            self._block(block, self._unit * heat)
+        t.price[:], t.distance[:] = prices
         self._settle()
 
     def shake(self, progress: Callable[[], float], blocks: int = _SHAKEN) -> None:

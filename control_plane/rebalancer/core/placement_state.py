@@ -290,19 +290,23 @@ class PlacementState:
                 found += of_pair * np.maximum(ratio * free[:, one] - free[:, two], 0.0)
         return found
 
+    def paid(self) -> float:
+        """Return what is paid for moves, by object and distance."""
+        found = float(self.price[self.where != self.origin].sum())
+        if self.distance is not None:
+            found += float(self.distance[self.origin, self.where].sum())
+        return found
+
     def total(self) -> float:
         """Return the sum of the goals, counted again from where objects are."""
         used = np.zeros_like(self.offers)
         np.add.at(used, self.where, self.need)
-        away = self.where != self.origin
-        found = float(self.costs(slice(None), used).sum()) + float(self.price[away].sum())
+        found = float(self.costs(slice(None), used).sum()) + self.paid()
         for bins, d, level, of_bin in self.by_bin:
             in_bin = np.bincount(bins, weights=used[:, d], minlength=len(level))
             found += of_bin * float(np.maximum(in_bin - level, 0.0).sum())
-        if self.distance is not None:
-            found += float(self.distance[self.origin, self.where].sum())
         if self.group_weight:
-            moved = np.bincount(self.group[away], minlength=1)
+            moved = np.bincount(self.group[self.where != self.origin], minlength=1)
             found += self.group_weight * float(moved.max(initial=0))
         return found + float(self.used_weight[np.unique(self.where)].sum())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from itertools import pairwise
 
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from pytest_mock import MockerFixture
 
+from control_plane.rebalancer.core import annealing
 from control_plane.rebalancer.core.annealing import CYCLES, Annealing, heat_of
 from control_plane.rebalancer.core.language import (
     Above,
@@ -23,6 +26,7 @@ from control_plane.rebalancer.core.language import (
 )
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.placement_steps import (
+    EPS,
     StepTables,
     compiled,
     try_chain,
@@ -117,15 +121,55 @@ def test_each_cycle_cools_begins_colder_than_the_one_before_and_ends_as_cold() -
     assert [heats[-1] for heats in cycles] == pytest.approx([cycles[0][-1]] * len(CYCLES))
 
 
-def test_the_last_cycle_is_about_prices_of_moves_where_there_are_some() -> None:
-    last = len(CYCLES) - 1
+def crowded(seed: int) -> PlacementModel:
+    """Return a model in which some containers have too much, and moves cost next to nothing."""
+    draw = random.Random(seed)
+    objects = [
+        ModelObject(name=f"o{n}", at=f"m{n % 6 if n < 60 else n % 12}", needs={"cpu": cpu})
+        for n, cpu in enumerate(draw.randint(1, 9) for _ in range(90))
+    ]
+    level = 1.02 * sum(o.needs["cpu"] for o in objects) / 12
+    names = [f"m{n}" for n in range(12)]
+    return PlacementModel(
+        objects=objects,
+        containers=[ModelContainer(name=m, offers={"cpu": 400}) for m in names],
+        constraints=[FitsIn(dimension="cpu")],
+        goals=[
+            Above(dimension="cpu", level=dict.fromkeys(names, level), weight=1e6),
+            MovedObjects(each=1.0),
+        ],
+    )
 
-    heats = [heat_of(last, done / 100, price=1e-6) for done in range(101)]
 
-    assert heats[0] == pytest.approx(1e-6), "a move costs so much: it is undone now and then"
-    assert heats[-1] == pytest.approx(1e-7), "no more moves than pay"
-    assert all(warm > cold for warm, cold in pairwise(heats))
-    assert heat_of(0, 0.5, price=1e-6) == heat_of(0, 0.5)
+def after_two_cycles(model: PlacementModel) -> Annealing:
+    """Return a search after its first cycle and its last one, 500,000 steps each."""
+    search = Annealing(PlacementState(model), 1, quick=True)
+    search.cycle(0, lambda: search.steps / 500_000)
+    search.cycle(len(CYCLES) - 1, lambda: search.steps / 500_000 - 1.0)
+    return search
+
+
+def test_a_cycle_of_prices_finds_fewer_moves_that_do_the_same(mocker: MockerFixture) -> None:
+    """RE4: where heat is that of amounts, objects move as if it were free."""
+    search = after_two_cycles(crowded(3))
+    mocker.patch.object(annealing, "_MOSTLY", np.inf)
+    other = after_two_cycles(crowded(3))
+
+    assert search.state.total() == search.state.paid(), "nothing has too much"
+    assert search.state.total() < other.state.total()
+    assert search.state.tables.price[:-1].tolist() == search.state.price.tolist()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000))
+def test_a_cycle_of_prices_makes_nothing_worse(seed: int) -> None:
+    state = PlacementState(some_model(seed)[1])
+    before, search = state.total(), Annealing(state, seed)
+
+    search._cycle_of_prices(lambda: search.steps / 2_000, 50)
+
+    assert state.total() <= before + EPS
+    assert state.tables.price[:-1].tolist() == state.price.tolist()
 
 
 def full_and_small() -> PlacementModel:
