@@ -77,11 +77,16 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         """Return all jobs."""
         return _as(Jobs, await self.call(_ROUTE["list_jobs"]))
 
-    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
-        """Create or update a job; returns before the change is carried out."""
-        answer = await self.call(
-            _ROUTE["apply_job"], spec, job=spec.name, dry_run="true" if dry_run else None
-        )
+    async def apply_job(
+        self, spec: JobSpec, *, dry_run: bool = False, is_new: bool = False
+    ) -> JobStatus:
+        """Create or update a job; returns before the change is carried out.
+
+        With `is_new` it is only created: `Conflict` if there is a job of this name.
+        """
+        flags = {"dry_run": dry_run, "new": is_new}
+        given = {name: "true" for name, is_set in flags.items() if is_set}
+        answer = await self.call(_ROUTE["apply_job"], spec, job=spec.name, **given)
         return _as(JobStatus, answer)
 
     async def plan_job(self, spec: JobSpec) -> JobPlan:

@@ -32,12 +32,12 @@ class JobCalls:
     _runtime: Runtime
 
     async def apply_job(
-        self, spec: JobSpec, *, dry_run: bool = False, writer: str = ""
+        self, spec: JobSpec, *, dry_run: bool = False, writer: str = "", is_new: bool = False
     ) -> JobStatus:
         """Create a job or change what is wanted of it; all errors at once, or none applied."""
         if not dry_run:
             await self.shards.give(spec.entitlement)
-        record = await self._control.apply(spec, dry_run=dry_run, writer=writer)
+        record = await self._control.apply(spec, dry_run=dry_run, writer=writer, is_new=is_new)
         return self._status(record)
 
     def _status(self, record: JobRecord) -> JobStatus:

@@ -50,6 +50,7 @@ T = TypeVar("T")
 
 MSBS, DATACENTERS = 6, 2
 PHASE_MAX_S = 1800.0
+_NO_SESSION = Ended(code=None, result="a machine in memory runs no program")
 LOST = 0.3
 """Below the share at which the control plane would rather doubt itself (`brake_share`)."""
 JOINING = 16
@@ -109,6 +110,7 @@ class FleetHost:
         self.machine.cgroups.usage = ModelledUsage()
         self.machine.systemd.programs["find"] = lambda _argv, _properties: Ended(0)
         self.machine.systemd.programs["sidekick"] = self._sidekick
+        self.machine.systemd.cannot_run["*exec-*"] = _NO_SESSION
         self.machine.processes.answers[_TASK_LOG] = [b"(a machine in memory runs no program)\n"]
         self.config = AgentConfig(
             state_dir=str(self.folder / "state"),

@@ -156,7 +156,7 @@ class WireClient:
                 if response.status >= 300:
                     raise _refusal(route, response.status, answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(route, e) from e
+            raise self._unreachable(route.method, route.url(**parameters), e) from e
         if route.response is None:
             return None
         try:
@@ -184,7 +184,7 @@ class WireClient:
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(route, e) from e
+            raise self._unreachable(route.method, route.url(**parameters), e) from e
 
     @asynccontextmanager
     async def pass_on(
@@ -204,7 +204,7 @@ class WireClient:
             ) as response:
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(Route("open_console", method, path), e) from e
+            raise self._unreachable(method, path, e) from e
 
     @asynccontextmanager
     async def converse(self, route: Route, **parameters: object) -> AsyncIterator[Duplex]:
@@ -223,7 +223,7 @@ class WireClient:
             await ask(route, **parameters)  # raises: only such an answer says why
             raise ProtocolError(f"{self.endpoint} refused {route.name}: {e.message}") from e
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(route, e) from e
+            raise self._unreachable(route.method, route.url(**parameters), e) from e
 
     async def _answer(self, route: Route, response: aiohttp.ClientResponse) -> bytes:
         """Return the whole answer, or stop where it is longer than any true one."""
@@ -238,7 +238,7 @@ class WireClient:
                 )
         return bytes(answer)
 
-    def _unreachable(self, route: Route, error: BaseException) -> TwineError:
+    def _unreachable(self, method: str, url: str, error: BaseException) -> TwineError:
         cause = getattr(error, "os_error", error)
         if isinstance(cause, PermissionError):
             return Forbidden(
@@ -246,7 +246,7 @@ class WireClient:
             )
         kind = Refused if isinstance(cause, ConnectionRefusedError) else Unreachable
         return kind(
-            f"cannot call {route.method} {route.path} at {self.endpoint}: {why(error)}",
+            f"cannot call {method} {url.partition('?')[0]} at {self.endpoint}: {why(error)}",
             hint="is the service running, and is this its address?",
         )
 

@@ -66,6 +66,8 @@ class FakeSystemd:
         """Units whose processes do not heed SIGTERM: stopping them ends in `timeout`."""
         self.never_up: set[str] = set()
         """Units that are not up in time: their start ends in `start-timeout`."""
+        self.cannot_run: dict[str, Ended] = {}
+        """Glob of unit names → how such units end instead of running their command."""
         self.slow: set[str] = set()
         """Units that are activating until `let_up`."""
         self.unkillable: set[str] = set()
@@ -269,6 +271,10 @@ class FakeSystemd:
         if unit in self.never_up:
             self._end(unit, Ended(code=None, signal="SIGTERM", result="start-timeout"))
             return
+        for glob, ended in self.cannot_run.items():
+            if fnmatch.fnmatchcase(unit, glob):
+                self._end(unit, ended)
+                return
         commands = properties["ExecStart"]
         assert isinstance(commands, Sequence)
         for argv in commands:

@@ -36,10 +36,10 @@ ROUTES: tuple[Route, ...] = (
         _JOB,
         request=JobSpec,
         response=JobStatus,
-        query=("dry_run",),
+        query=("dry_run", "new"),
         needs=Needs.OWNER,
         relations=job_relations,
-        summary="Create a job or update it",
+        summary="Create a job or update it; new: only create it",
     ),
     Route(
         "plan_job",

@@ -166,7 +166,7 @@ def _print_owners(by: str, lines: Iterable[Line]) -> None:
         for line in lines
     ]
     granted = ("granted", "granted rru")
-    held = ("held", "held rru", "used", "held memory", "used")
+    held = ("held", "held rru", "used rru", "held memory", "used memory")
     show.table((by, *granted, *held), rows)
 
 

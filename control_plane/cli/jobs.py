@@ -47,6 +47,7 @@ def job() -> None:
 @job.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Check everything, but change nothing.")
+@click.option("--new", "is_new", is_flag=True, help="Refuse a job that exists already.")
 @click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
 @_TIMEOUT
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override the file.")
@@ -56,6 +57,7 @@ def apply(
     target: Target,
     file: Path,
     dry_run: bool,
+    is_new: bool,
     wait: bool,
     timeout: float,
     settings: tuple[str, ...],
@@ -67,7 +69,7 @@ def apply(
     spec = read_job(file, settings, lambda: names_of(target))
 
     async def work(client: ControlPlaneClient) -> JobStatus:
-        status = await client.apply_job(spec, dry_run=dry_run)
+        status = await client.apply_job(spec, dry_run=dry_run, is_new=is_new)
         if wait and not dry_run:
             return await follow.wait_stable(client, spec.name, timeout, status.record.version)
         return status

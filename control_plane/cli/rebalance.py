@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -20,7 +20,8 @@ from control_plane.api.rebalancing import (
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
-from control_plane.rebalancer.core.language import read_model, toml_of, words_of
+from control_plane.rebalancer.core.language import PlacementAnswer, read_model, toml_of, words_of
+from wire.errors import InvalidInput
 
 _SHOWN = 20
 _COLUMNS = ("move", "task", "from", "to", "relieves", "gain", "price", "state")
@@ -127,18 +128,36 @@ def rebalance_explain(target: Target, move: str, file: Path | None, output: str)
 @rebalance.command("solve")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--seconds", type=click.FloatRange(0.1, 3600), default=20.0, show_default=True)
-def rebalance_solve(file: Path, seconds: float) -> None:
+@output_option
+def rebalance_solve(file: Path, seconds: float, output: str) -> None:
     """Solve a model of a TOML FILE here, and show where its objects should be.
 
     The region is not called and nothing moves: try other weights and machines.
     """
-    read_model(file.read_text(errors="replace"))  # errors are reported before a process starts
+    model = read_model(file.read_text(errors="replace"))  # errors come before a process starts
+    if not model.objects or not model.containers:
+        raise InvalidInput(
+            f"{file} cannot be solved: it has no {'containers' if model.objects else 'objects'}",
+            hint="docs/rebalancing.md",
+        )
     from control_plane.rebalancer.solver import solved_file
 
-    _print_lines(asyncio.run(solved_file(file, seconds)).splitlines())
+    found = asyncio.run(solved_file(file, seconds))
+    show.emit(output, found, lambda: _print_lines(_solution(found)))
 
 
-def _print_lines(lines: Sequence[str]) -> None:
+def _solution(found: PlacementAnswer) -> Iterator[str]:
+    for name, at, to in found.moves:
+        yield f"{name}: {at} -> {to}"
+    bound = "not known" if found.bound is None else f"{found.bound:.6g}"
+    best = ", which is the best" if found.is_optimal else ""
+    yield (
+        f"{len(found.moves)} moves: goals {found.before:.6g} -> {found.after:.6g}{best};"
+        f" bound {bound}; {found.took_s:.1f} s"
+    )
+
+
+def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(show.printable(line))
 

@@ -142,8 +142,8 @@ def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
             raise NotFound(f"there is no shard {number}", hint="twinectl shard list")
         drained = loads.pop(number)
         if not loads:
-            raise InvalidInput(
-                f"shard {number} is the only one: no other shard can take its entitlements"
+            raise Conflict(
+                f"cannot drain shard {number}: it is the only one", hint="start another shard"
             )
         if left := stuck(drained, [*loads.values()]):
             raise Conflict(

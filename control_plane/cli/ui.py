@@ -98,6 +98,10 @@ def ui(target: Target, page: str, port: int, sessions: bool, end: str | None) ->
     PAGE opens first: `jobs/web`, `machines/m1`; default: the region. Users see and end their own
     sessions, operators all.
     """
+    if (end is not None) + sessions + bool(page) > 1:
+        raise click.UsageError("PAGE, --sessions and --end exclude each other")
+    if ".." in page.split("/"):
+        raise click.UsageError(f"{page!r} is no page of the console; say for instance jobs/web")
     if end is not None:
         target.ask(lambda client: client.end_session(end))
         click.echo(f"session {end} is ended")

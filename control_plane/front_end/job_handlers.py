@@ -37,9 +37,12 @@ class JobHandlers:
         """Create or change a job."""
         if call.body.name != call.path["job"]:
             raise InvalidInput(f"job {call.body.name} cannot be put at {call.path['job']!r}")
-        writer = caller_of(call.peer)
-        dry_run = call.flag("dry_run")
-        return await self._control_plane.apply_job(call.body, dry_run=dry_run, writer=writer)
+        return await self._control_plane.apply_job(
+            call.body,
+            dry_run=call.flag("dry_run"),
+            writer=caller_of(call.peer),
+            is_new=call.flag("new"),
+        )
 
     async def plan_job(self, call: Call) -> JobPlan:
         """Show what applying a job would do."""

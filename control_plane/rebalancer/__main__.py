@@ -1,7 +1,7 @@
 """The solver's process: a model on standard input, an answer on standard output.
 
 python -m control_plane.rebalancer MEMORY_MIB
-python -m control_plane.rebalancer solve FILE SECONDS    # a model in TOML; prints the moves
+python -m control_plane.rebalancer solve FILE SECONDS    # a model in TOML; prints JSON
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def own_output() -> BinaryIO:
 
 
 def solve_file(path: Path, seconds: float) -> None:
-    """Print the moves for a model: the optimum of a small one, else found by local search."""
+    """Print an answer for a model: the optimum of a small one, else found by local search."""
     output = own_output()
     from control_plane.rebalancer.core.exact import VARIABLES_MAX, optimum
     from control_plane.rebalancer.core.neighbourhoods import improved
@@ -52,15 +52,8 @@ def solve_file(path: Path, seconds: float) -> None:
         answer = optimum(model, time.monotonic, seconds)
     else:
         answer = improved(model, time.monotonic, seconds)
-    lines = [f"{name}: {at} -> {to}" for name, at, to in answer.moves]
-    bound = "not known" if answer.bound is None else f"{answer.bound:.6g}"
-    best = ", which is the best" if answer.is_optimal else ""
-    lines.append(
-        f"{len(answer.moves)} moves: goals {answer.before:.6g} -> {answer.after:.6g}{best};"
-        f" bound {bound}; {answer.took_s:.1f} s"
-    )
     with output:
-        output.write("\n".join([*lines, ""]).encode())
+        output.write(msgspec.json.encode(answer))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from control_plane.rebalancer.core.language import PlacementAnswer
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.ports import Solve
 from wire.errors import Busy
@@ -34,10 +35,11 @@ def solver_process(memory_mib: int) -> Solve:
     return solve
 
 
-async def solved_file(path: Path, seconds: float) -> str:
-    """Return the solver process's output about a model in TOML; raises `Busy`."""
+async def solved_file(path: Path, seconds: float) -> PlacementAnswer:
+    """Return the solver process's answer for a model in TOML; raises `Busy`."""
     words = ("solve", str(path.resolve()), str(seconds))
-    return (await _answer(words, b"", seconds + GRACE_S)).decode(errors="replace")
+    answer = await _answer(words, b"", seconds + GRACE_S)
+    return msgspec.json.decode(answer, type=PlacementAnswer)
 
 
 async def _solved(asked: bytes, within_s: float, memory_mib: int) -> SolverAnswer:

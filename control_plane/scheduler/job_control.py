@@ -83,12 +83,16 @@ class JobControl:
         self.in_one_shard: Callable[[str, str], Mapping[str, int]] = lambda _job, _entitlement: {}
         """Returns comparisons that hold while a job and an entitlement share a shard."""
 
-    async def apply(self, spec: JobSpec, *, dry_run: bool, writer: str = "") -> JobRecord:
+    async def apply(
+        self, spec: JobSpec, *, dry_run: bool, writer: str = "", is_new: bool = False
+    ) -> JobRecord:
         """Create the job or change what is wanted of it: writes its push and its size.
 
-        Raises all errors at once. With `dry_run` it returns the record without storing it.
+        Raises all errors at once. With `dry_run` it returns the record without storing it; with
+        `is_new` a job that exists is a `Conflict`.
         """
-        return await self.write(applied(spec, writer, self._runtime.date()), dry_run=dry_run)
+        change = applied(spec, writer, self._runtime.date(), is_new=is_new)
+        return await self.write(change, dry_run=dry_run)
 
     async def write(
         self, change: JobChange, *, dry_run: bool = False, also: Sequence[Operation] = ()

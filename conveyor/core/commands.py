@@ -214,7 +214,7 @@ def _approved(
 ) -> PipelineRecord:
     plan = steps(run.spec)
     if run.step >= len(plan) or run.steps[-1].reached is None or run.paused:
-        why = "is paused" if run.paused else f"waits for no approval yet: {run.waits}"
+        why = "is paused" if run.paused else f"waits for no approval yet; its step: {run.waits}"
         raise _refused(record, request, f"run {run.number} {why}")
     gates = stage_gates(run.spec, plan[run.step].stage)
     asked = {n: g.approval for n, g in gates.items() if g.approval is not None}

@@ -261,9 +261,8 @@ class _OptimusFrontEnd:
     async def get_job(self, job: str) -> JobStatus:
         return await self._plane().get_job(job)
 
-    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
-        del dry_run
-        return await self._plane().apply_job(spec)
+    async def apply_job(self, spec: JobSpec, *, is_new: bool = False) -> JobStatus:
+        return await self._plane().apply_job(spec, is_new=is_new)
 
     async def stop_job(self, job: str) -> JobStatus:
         return await self._plane().stop_job(job)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from control_plane.rebalancer.core.annealing import PlacementAnswer, answer_of
-from control_plane.rebalancer.core.language import PlacementModel
+from control_plane.rebalancer.core.annealing import answer_of
+from control_plane.rebalancer.core.language import PlacementAnswer, PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram
 

@@ -223,6 +223,20 @@ class PlacementModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return container.scopes.get(scope, "") if scope else container.name
 
 
+class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Where objects should be."""
+
+    before: float
+    after: float
+    moves: list[tuple[str, str, str]]
+    """Object, from, to."""
+    bound: float | None = None
+    """No placement is better; None: not known."""
+    steps: int = 0
+    took_s: float = 0.0
+    is_optimal: bool = False
+
+
 def read_model(text: str) -> PlacementModel:
     """Return the model that a TOML text describes; raises `InvalidInput`."""
     try:

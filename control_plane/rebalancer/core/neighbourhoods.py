@@ -23,11 +23,10 @@ from msgspec.structs import replace
 from control_plane.rebalancer.core.annealing import (
     CYCLES,
     Annealing,
-    PlacementAnswer,
     answer_of,
     within,
 )
-from control_plane.rebalancer.core.language import PlacementModel
+from control_plane.rebalancer.core.language import PlacementAnswer, PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswer
 from control_plane.rebalancer.core.state import Floats, Ints

@@ -59,15 +59,19 @@ class JobChange:
         return replace(spec, tasks=min(spec.tasks, most))
 
 
-def applied(spec: JobSpec, writer: str, now: float) -> JobChange:
+def applied(spec: JobSpec, writer: str, now: float, *, is_new: bool = False) -> JobChange:
     """Return the write of a job file: a push to all tasks, and a size.
 
     A size that another writer owns stays; a push that another writer owns is refused. With
     `autoscale.mode = apply` the file leaves the size to the autoscaler, even if the writer took
-    it over before. Without it the file sets the size again.
+    it over before. Without it the file sets the size again. With `is_new` a job that exists is
+    refused.
     """
 
     def checked(known: JobRecord | None) -> JobSpec:
+        if is_new and known is not None:
+            owner = known.spec.entitlement
+            raise Conflict(f"there is a job {spec.name!r} already, in entitlement {owner}")
         return replace(spec, tasks=_size_of_file(spec, known, writer))
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:

@@ -337,8 +337,9 @@ class CannedControlPlane(ControlPlane):
         self._served = asyncio.Event()
 
     async def apply_job(
-        self, spec: JobSpec, *, dry_run: bool = False, writer: str = ""
+        self, spec: JobSpec, *, dry_run: bool = False, writer: str = "", is_new: bool = False
     ) -> JobStatus:
+        assert not is_new or spec.name not in self.jobs
         if spec.entitlement not in self.portal.specs():
             raise InvalidInput(f"job {spec.name}: there is no entitlement {spec.entitlement}")
         if not dry_run:

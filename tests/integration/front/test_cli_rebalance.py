@@ -117,7 +117,7 @@ def test_history_is_empty_and_an_unknown_move_is_not_found(ctl: Ctl) -> None:
 def test_the_model_is_said_in_words_and_written_as_toml_and_solved_without_the_region(
     ctl: Ctl, tmp_path: Path
 ) -> None:
-    """RE4: `explain` without a move says what plans go by; `solve` tries a file out."""
+    """RE4, BUG-UX101: `explain` without a move says what plans go by; `solve` tries a file out."""
     assert "0 objects in 0 containers." in ok(ctl("rebalance", "explain"))
     file = tmp_path / "model.toml"
     file.write_text(ok(ctl("rebalance", "explain", "-o", "toml")))
@@ -129,6 +129,10 @@ def test_the_model_is_said_in_words_and_written_as_toml_and_solved_without_the_r
     assert " -> m0000" in solved
     assert "moves: goals" in solved.splitlines()[-1]
     assert all(": m" in line for line in solved.splitlines()[:-1]), "libraries print there, too"
+    answer = json.loads(ok(ctl("rebalance", "solve", str(file), "-o", "json")))
+    assert len(answer["moves"]) == len(solved.splitlines()) - 1
+    file.write_text("")
+    assert "it has no objects" in ctl("rebalance", "solve", str(file)).stderr
     file.write_text('[[object]]\nname = "o"\nat = "nowhere"\n')
     wrong = ctl("rebalance", "solve", str(file))
     assert wrong.exit_code != 0

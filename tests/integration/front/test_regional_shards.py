@@ -66,15 +66,17 @@ async def join(control_plane: ControlPlane) -> None:
 
 
 @contextmanager
-def serve(folder: Path, store: MemoryStore, regions: dict[str, str]) -> Iterator[Ctl]:
-    """Run a control plane of four shards, and yield what runs `twinectl` on it."""
+def serve(
+    folder: Path, store: MemoryStore, regions: dict[str, str], number: int = 4
+) -> Iterator[Ctl]:
+    """Run a control plane of so many shards, and yield what runs `twinectl` on it."""
     path, ready, stop = folder / "cp.sock", threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
 
     async def work() -> None:
         authority = open_authority(folder / "a.pem", "twine")
         own = OwnIdentity(authority, ["127.0.0.1"])
-        settings = SchedulerSettings(shards=4, shard_regions=regions)
+        settings = SchedulerSettings(shards=number, shard_regions=regions)
         control_plane = ControlPlane(store, no_agent, Runtime(), settings, find)
         registrar = Registrar(store, authority, control_plane, "https://x", Runtime())
         images = ImageStore(folder / "images", time.time, 1 << 20)
@@ -192,6 +194,21 @@ def test_a_shard_whose_entitlements_no_other_may_own_is_not_drained(tmp_path: Pa
         assert refused.exit_code == 5
         assert "cannot drain shard 0: no other shard may own ads;" in refused.stderr
         assert set(shards(ctl)[0][1]) == {"ads", "pay"}
+
+
+def test_the_only_shard_is_not_drained_and_a_job_is_created_once(tmp_path: Path) -> None:
+    """BUG-UX98, BUG-UX101: `job apply --new` is refused where the job exists."""
+    with serve(tmp_path, MemoryStore(), {}, number=1) as ctl:
+        deploy(ctl, tmp_path, "ads")
+        file = str(tmp_path / "ads.toml")
+        again = ctl("job", "apply", file, "--new")
+        assert again.exit_code == 5
+        assert "there is a job 'job-ads' already, in entitlement ads" in again.stderr
+        assert ctl("job", "apply", file).exit_code == 0
+        assert ctl("job", "apply", file, "--new", "--set", "name=other").exit_code == 0
+        refused = ctl("shard", "drain", "0")
+        assert refused.exit_code == 5
+        assert "cannot drain shard 0: it is the only one" in refused.stderr
 
 
 def test_what_still_has_machines_of_another_region_is_drained_into_a_global_shard(

@@ -40,6 +40,10 @@ def test_make_dev_prints_an_endpoint_that_answers_and_ends_on_ctrl_c() -> None:
             found = CliRunner().invoke(twinectl, ["--endpoint", endpoint, "job", "status", "web"])
             assert found.exit_code == 0
             assert "1/1 healthy" in found.output
+            words = ("--endpoint", endpoint, "task", "exec", "web-0", "--", "ls")
+            session = CliRunner().invoke(twinectl, words)  # BUG-UX100: it stayed for ever
+            assert session.exit_code == 1
+            assert "a machine in memory runs no program" in session.stderr
             dev.send_signal(signal.SIGINT)
             assert dev.wait() == 0
         finally:

@@ -37,7 +37,7 @@ async def _server(socket: Path, handler: Any) -> AsyncIterator[str]:
 async def test_a_failed_call_is_told_by_its_path(tmp_path: Path) -> None:
     """BUG-UX82: words of a route's name are no sentence: "cannot region status at …"."""
     async with AgentClient(f"unix:{tmp_path}/none") as client:
-        with pytest.raises(Unreachable, match=r"^cannot call GET /v1/tasks/{task_id}/logs at "):
+        with pytest.raises(Unreachable, match=r"^cannot call GET /v1/tasks/web/logs at "):
             _ = [chunk async for chunk in client.task_logs("web")]
         with pytest.raises(Unreachable, match=r"^cannot call GET /v1/tasks at unix:"):
             await client.list_tasks()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from click.testing import CliRunner
+
+from control_plane.cli import main
+from control_plane.cli.program import EXIT_USAGE
 from control_plane.cli.ui import IDLE_S, LINK_S, Gate
 
 
@@ -43,3 +48,13 @@ def test_a_console_that_is_not_asked_or_whose_session_is_ended_is_over() -> None
     assert "its browser sent no request" in gate.is_over()
     gate.ended.set()
     assert gate.is_over() == "its session was ended"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--end", "s1", "--sessions"], ["jobs", "--sessions"], ["../../etc"]]
+)
+def test_arguments_that_cannot_be_used_are_refused(arguments: list[str]) -> None:
+    """BUG-UX99: `--sessions` beside `--end` was dropped, and any path was a page."""
+    found = CliRunner().invoke(main, ["ui", *arguments])
+    assert found.exit_code == EXIT_USAGE
+    assert "exclude each other" in found.stderr or "is no page of the console" in found.stderr

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from control_plane.rebalancer.core.annealing import PlacementAnswer, annealed
+from control_plane.rebalancer.core.annealing import annealed
 from control_plane.rebalancer.core.exact import optimum
 from control_plane.rebalancer.core.language import (
     Above,
@@ -16,6 +16,7 @@ from control_plane.rebalancer.core.language import (
     FitsIn,
     ModelContainer,
     ModelObject,
+    PlacementAnswer,
     PlacementModel,
     UsedContainers,
     read_model,

@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from control_plane.rebalancer.core.annealing import Annealing, PlacementAnswer
-from control_plane.rebalancer.core.language import Above, PlacementModel, UsedContainers
+from control_plane.rebalancer.core.annealing import Annealing
+from control_plane.rebalancer.core.language import (
+    Above,
+    PlacementAnswer,
+    PlacementModel,
+    UsedContainers,
+)
 from control_plane.rebalancer.core.neighbourhoods import Neighbourhoods, improved
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram

@@ -181,6 +181,27 @@ async def test_a_job_that_only_has_the_name_of_work_is_left_alone(world: World) 
 
 
 @scenario(elastic=APPLY)
+async def test_a_job_that_is_made_while_work_of_its_name_starts_is_left_alone(world: World) -> None:
+    """BUG-UX98: a job that was created between Optimus' check and its write was changed."""
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        await optimus.submit("index", wish("index"), "ann")
+        create = optimus._api.apply_job
+
+        async def late(spec: JobSpec, *, is_new: bool = False):
+            await world.cp.apply_job(a_job(1, name="index", entitlement="front"))
+            return await create(spec, is_new=is_new)
+
+        optimus._api.apply_job = late
+        await optimus.look()
+        (waiting,) = optimus.queue().work
+        assert waiting.state is QueuedState.WAITING
+        assert "there is a job 'index' already, in entitlement front" in waiting.reason
+        assert (await world.cp.get_job("index")).record.spec.entitlement == "front"
+
+
+@scenario(elastic=APPLY)
 async def test_a_job_that_took_the_name_of_running_work_is_left_alone(world: World) -> None:
     """BUG-UX96: to cancel the work stopped the job of another entitlement."""
     await lent_region(world)
