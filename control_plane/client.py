@@ -84,9 +84,13 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
 
         With `is_new` it is only created: `Conflict` if there is a job of this name.
         """
-        flags = {"dry_run": dry_run, "new": is_new}
-        given = {name: "true" for name, is_set in flags.items() if is_set}
-        answer = await self.call(_ROUTE["apply_job"], spec, job=spec.name, **given)
+        answer = await self.call(
+            _ROUTE["apply_job"],
+            spec,
+            job=spec.name,
+            dry_run="true" if dry_run else None,
+            new="true" if is_new else None,
+        )
         return _as(JobStatus, answer)
 
     async def plan_job(self, spec: JobSpec) -> JobPlan:

@@ -34,20 +34,18 @@ class Cycle(NamedTuple):
     """At its begin, in what moves change on average."""
     chains: float
     """Share of the steps that bring an object to a container that others leave."""
-    of_prices: bool = False
-    """Where prices of moves are most of what is left to gain: it looks for fewer moves."""
 
 
 CYCLES = (
     Cycle(until=0.5, hot=0.3, chains=0.005),
     Cycle(until=0.7, hot=0.03, chains=0.01),
     Cycle(until=0.85, hot=0.01, chains=0.001),
-    Cycle(until=1.0, hot=0.003, chains=0.01, of_prices=True),
+    Cycle(until=1.0, hot=0.003, chains=0.01),
 )
 """One slow cycle is worth more than several quick ones; which share of chains is best differs.
 
-The last one is another where moves are most of the sum: cycles that begin with the heat of amounts
-move objects as if that were free, and pass the heat of prices too fast to bring them all back.
+Those after the first are cycles of prices where these are most of the sum: the first one moves
+objects as if that were free, and passes the heat of prices too fast to bring them all back.
 """
 _DEAR, _CHEAP = 0.3, 0.03
 """Heats of a cycle of prices: at its begin in what moves change on average, at its end in what a
@@ -154,7 +152,7 @@ class Annealing:
         """Search once from hot to cold, from where objects are; end with the best placement."""
         block = min(_BLOCK, 1 + steps // _BLOCKS) if steps else _BLOCK
         t, self._chains = self.state.tables, CYCLES[number].chains
-        paid = self.state.paid() if CYCLES[number].of_prices and self._price else 0.0
+        paid = self.state.paid() if number and self._price else 0.0
         if paid > _MOSTLY * self.state.total():
             self._cycle_of_prices(progress, block)
             return
