@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from pytest_mock import MockerFixture
 
 from control_plane import running_shards
 from control_plane.agents.region import Region
+from control_plane.allocator.core import demand
 from control_plane.allocator.quotas import Quotas
+from control_plane.portal.core import pools
 from control_plane.portal.core.pools import Quota
 from control_plane.shard_processes import ShardProcesses
+from control_plane.shards.core import scopes
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.store.etcd import EtcdStore
 from vm_lab.region import scenario
@@ -218,3 +222,30 @@ def test_two_owners_after_a_crash_in_a_move_are_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(running_shards, "_owner", owner)
     assert found("roles-quiet", {"one-owner"}) <= MOST
+
+
+def test_pinned_entitlements_stay_in_their_region_and_in_shards_for_it() -> None:
+    """SH13: two regional shards and two global ones, on hardly more machines than quotas."""
+    outcome = run_seed(scenario.load("roles-regions"), 1)
+    assert not outcome.violations, [str(violation) for violation in outcome.violations]
+    assert outcome.figures["moves"] >= 3
+
+
+def test_a_shard_that_gets_an_entitlement_of_another_region_is_found(
+    mocker: MockerFixture,
+) -> None:
+    """SH13: as if each move were allowed."""
+    mocker.patch.object(scopes, "may_own", return_value=True)
+    chosen = replace(scenario.load("roles-regions"), minutes=2.0, settle_minutes=4.0)
+    assert "scope" in {violation.rule for violation in run_seed(chosen, 1).violations}
+
+
+def test_a_machine_of_another_region_is_found(mocker: MockerFixture) -> None:
+    """SH13: as if neither quotas nor demands knew of regions, and machines to spare."""
+    without_region = demand.demand_of
+    mocker.patch.object(demand, "demand_of", lambda *given: without_region(*given[:3]))
+    mocker.patch.object(pools, "Quota", lambda *given: Quota(*given[:5]))
+    chosen = replace(scenario.load("roles-regions"), minutes=2.0, settle_minutes=4.0)
+    shape, work = replace(chosen.shape, machines=32), replace(chosen.work, spare=1.5)
+    outcome = run_seed(replace(chosen, shape=shape, work=work), 1)
+    assert "pins" in {violation.rule for violation in outcome.violations}

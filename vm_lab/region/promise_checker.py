@@ -1,9 +1,10 @@
 """The checker of promises in a simulated region: what is left serves what may still be taken.
 
-It reads grants and machines from etcd's log, as they were stored, and counts by itself. Two rules:
-the sum of all quotas never exceeds the machines there are, and no process takes a free machine
-without which another entitlement cannot get what its quota leaves it. What is left can be counted
-in closed form: an entitlement may have the machines of one data center, or of any.
+It reads grants and machines from etcd's log, as stored, and counts by itself. Three rules: no
+process takes a machine for an entitlement that is pinned elsewhere; the sum of all quotas never
+exceeds the machines there are; and no process takes a free machine without which another
+entitlement cannot get what its quota leaves it. What is left can be counted in closed form: an
+entitlement may have the machines of one data center, of one region, or any.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _FREE = ""
 class _Place(msgspec.Struct):
     """What is read of a location."""
 
+    region: str = ""
     datacenter: str = ""
 
 
@@ -38,6 +40,7 @@ class _Quota(msgspec.Struct):
 
     machines: int = 0
     datacenter: str | None = None
+    region: str | None = None
 
 
 class _Granted(msgspec.Struct):
@@ -55,6 +58,8 @@ class PromiseChecker:
         self._violate = violate
         self._quotas: dict[str, _Quota] = {}
         self._machines: dict[str, _Stored] = {}
+        self._region_of: dict[str, str] = {}
+        """Region by data center."""
 
     def applied(self, operations: Sequence[Operation]) -> None:
         """Record one transaction, and compare the state after it with that before."""
@@ -81,8 +86,13 @@ class PromiseChecker:
         record = msgspec.json.decode(operation.value, type=_Stored)
         before = self._machines.get(record.machine)
         self._machines[record.machine] = record
+        place = record.location
+        self._region_of[place.datacenter] = place.region
         if before is not None and before.entitlement == _FREE != record.entitlement:
             taken.append(f"{record.entitlement} takes {record.machine}")
+            quota = self._quotas.get(record.entitlement, _Quota())
+            if quota.region not in (None, place.region):
+                self._violate("pins", f"{taken[-1]} of {place.region}, not of {quota.region}")
 
     def _entitlement_stored(self, name: str, operation: Operation, granted: list[str]) -> None:
         if isinstance(operation, Delete):
@@ -107,15 +117,21 @@ class PromiseChecker:
         return self._short(asked, self._by_place(self._machines.values()))
 
     def _short(self, asked: dict[str, int], supply: Counter[str]) -> int:
-        bound, anywhere = Counter[str](), 0
+        bound, pinned, anywhere = Counter[str](), Counter[str](), 0
         for name, count in asked.items():
-            where = self._quotas[name].datacenter
-            if where is None:
-                anywhere += count
+            quota = self._quotas[name]
+            if quota.datacenter is not None:
+                bound[quota.datacenter] += count
+            elif quota.region is not None:
+                pinned[quota.region] += count
             else:
-                bound[where] += count
-        unbound = supply - bound
-        return (bound - supply).total() + max(0, anywhere - unbound.total())
+                anywhere += count
+        in_region = Counter[str]()
+        for datacenter, count in (supply - bound).items():
+            in_region[self._region_of[datacenter]] += count
+        unbound = in_region - pinned
+        lacks = (bound - supply).total() + (pinned - in_region).total()
+        return lacks + max(0, anywhere - unbound.total())
 
     @staticmethod
     def _by_place(machines: Iterable[_Stored]) -> Counter[str]:

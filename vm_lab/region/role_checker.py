@@ -2,7 +2,7 @@
 
 It observes etcd and the agents from outside. No write of a process that does not lead takes effect.
 No agent obeys an earlier owner once it has obeyed a later one. No process takes what others were
-promised, and in the end each entitlement has one owner.
+promised, and in the end each entitlement has one owner, which may have it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class RoleChecker:
         self._region, self._plane = region, plane
         self._promises = PromiseChecker(region.checker.violate)
         self._shards: dict[str, int] = {}
+        self._scopes = plane.settings.shard_regions
         self._tenures: dict[str, list[int]] = {}
         """Entitlement → the lives that were its owner, in the order of time."""
         self._obeyed: dict[tuple[str, str], int] = {}
@@ -79,10 +80,21 @@ class RoleChecker:
                 owned = msgspec.json.decode(operation.value, type=_Owned)
                 before = self._shards.get(owned.entitlement, 0)
                 self._shards[owned.entitlement] = owned.shard
+                self._check_scopes()
                 self._region.figures["moves"] += before != owned.shard
         self._plane.writer = life
         self._promises.applied(operations)
         self._region.checker.stored("main", operations)
+
+    def _check_scopes(self) -> None:
+        """Check that shards for one region have no entitlement that is not pinned to it."""
+        for name, granted in self._region.clients.entitlements.items():
+            shard = self._shards.get(name, 0)
+            scope = self._scopes.get(str(shard))
+            if scope is not None and granted.region != scope:
+                pin = granted.region or "any region"
+                text = f"shard {shard} is for {scope}, and has {name}, which is for {pin}"
+                self._region.checker.violate("scope", text, f"{name} {shard}")
 
     def _count_tenures(self) -> None:
         """Record the present owner of each entitlement, if there is one."""
@@ -114,6 +126,7 @@ class RoleChecker:
     def unrest(self) -> list[str]:
         """Return which roles have no leader that serves, and what has not one owner."""
         plane, found = self._plane, list[str]()
+        self._check_scopes()
         for role in plane.role_names():
             life = plane.leader(role)
             if life is None or not life.alive or life.plane is None:

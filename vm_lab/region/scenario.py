@@ -33,6 +33,8 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Shape(_Written, frozen=True, kw_only=True):
     """How many of each there are."""
 
+    regions: Count = 1
+    """Data centers are dealt to them in turn."""
     datacenters: Count = 2
     msbs: Count = 4
     """In all; they are dealt to the data centers in turn."""
@@ -81,6 +83,8 @@ class ScenarioWork(_Written, frozen=True, kw_only=True):
     """Quotas add up to more than there is: not all of them are used at once."""
     bound: Annotated[int, Meta(ge=0)] = 0
     """The first so many entitlements may have machines of the last data center only."""
+    pinned: Annotated[int, Meta(ge=0)] = 0
+    """The next so many may have machines of one region only, which are dealt in turn."""
     borrowers: Annotated[int, Meta(ge=0)] = 0
     """The last so many entitlements have no machines of their own: they live on loans."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0

@@ -27,11 +27,12 @@ class MachinePlace:
     rack: str
     msb: str
     datacenter: str
+    region: str = "sim"
 
     def location(self) -> Location:
         """Return it in the form that the machine itself reports."""
         return Location(
-            region="sim",
+            region=self.region,
             datacenter=self.datacenter,
             msb=self.msb,
             row=f"row-{self.msb}",
@@ -59,12 +60,19 @@ def places(shape: Shape) -> list[MachinePlace]:
     for number in range(shape.machines):
         rack = number % shape.racks
         msb = rack % shape.msbs
+        datacenter = msb % shape.datacenters
         found.append(
             MachinePlace(
-                f"m{number:0{width}}", f"r{rack}", f"b{msb}", f"dc{msb % shape.datacenters + 1}"
+                *(f"m{number:0{width}}", f"r{rack}", f"b{msb}", f"dc{datacenter + 1}"),
+                region_of(shape, datacenter),
             )
         )
     return found
+
+
+def region_of(shape: Shape, number: int) -> str:
+    """Return the region of a data center, of those that are dealt in turn."""
+    return "sim" if shape.regions == 1 else f"sim{number % shape.regions + 1}"
 
 
 def image(job: int, version: int) -> str:
@@ -157,9 +165,11 @@ def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[st
         share = shape.machines // (1 if work.overgranted else work.entitlements)
         boots = chance.random() < work.reboot_profiles
         borrows = number >= work.entitlements - work.borrowers
+        is_pinned = work.bound <= number < work.bound + work.pinned
         found[name] = EntitlementSpec(
             machines=0 if borrows else min(share, needed),
             datacenter=f"dc{shape.datacenters}" if number < work.bound else None,
+            region=region_of(shape, number) if is_pinned else None,
             surge_tasks=work.surge_tasks or None,
             host_profile=f"boot{number}" if boots else f"soft{number}",
             elastic=Elastic(borrow=min(share, needed), notice=_notice(number)) if borrows else None,
