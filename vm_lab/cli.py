@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -42,6 +43,14 @@ _ON_DEMAND = {
 
 class _Commands(click.Group):
     """The commands; those of `_ON_DEMAND` are imported when they are called."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command; SIGTERM ends it as Ctrl-C does, so that it removes its files."""
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            return super().main(*args, **kwargs)
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ON_DEMAND:

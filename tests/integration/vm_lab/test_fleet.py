@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -48,3 +49,32 @@ def test_make_dev_prints_an_endpoint_that_answers_and_ends_on_ctrl_c() -> None:
             assert dev.wait() == 0
         finally:
             dev.kill()
+
+
+_BUILD = """
+import tempfile, time
+from vm_lab.cli import main
+
+@main.command("build-long")
+def build_long():
+    with tempfile.TemporaryDirectory() as folder:
+        print(folder, flush=True)
+        time.sleep(600)
+
+main(["build-long"])
+"""
+
+
+def test_a_command_that_is_terminated_removes_its_files() -> None:
+    """BUG-UX112: SIGTERM left the temporary folder of `twine-lab image` behind."""
+    argv = (sys.executable, "-c", _BUILD)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, bufsize=1) as build:
+        try:
+            assert build.stdout is not None
+            folder = Path(build.stdout.readline().strip())
+            assert folder.is_dir()
+            build.send_signal(signal.SIGTERM)
+            assert build.wait() == 1
+            assert not folder.exists()
+        finally:
+            build.kill()
