@@ -16,29 +16,25 @@ import asyncio
 import errno
 import logging
 import os
-import select
 import socket
 import ssl
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from itertools import chain
 
 from aiohttp import web
 
 from wire.connection import HttpConnection, begins_at, ends_at, identity_in
+from wire.handshakes import Handshakes
 from wire.limits import ConnectionLimits
-from wire.networks import Suspects, whence
+from wire.networks import ByNetwork, Suspects, whence
+from wire.pending import PendingConnection, PendingConnections, first_byte, has_left
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 32
 """Connections that are accepted before the loop's other work has its turn (some 20 us each)."""
-_BEGUN_AT_ONCE = 4
-"""Handshakes that begin before it has (0.25 to 1 ms each): known clients go before unknown ones."""
-_BEGIN_S = 0.002
-"""From one handshake to the next, on average: they take half of the loop's time at most."""
 _SWEEP_S = 1.0
 """From an event of a connection to the next sweep, and between two of them at least."""
 _CALM_S = 30.0
@@ -48,32 +44,6 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 IsVoid = Callable[[str, float], bool]
-
-
-class _PendingConnection:
-    """A connection; only its address is known."""
-
-    __slots__ = ("address", "is_transports", "network", "since", "sock", "task")
-
-    def __init__(self, sock: socket.socket, address: str, network: str, since: float) -> None:
-        self.sock, self.address, self.network, self.since = sock, address, network, since
-        self.is_transports = False
-        """Whether a transport closes the socket."""
-        self.task: asyncio.Task[None] | None = None
-        """Its handshake, once that has begun."""
-
-
-class _Acceptor(asyncio.Protocol):
-    """Stands in for the connection until TLS is established: it makes none of the HTTP server's
-    objects, which refer to each other and would wait for the garbage collector.
-    """
-
-    def __init__(self, admission: ConnectionAdmission, pending: _PendingConnection) -> None:
-        self._admission, self._pending = admission, pending
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._admission.let_in(self._pending, transport)
 
 
 class ConnectionAdmission:
@@ -93,25 +63,14 @@ class ConnectionAdmission:
         self._runner, self._listener, self._tls = runner, listener, tls
         self._logger, self._is_void = logger, is_void
         self._loop = asyncio.get_running_loop()
-        self._pending: dict[_PendingConnection, None] = {}
-        self._silent: dict[_PendingConnection, None] = {}
-        """Accepted connections that sent no byte yet; both the oldest first."""
+        self._pending = PendingConnections()
+        self._handshakes = Handshakes(self._pending, tls, limits, self.let_in, self._end)
         self._connections: dict[HttpConnection, None] = {}
-        self._pending_of: dict[str, dict[_PendingConnection, None]] = {}
-        """Pending ones by network, the oldest first."""
-        self._pending_count = 0
-        self._anonymous: dict[str, dict[HttpConnection, None]] = {}
-        """Connections without a certificate, by network, the oldest first. They take no place of a
-        pending one, which may yet prove an identity."""
-        self._anonymous_count = 0
+        self._anonymous: ByNetwork[HttpConnection] = ByNetwork()
+        """Connections without a certificate. They take no place of a pending one, which may yet
+        prove an identity."""
         self._of_peer: Counter[str] = Counter()
-        self._shaking: Counter[str] = Counter()
         self._suspects = Suspects()
-        self._spoke: deque[_PendingConnection] = deque()
-        """Pending ones whose handshake is to begin, or to wait for a turn in `_turns`."""
-        self._begins_at = 0.0
-        self._beginning: asyncio.TimerHandle | None = None
-        self._turns: dict[str, deque[_PendingConnection]] = {}
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         """Closed for a moment where no descriptor is left, to accept and close a connection."""
         self._ended: Counter[str] = Counter()
@@ -133,9 +92,9 @@ class ConnectionAdmission:
         tasks = [pending.task for pending in self._pending if pending.task is not None]
         for pending in list(self._pending):
             self._end(pending, "")
-        for timer in (self._beginning, self._sweeping):
-            if timer is not None:
-                timer.cancel()
+        self._handshakes.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         self._is_soon = True  # connections that end from now on start no sweep
         for task in tasks:
             task.cancel()
@@ -143,9 +102,8 @@ class ConnectionAdmission:
 
     def count(self) -> tuple[int, int]:
         """Return how many connections there are, and how many of them have proved no identity."""
-        return len(self._pending) + len(
-            self._connections
-        ), self._pending_count + self._anonymous_count
+        pending = len(self._pending)
+        return pending + len(self._connections), pending + len(self._anonymous)
 
     # -- coming in
 
@@ -179,13 +137,12 @@ class ConnectionAdmission:
 
     def _welcome(self, sock: socket.socket, name: object) -> None:
         sock.setblocking(False)
-        if self._has_left(sock):
+        if has_left(sock, tls=self._tls is not None):
             sock.close()  # it closed already, and displaces no connection
             return
         address, network = whence(sock, name)
-        of_network = len(self._pending_of.get(network, ()))
-        crowd = self._pending_count >= self.limits.pending
-        if of_network >= self.limits.unproved_per_address:
+        crowd = len(self._pending) >= self.limits.pending
+        if len(self._pending.of(network)) >= self.limits.unproved_per_address:
             room = self._make_room(network)
         elif crowd or self.count()[0] >= self.limits.connections:
             room = self._make_room("")
@@ -195,9 +152,8 @@ class ConnectionAdmission:
             self._count("there are too many")
             sock.close()
             return
-        pending = _PendingConnection(sock, address, network, self._loop.time())
-        self._pending[pending] = self._silent[pending] = None
-        self._note(pending, network)
+        pending = PendingConnection(sock, address, network, self._loop.time())
+        self._pending.add(pending)
         self._stir()
         if self._is_silent(pending):
             self._loop.add_reader(sock.fileno(), self._is_silent, pending)
@@ -208,107 +164,38 @@ class ConnectionAdmission:
         Connections from a network that wasted a place before are closed first, then silent ones:
         an honest client sends at once. Whether bytes have arrived is checked before closing.
         """
+        pending = self._pending
         if not network:
-            while (one := self._least()) is not None:
-                if one not in self._silent or self._is_silent(one) or one not in self._pending:
+            suspects, now = self._suspects, self._loop.time()
+            while (one := pending.first_to_go(suspects, now)) is not None:
+                if one not in pending.silent or self._is_silent(one) or one not in pending:
                     self._end(one, "there are too many")
                     return True
-            return self._end_idle(max(self._anonymous.values(), key=len, default={}))
-        known = self._pending_of.get(network, {})
-        silent = (one for one in list(known) if one in self._silent and self._is_silent(one))
+            return self._end_idle(self._anonymous.largest())
+        known = pending.of(network)
+        silent = (one for one in list(known) if one in pending.silent and self._is_silent(one))
         going = next(silent, None) or next(iter(known), None)
         if going is None:
             return False
         self._end(going, "there are too many")
         return True
 
-    def _least(self) -> _PendingConnection | None:
-        """Return the oldest suspect, silent ones first, or the oldest of all in the same order."""
-        now, has = self._loop.time(), self._suspects.has
-        for pending in chain(self._silent, self._pending):
-            if has(pending.network, now):
-                return pending
-        return next(chain(self._silent, self._pending), None)
-
-    def _is_silent(self, pending: _PendingConnection) -> bool:
+    def _is_silent(self, pending: PendingConnection) -> bool:
         """Return whether a pending one sent nothing yet; one that did is taken on, or closed."""
-        byte = _first_byte(pending.sock)
+        byte = first_byte(pending.sock)
         if byte is None:
             return True
         if not byte:
             self._end(pending, "")
             return False
         self._loop.remove_reader(pending.sock.fileno())
-        self._silent.pop(pending, None)
-        self._take_on(pending)
+        self._pending.spoke(pending)
+        self._handshakes.take_on(pending)
         return False
 
-    def _has_left(self, sock: socket.socket) -> bool:
-        """Return whether no client waits: with TLS, one that ended its side gets no answer."""
-        return _first_byte(sock) == b"" or (self._tls is not None and _is_ended(sock))
-
-    def _take_on(self, pending: _PendingConnection) -> None:
-        self._spoke.append(pending)
-        if self._beginning is None:
-            self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
-
-    def _begin_some(self) -> None:
-        """Begin a few handshakes; the others begin after known clients had their turn."""
-        begun, self._beginning = 0, None
-        while self._spoke and begun < _BEGUN_AT_ONCE:
-            pending = self._spoke.popleft()
-            if pending not in self._pending:
-                continue
-            if self._has_left(pending.sock):
-                self._end(pending, "the handshake failed")
-            elif self._shaking[pending.network] < self.limits.handshakes_per_address:
-                self._begin(pending)
-                begun += 1
-            else:
-                self._turns.setdefault(pending.network, deque()).append(pending)
-        self._begins_at = self._loop.time() + begun * _BEGIN_S * (self._tls is not None)
-        if self._spoke:
-            self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
-
-    def _begin(self, pending: _PendingConnection) -> None:
-        self._shaking[pending.network] += 1
-        pending.since = self._loop.time()
-        pending.task = self._loop.create_task(self._shake_hands(pending))
-        pending.task.add_done_callback(lambda _: self._shook(pending))
-
-    async def _shake_hands(self, pending: _PendingConnection) -> None:
-        timeouts = {}
-        pending.is_transports = True
-        if self._tls is not None:
-            timeouts = {"ssl_handshake_timeout": self.limits.handshake_s, "ssl_shutdown_timeout": 5}
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: _Acceptor(self, pending), pending.sock, ssl=self._tls, **timeouts
-            )
-        except (OSError, ssl.CertificateError) as e:
-            e.__traceback__ = None  # its frames hold the future that holds the error: a circle
-
-    def _shook(self, pending: _PendingConnection) -> None:
-        """Go on after a handshake, however it ended, even before it began."""
-        network, pending.task = pending.network, None
-        if pending in self._pending:
-            self._end(pending, "the handshake failed")
-        self._shaking[network] -= 1
-        if self._shaking[network] <= 0:
-            del self._shaking[network]
-        turns = self._turns.get(network)
-        while turns:
-            pending = turns.popleft()
-            if pending in self._pending:
-                self._take_on(pending)
-                break
-        if not turns:
-            self._turns.pop(network, None)
-
-    def let_in(self, pending: _PendingConnection, transport: asyncio.Transport) -> None:
+    def let_in(self, pending: PendingConnection, transport: asyncio.Transport) -> None:
         """Admit a pending connection: TLS is established, or is not used here."""
-        self._pending.pop(pending, None)
-        self._forget(pending, pending.network)
+        self._pending.remove(pending)
         certificate = transport.get_extra_info("peercert") or {}
         name = identity_in(certificate)
         connection = HttpConnection(
@@ -330,21 +217,20 @@ class ConnectionAdmission:
             self._of_peer[name] += 1
             self._suspects.proved(pending.network, self._loop.time())
         else:
-            self._anonymous.setdefault(pending.network, {})[connection] = None
-            self._anonymous_count += 1
+            self._anonymous.add(pending.network, connection)
         transport.set_protocol(connection)
         connection.connection_made(transport)
 
     def _has_room(self, network: str) -> bool:
         """Return whether an anonymous connection is admitted; an idle one is closed if needed."""
-        known = self._anonymous.get(network, {})
+        known = self._anonymous.of(network)
         if len(known) < self.limits.unproved_per_address:
-            if self._anonymous_count < self.limits.anonymous:
+            if len(self._anonymous) < self.limits.anonymous:
                 return True
-            known = max(self._anonymous.values(), key=len)
+            known = self._anonymous.largest()
         return self._end_idle(known)
 
-    def _end_idle(self, connections: dict[HttpConnection, None]) -> bool:
+    def _end_idle(self, connections: Iterable[HttpConnection]) -> bool:
         """Close the oldest of some connections that is not being answered, if there is one."""
         idle = next((one for one in connections if not one.is_served), None)
         if idle is not None:
@@ -361,40 +247,19 @@ class ConnectionAdmission:
             if not self._of_peer[connection.name]:
                 del self._of_peer[connection.name]
         else:
-            known = self._anonymous[connection.network]
-            del known[connection]
-            self._anonymous_count -= 1
-            if not known:
-                del self._anonymous[connection.network]
+            self._anonymous.remove(connection.network, connection)
 
-    def _end(self, one: _PendingConnection | HttpConnection, why: str) -> None:
+    def _end(self, one: PendingConnection | HttpConnection, why: str) -> None:
         """Close a connection at once; `why` is counted for the log."""
         if why:
             self._count(why)
         if isinstance(one, HttpConnection):
             one.abort()
             self._left(one)
-        elif self._pending.pop(one, self) is not self:
+        elif self._pending.remove(one):
             if why:
                 self._suspects.add(one.network, self._loop.time())
-            self._silent.pop(one, None)
-            self._forget(one, one.network)
-            if one.task is not None:
-                one.task.cancel()
-            if not one.is_transports and one.sock.fileno() >= 0:
-                self._loop.remove_reader(one.sock.fileno())
-                one.sock.close()
-
-    def _note(self, one: _PendingConnection, network: str) -> None:
-        self._pending_of.setdefault(network, {})[one] = None
-        self._pending_count += 1
-
-    def _forget(self, one: _PendingConnection, network: str) -> None:
-        known = self._pending_of.get(network)
-        if known is not None and known.pop(one, self) is not self:
-            self._pending_count -= 1
-            if not known:
-                del self._pending_of[network]
+            one.close(self._loop)
 
     # -- deadlines
 
@@ -475,20 +340,3 @@ async def open_admission(
         yield admission
     finally:
         await admission.close()
-
-
-def _is_ended(sock: socket.socket) -> bool:
-    """Return whether the other side has ended its stream; sent data may still be unread."""
-    poll = select.poll()
-    poll.register(sock, select.POLLRDHUP)
-    return bool(poll.poll(0))
-
-
-def _first_byte(sock: socket.socket) -> bytes | None:
-    """Return the first byte of a connection; empty: it ended; None: no byte has arrived."""
-    try:
-        return sock.recv(1, socket.MSG_PEEK)
-    except (BlockingIOError, InterruptedError):
-        return None
-    except OSError:
-        return b""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Generic, TypeVar
 
+T = TypeVar("T")
 _UCRED = struct.Struct("3i")
 _REMEMBERED = 4096
 SUSPECT_S = 60.0
@@ -35,6 +38,39 @@ class Suspects:
     def has(self, network: str, now: float) -> bool:
         """Return whether a network wasted a place recently, and no caller proved an identity."""
         return self._until.get(network, now) > now >= self._proved_until.get(network, now)
+
+
+class ByNetwork(Generic[T]):
+    """Connections of each network, the oldest first."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[T, None]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        """How many all networks have."""
+        return self._size
+
+    def of(self, network: str) -> Mapping[T, None]:
+        """Return those of a network."""
+        return self._of.get(network, {})
+
+    def largest(self) -> Mapping[T, None]:
+        """Return those of the network that has most."""
+        return max(self._of.values(), key=len, default={})
+
+    def add(self, network: str, one: T) -> None:
+        """Add one as the youngest of its network."""
+        self._of.setdefault(network, {})[one] = None
+        self._size += 1
+
+    def remove(self, network: str, one: T) -> None:
+        """Forget one that was added."""
+        known = self._of[network]
+        del known[one]
+        self._size -= 1
+        if not known:
+            del self._of[network]
 
 
 def _note(times: dict[str, float], network: str, until: float) -> None:

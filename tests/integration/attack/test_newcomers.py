@@ -114,7 +114,7 @@ async def test_suspects_who_speak_go_before_a_newcomer_who_is_about_to(tmp_path:
             for number in range(8):
                 door._suspects.add(f"127.0.1.{number + 1}", now)
                 came(stack, port, f"127.0.1.{number + 1}", HELLO)
-            await until(lambda: len(door._pending) == 8 and not door._silent)
+            await until(lambda: len(door._pending) == 8 and not door._pending.silent)
             user = came(stack, port, USER)
             await until(lambda: any(guest.address == USER for guest in door._pending))
             later = [came(stack, port, f"127.0.1.{number + 1}", HELLO) for number in range(8)]
@@ -128,7 +128,7 @@ async def test_half_a_handshake_of_one_who_left_costs_no_tls(
     """BUG-HT4: a quarter of a millisecond each, for connections that were over."""
     async with served(ConnectionLimits(), tmp_path) as (door, port):
         begun: list[object] = []
-        monkeypatch.setattr(door, "_begin", begun.append)
+        monkeypatch.setattr(door._handshakes, "_begin", begun.append)
         with ExitStack() as stack:
             for _ in range(20):
                 came(stack, port, ATTACKER, HELLO).close()

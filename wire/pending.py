@@ -1,0 +1,106 @@
+"""Connections that are accepted and not yet admitted: only their addresses are known."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from wire.networks import ByNetwork, Suspects
+
+
+class PendingConnection:
+    """A connection; only its address is known."""
+
+    __slots__ = ("address", "is_transports", "network", "since", "sock", "task")
+
+    def __init__(self, sock: socket.socket, address: str, network: str, since: float) -> None:
+        self.sock, self.address, self.network, self.since = sock, address, network, since
+        self.is_transports = False
+        """Whether a transport closes the socket."""
+        self.task: asyncio.Task[None] | None = None
+        """Its handshake, once that has begun."""
+
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End its handshake, and close its socket unless a transport does."""
+        if self.task is not None:
+            self.task.cancel()
+        if not self.is_transports and self.sock.fileno() >= 0:
+            loop.remove_reader(self.sock.fileno())
+            self.sock.close()
+
+
+class PendingConnections:
+    """The pending connections of one listening socket, the oldest first."""
+
+    def __init__(self) -> None:
+        self._all: dict[PendingConnection, None] = {}
+        self._silent: dict[PendingConnection, None] = {}
+        self._by_network: ByNetwork[PendingConnection] = ByNetwork()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[PendingConnection]:
+        return iter(self._all)
+
+    def __contains__(self, one: object) -> bool:
+        return one in self._all
+
+    @property
+    def silent(self) -> Mapping[PendingConnection, None]:
+        """The connections that sent no byte yet, the oldest first."""
+        return self._silent
+
+    def of(self, network: str) -> Mapping[PendingConnection, None]:
+        """Return the pending connections of a network, the oldest first."""
+        return self._by_network.of(network)
+
+    def add(self, one: PendingConnection) -> None:
+        """Add a connection that sent no byte yet."""
+        self._all[one] = self._silent[one] = None
+        self._by_network.add(one.network, one)
+
+    def spoke(self, one: PendingConnection) -> None:
+        """Record that a connection sent its first byte."""
+        self._silent.pop(one, None)
+
+    def remove(self, one: PendingConnection) -> bool:
+        """Forget a connection, and return whether it was pending."""
+        if self._all.pop(one, self) is self:
+            return False
+        self._silent.pop(one, None)
+        self._by_network.remove(one.network, one)
+        return True
+
+    def first_to_go(self, suspects: Suspects, now: float) -> PendingConnection | None:
+        """Return the oldest suspect, silent ones first, or the oldest of all in the same order."""
+        has = suspects.has
+        for pending in chain(self._silent, self._all):
+            if has(pending.network, now):
+                return pending
+        return next(chain(self._silent, self._all), None)
+
+
+def first_byte(sock: socket.socket) -> bytes | None:
+    """Return the first byte of a connection; empty: it ended; None: no byte has arrived."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except OSError:
+        return b""
+
+
+def has_left(sock: socket.socket, *, tls: bool) -> bool:
+    """Return whether no client waits: with TLS, one that ended its side gets no answer."""
+    return first_byte(sock) == b"" or (tls and _is_ended(sock))
+
+
+def _is_ended(sock: socket.socket) -> bool:
+    """Return whether the other side has ended its stream; sent data may still be unread."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
