@@ -29,7 +29,7 @@ from agent.network.networks import Networks
 from agent.runtime.crashpoints import passed
 from agent.runtime.journal import NAME
 from agent.tasks.context import HostCapacity, TaskContext
-from agent.tasks.tasks import HostTasks
+from agent.tasks.queries import TaskQueries
 from wire.errors import Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Ledger:
         capacity: HostCapacity,
         networks: Networks,
         images: HostImages,
-        tasks: HostTasks,
+        tasks: TaskQueries,
         machine: HostAccess,
         room: Room,
     ) -> None:

@@ -18,7 +18,7 @@ from agent.images.images import HostImages
 from agent.machine import Cgroups, Usage
 from agent.runtime.offload import Lanes
 from agent.tasks.prober import Prober
-from agent.tasks.tasks import HostTasks
+from agent.tasks.queries import TaskQueries
 from agent.usage import TaskUsage, Usages
 from wire.process_metrics import of_process
 
@@ -65,7 +65,7 @@ class AgentMetrics:
 
     def __init__(
         self,
-        tasks: HostTasks,
+        tasks: TaskQueries,
         images: HostImages,
         prober: Prober,
         cgroups: Cgroups,

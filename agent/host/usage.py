@@ -9,7 +9,7 @@ from agent.machine import Cgroups
 from agent.network.core.addresses import veth_of
 from agent.runtime.core.slices import cgroup_of
 from agent.runtime.offload import Lanes
-from agent.tasks.tasks import HostTasks
+from agent.tasks.queries import TaskQueries
 from agent.usage import TaskUsage, Usages
 
 _LINKS, _ENERGY = "/sys/class/net", "/sys/class/powercap"
@@ -23,7 +23,7 @@ class UsageReader:
     def __init__(
         self,
         cgroups: Cgroups,
-        tasks: HostTasks,
+        tasks: TaskQueries,
         lanes: Lanes,
         boottime_s: Callable[[], float],
         host_text: Callable[[str], str],

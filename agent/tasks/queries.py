@@ -1,0 +1,153 @@
+"""Queries about the tasks of this machine; none changes any."""
+
+from __future__ import annotations
+
+from agent.api import Health, TaskSpec, TaskState, TaskStatus
+from agent.network.core.network import gate_for
+from agent.runtime.core.records import TaskRecord, Wanted, status_of, unit_of
+from agent.tasks.core.admission import is_over
+from agent.tasks.core.reconcile import KnownTask
+from agent.tasks.supervisor import TaskLoop
+from agent.volumes.core.volumes import KEPT, places
+from wire.errors import Conflict, NotFound
+
+
+class TaskQueries:
+    """What is known of the tasks of this machine; `HostTasks` changes it."""
+
+    def __init__(self) -> None:
+        self._loops: dict[str, TaskLoop] = {}
+        self._unreadable: dict[str, str] = {}
+        self._coming: dict[str, TaskSpec] = {}
+        """Tasks whose record is being written: they count already."""
+
+    def get(self, task_id: str) -> TaskStatus:
+        """Return the state of a task, or raise `NotFound`."""
+        loop = self._loops.get(task_id)
+        if loop is not None:
+            return status_of(loop.record)
+        if task_id in self._unreadable:
+            return _unreadable_status(task_id, self._unreadable[task_id])
+        raise self._unknown(task_id)
+
+    def ended_run(self, task_id: str) -> str:
+        """Return the invocation of a task that ended last, or raise `NotFound`."""
+        if not self.knows(task_id):
+            raise NotFound(
+                f"there is no task {task_id} on this machine; the record of its last run "
+                "was removed with it",
+                hint="logs without --previous shows the output that the journal still has",
+            )
+        ended = self.record(task_id).ended_invocation
+        if not ended:
+            raise NotFound(
+                f"task {task_id} has no earlier run on this machine", hint="logs without --previous"
+            )
+        return ended
+
+    def knows(self, task_id: str) -> bool:
+        """Return whether there is such a task."""
+        return task_id in self._loops or task_id in self._unreadable
+
+    def running(self, task_id: str) -> TaskRecord:
+        """Return the record of a task that runs; raise `NotFound` or `Conflict`."""
+        record = self.record(task_id)
+        if record.state is not TaskState.RUNNING:
+            raise Conflict(
+                f"task {task_id} is {record.state}: a command can run only inside a running task"
+            )
+        return record
+
+    def record(self, task_id: str) -> TaskRecord:
+        """Return what is known of a task, or raise `NotFound`."""
+        if task_id not in self._loops:
+            raise self._unknown(task_id)
+        return self._loops[task_id].record
+
+    def find_spec(self, task_id: str) -> TaskSpec | None:
+        """Return the specification in force of a task, None where nothing is known of it."""
+        loop = self._loops.get(task_id)
+        return None if loop is None else loop.record.spec
+
+    def to_run(self) -> dict[str, TaskSpec]:
+        """Return the specification of every task that runs or is to."""
+        records = [loop.record for loop in self._loops.values()]
+        over = (TaskState.STOPPED, TaskState.FAILED)
+        wanted = {r.task_id: r for r in records if r.wanted is Wanted.RUN}
+        return dict(self._coming) | {t: r.spec for t, r in wanted.items() if r.state not in over}
+
+    def records(self) -> dict[str, TaskRecord]:
+        """Return what is known of every task whose record can be read."""
+        return {t: loop.record for t, loop in self._loops.items()}
+
+    def specs(self) -> dict[str, TaskSpec]:
+        """Return the specification of every task, and of those that are about to be one."""
+        loops = list(self._loops.items())  # at once: this is also asked from other threads
+        return dict(self._coming) | {t: loop.record.spec for t, loop in loops}
+
+    def known(self) -> tuple[dict[str, KnownTask], list[str]]:
+        """Return what is known of each task, and those whose record cannot be read."""
+        tasks = {
+            task_id: KnownTask(
+                loop.record.state,
+                loop.record.wanted is Wanted.GONE,
+                loop.record.spec.image,
+                tuple(places(task_id, loop.record.spec, *KEPT)),
+                gate_for(loop.record.spec),
+            )
+            for task_id, loop in self._loops.items()
+        }
+        return tasks, sorted(self._unreadable)
+
+    def all(self) -> list[TaskStatus]:
+        """Return the state of all tasks, sorted by id."""
+        known = [status_of(loop.record) for loop in self._loops.values()]
+        unreadable = [_unreadable_status(t, why) for t, why in self._unreadable.items()]
+        return sorted([*known, *unreadable], key=lambda s: s.task_id)
+
+    def using(self, digest: str) -> list[str]:
+        """Return the ids of the tasks that run from an image, sorted."""
+        specs = [(t, spec.image) for t, spec in self._coming.items()]
+        for task_id, loop in self._loops.items():
+            old = loop.record.previous
+            specs += [(task_id, loop.record.spec.image)]
+            specs += [(task_id, old.image)] if old is not None else []
+        return sorted({t for t, image in specs if image == digest})
+
+    def wanted(self) -> dict[str, TaskSpec]:
+        """Return the specifications of all tasks that are wanted, and of those about to be."""
+        found = dict(self._coming)
+        for task_id, loop in self._loops.items():
+            record = loop.record
+            if record.wanted is Wanted.RUN:
+                found[task_id] = record.spec
+        return found
+
+    def _others(self, task_id: str) -> dict[str, TaskSpec]:
+        others = self.wanted()
+        others.pop(task_id, None)
+        return others
+
+    def _promised(self) -> dict[str, TaskSpec]:
+        """Return the specifications of all tasks that are here and not over."""
+        return {t: spec for t, spec in self.specs().items() if not self._is_over(t)}
+
+    def _is_over(self, task_id: str) -> bool:
+        return task_id in self._loops and is_over(self._loops[task_id].record)
+
+    @staticmethod
+    def _unknown(task_id: str) -> NotFound:
+        return NotFound(f"there is no task {task_id} on this machine", hint="twine-agent ps")
+
+
+def _unreadable_status(task_id: str, why: str) -> TaskStatus:
+    return TaskStatus(
+        task_id=task_id,
+        generation=0,
+        epoch=0,
+        state=TaskState.RUNNING,
+        health=Health.UNKNOWN,
+        reason=f"its record cannot be read ({why}); put or delete the task",
+        image="",
+        unit=unit_of(task_id),
+    )
