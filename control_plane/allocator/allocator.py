@@ -23,7 +23,8 @@ from control_plane.allocator.core.demand import claiming_cpu, demand_for
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import preferences_of
-from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.region_machines import IndexedMachine
 from control_plane.allocator.core.request import Allocation, Allowance, Group, Near, Plan, Request
 from control_plane.allocator.core.spread import (
     Repair,

@@ -6,7 +6,7 @@ the plan again and takes all of it or nothing (optimistic concurrency control, p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
 from control_plane.allocator.core.claims import (
@@ -14,153 +14,30 @@ from control_plane.allocator.core.claims import (
     Claim,
     Claims,
     charge,
-    counted_anew,
     holders,
     uncharge,
     without,
 )
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.feasibility import admits_any_of, judge
+from control_plane.allocator.core.feasibility import judge
 from control_plane.allocator.core.freed_room import FreedRoom
-from control_plane.allocator.core.machine_class import KindCounts
-from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
-from control_plane.allocator.core.no_fit_cache import Relief
+from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.power import Power
-from control_plane.allocator.core.stranding import Totals
-from control_plane.api.capacity_report import PowerBudget
+from control_plane.allocator.core.region_machines import RegionMachines
 from control_plane.broker.core.assignment import FREE
-from control_plane.broker.core.capacity import Capacity, Place
-from control_plane.runtime.big_map import BigMap
-
-__all__ = ["STEP", "Change", "Claim", "Claims", "IndexedMachine", "RegionIndex"]
 
 T = TypeVar("T")
-IndexedMachine = tuple[str, Capacity, Place, str, str]
-"""Name, capacity, place, pool, and why it takes no tasks (empty: it does)."""
-_REASONS_KEPT = 1_000
 STEP = 500
 """Tasks that are charged between two chances for other tasks of the loop to run."""
 
 
-class RegionIndex:
+class RegionIndex(RegionMachines):
     """Every machine of the region and every job's claims on them."""
 
     def __init__(self, power: Power | None = None) -> None:
         """Without `power` no place has a budget of it."""
-        self.power = power
-        self.machines: BigMap[Machine] = BigMap()
-        self._relief = Relief()
-        self.pools: dict[str, Pool] = {FREE: Pool(FREE, relief=self._relief)}
+        super().__init__(power)
         self.claims: dict[str, Claims] = {}
-        self._least_gain = 0
-        """The gain with which a pool begins: at least its gain when it was dropped."""
-        self.gain = 0
-        """Rises whenever any machine gets more room or becomes usable."""
-        self.losses = 0
-        """Rises whenever a machine stops taking tasks, so that its bin may no longer count."""
-        self._kinds = KindCounts()
-        self._taking: dict[str, str] = {}
-        """Machine → pool that is taking it, while brokers still call it free."""
-        self._told: dict[str, str] = {}
-        """Machine that is being taken → the pool that its broker reported meanwhile."""
-        self._moved: dict[Bucket, int] = {}
-        """By how many machines buckets have grown since `take_moves`."""
-        self.reasons: dict[object, tuple[int, Sequence[str]]] = {}
-        """Kind of request → why it found no room, and the gains of its pool then."""
-
-    def remember_reasons(self, kind: object, gains: int, reasons: Sequence[str]) -> None:
-        """Keep why requests of a kind found no room; the oldest are forgotten."""
-        self.reasons.pop(kind, None)
-        self.reasons[kind] = gains, reasons
-        if len(self.reasons) > _REASONS_KEPT:
-            del self.reasons[next(iter(self.reasons))]
-
-    def pool(self, name: str) -> Pool:
-        """Return a pool; one that holds nothing is made, but not kept."""
-        return self.pools.get(name) or Pool(name, self._least_gain, self._relief)
-
-    def gains(self, pool: str) -> int:
-        """Return a number that rises whenever a request in this pool may find more room."""
-        found = self.pools.get(pool)
-        return (found.gain if found is not None else self._least_gain) + self.pools[FREE].gain
-
-    def take_moves(self) -> dict[Bucket, int]:
-        """Return by how many machines each bucket has grown since this was asked last."""
-        moved, self._moved = self._moved, {}
-        return moved
-
-    # -- machines
-
-    def put(self, name: str, capacity: Capacity, place: Place, pool: str, blocked: str) -> None:
-        """Add or update a machine; results that rely on its old state become invalid."""
-        machine = self.machines.get(name)
-        if name in self._taking:
-            self._told[name] = pool
-            pool = self._taking[name]
-        if machine is None:
-            machine = self.machines[name] = Machine(name, capacity, place, blocked)
-            self._enter(machine, pool)
-            self._kinds.count(capacity, place, 1)
-            return
-        same = (machine.capacity, machine.place, machine.pool) == (capacity, place, pool)
-        if same and machine.blocked == blocked:
-            return
-        before = self._leave(machine)
-        if not same:
-            self._kinds.count(machine.capacity, machine.place, -1)
-            self._kinds.count(capacity, place, 1)
-        old, machine.capacity = machine.capacity, capacity
-        if (capacity.rru, capacity.cpus) != (old.rru, old.cpus):
-            machine.free_cpu = counted_anew(machine)
-        machine.free_memory += capacity.memory_bytes - old.memory_bytes
-        machine.free_gpus += capacity.gpus - old.gpus
-        machine.free_network += capacity.network_mbps - old.network_mbps
-        machine.free_disk += capacity.disk_bytes - old.disk_bytes
-        self.losses += bool(blocked and not machine.blocked)
-        machine.place, machine.blocked = place, blocked
-        if self.power is not None and machine.jobs and self.power.light(machine):
-            self._relieved()
-        self._enter(machine, pool)
-        self._drop(before)
-        if not same:
-            self._invalidate(machine)
-        elif blocked:
-            for claims in machine.jobs:
-                claims.valid = claims.valid and not claims.needs_usable
-
-    def put_many(self, machines: Iterable[IndexedMachine]) -> None:
-        """Do `put` for each of these; takes half the time if the index has none of them yet."""
-        machines = list(machines)  # what makes them may fail, or ask this index
-        new: dict[str, Machine] = {}
-        known: list[IndexedMachine] = []
-        alike: dict[tuple[object, ...], list[Machine]] = {}
-        for each in machines:
-            name, capacity, place, pool, blocked = each
-            if name in self.machines or name in new or name in self._taking:
-                known.append(each)
-                continue
-            machine = new[name] = Machine(name, capacity, place, blocked)
-            key = (pool, id(capacity), place.region, place.msb, not blocked)
-            others = alike.get(key)
-            if others is None:
-                alike[key] = [machine]
-            else:
-                others.append(machine)
-        kinds: dict[tuple[object, ...], tuple[Machine, int]] = {}
-        for (pool_name, *kind, _), group in alike.items():
-            self._enter_all(group, str(pool_name))
-            sample, number = kinds.get(tuple(kind), (group[0], 0))
-            kinds[tuple(kind)] = sample, number + len(group)
-        for sample, number in kinds.values():
-            self._kinds.count(sample.capacity, sample.place, number)
-        self.machines.update(new)
-        for each in known:
-            self.put(*each)
-
-    def block(self, name: str, blocked: str) -> None:
-        """Set why a machine takes no tasks now; empty: it does."""
-        if (machine := self.machines.get(name)) is not None:
-            self.put(name, machine.capacity, machine.place, machine.pool, blocked)
 
     def remove(self, name: str) -> None:
         """Forget a machine; claims on it are gone."""
@@ -179,92 +56,6 @@ class RegionIndex:
         self._kinds.count(machine.capacity, machine.place, -1)
         self.losses += not machine.blocked
         machine.blocked, machine.at = "is gone", -1  # plans that use it fail
-
-    def _enter(self, machine: Machine, pool_name: str) -> None:
-        self._enter_all([machine], pool_name)
-
-    def _enter_all(self, machines: list[Machine], pool_name: str) -> None:
-        """Put machines into a pool that are alike, and belong on the same shelf."""
-        sample = machines[0]
-        pool = self.pools.setdefault(pool_name, self.pool(pool_name))
-        bucket = pool.bucket(sample)
-        pool.count(sample, len(machines))
-        bucket.size += len(machines)
-        self._moved[bucket] = self._moved.get(bucket, 0) + len(machines)
-        bucket.put_all(machines)
-        if not sample.blocked:
-            self._gained(bucket)
-
-    def _move(self, machine: Machine, pool: str) -> None:
-        """Bring a machine to another pool."""
-        before = self._leave(machine)
-        self._enter(machine, pool)
-        self._drop(before)
-
-    def _leave(self, machine: Machine) -> Bucket:
-        """Take a machine out of its bucket, and return the bucket: it may be empty now."""
-        bucket = machine.bucket
-        bucket.moves += 1
-        bucket.drop(machine)
-        bucket.moves += 1
-        bucket.size -= 1
-        self._moved[bucket] = self._moved.get(bucket, 0) - 1
-        bucket.pool.count(machine, -1)
-        return bucket
-
-    def _drop(self, bucket: Bucket) -> None:
-        """Forget a bucket if it has no machine, and its pool likewise."""
-        pool = bucket.pool
-        if not bucket.size:
-            pool.drop(bucket)
-        if not pool.size and pool.name != FREE:
-            del self.pools[pool.name]
-            self._least_gain = max(self._least_gain, pool.gain)
-
-    def _gained(self, bucket: Bucket) -> None:
-        bucket.gain += 1
-        bucket.pool.gain += 1
-        self.gain += 1
-
-    @staticmethod
-    def _invalidate(machine: Machine) -> None:
-        for claims in machine.jobs:
-            claims.valid = False
-
-    def kinds(self) -> list[Machine]:
-        """Return an empty, usable machine of each kind and MSB that the region has.
-
-        It is like the others in all properties of `SHARED`, without labels and capabilities.
-        """
-        return [Machine("", capacity, place, "") for capacity, place in self._kinds]
-
-    def totals(self) -> Totals:
-        """Return what all machines offer together."""
-        return self._kinds.totals()
-
-    def why_short(self, machine: Machine) -> str:
-        """Return what power keeps a machine from its first task; empty: nothing does."""
-        return self.power.why(machine) if self.power is not None else ""
-
-    def power_budgets(self) -> list[PowerBudget]:
-        """Return the places that have a power budget, and their use."""
-        return self.power.shown() if self.power is not None else []
-
-    def fitting(self, demand: Demand, pools: Iterable[str] | None = None) -> Iterator[Machine]:
-        """Yield the machines that could take such a task now, of some pools or of all (AL6).
-
-        Whole buckets are passed over that a requirement excludes or where nothing has room.
-        """
-        for name in list(self.pools) if pools is None else pools:
-            pool = self.pools.get(name)
-            for bucket in list(pool.buckets.values()) if pool is not None else ():
-                if bucket.is_closed(demand) or not admits_any_of(demand, bucket):
-                    continue
-                for machine in bucket.usable(demand):
-                    if not judge(demand, machine, machine) and not self._is_short(machine):
-                        yield machine
-
-    # -- claims
 
     def restore(self, job: str, pool: str, claims: Iterable[Claim]) -> None:
         """Restore claims that were decided earlier, whether or not they would fit today."""
@@ -435,17 +226,6 @@ class RegionIndex:
             machine.bucket.reshelve(machine)
         return fits
 
-    def _is_short(self, machine: Machine) -> bool:
-        return self.power is not None and self.power.short(machine) is not None
-
-    def _dark(self, machine: Machine) -> None:
-        if self.power is not None and self.power.dark(machine):
-            self._relieved()
-
-    def _relieved(self) -> None:
-        self._relief.count += 1
-        self.loosened()
-
     def _taken(self, machine: Machine, pool: str) -> None:
         """End the taking of a machine: from now on it is in the pool that its broker names."""
         if self._taking.pop(machine.name, None) is None:
@@ -454,15 +234,6 @@ class RegionIndex:
         if pool != machine.pool and machine.at >= 0:
             self._move(machine, pool)
             self._invalidate(machine)
-
-    def loosened(self, pool: str = FREE) -> None:
-        """Record that more may fit in a pool than before, for another reason than room."""
-        found = self.pools.get(pool)
-        if found is not None:
-            found.gain += 1
-        else:
-            self._least_gain += 1
-        self.gain += 1
 
     def _is_takeable(self, machine: Machine) -> bool:
         return (
