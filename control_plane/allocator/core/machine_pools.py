@@ -11,7 +11,6 @@ common (capacity, place, bucket) is shared. A million machines take about 300 MB
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -21,13 +20,8 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import PORTS, admits_any_of, bin_of
 from control_plane.allocator.core.free_space_classes import (
     BLOCKED,
-    BY_GPUS,
     BY_TIGHTNESS,
-    CUTS,
     EMPTY,
-    MOST_GPUS,
-    ORDERS,
-    QUARTERS,
     most_room_first,
     space_class_of,
     tightness,
@@ -36,7 +30,7 @@ from control_plane.allocator.core.machine_class import class_key, class_of
 from control_plane.allocator.core.no_fit_cache import NoFitCache, Relief
 from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.ports import Ports as Ports
-from control_plane.allocator.core.shelf_maxima import ShelfMaxima
+from control_plane.allocator.core.shelves import Shelves
 from control_plane.broker.core.capacity import Capacity, Place, micro
 
 FREE = ""
@@ -100,38 +94,31 @@ class Machine:
         return self.bucket.pool.name
 
 
-class Bucket:
+class Bucket(Shelves[Machine]):
     """The machines of one pool that have class and MSB in common.
 
     It answers like a machine for the properties that they share (`feasibility.OF_BUCKETS`).
     """
 
-    __slots__ = (
-        *("_cells", "_misses", "capacity", "gain", "maxima", "memo", "most_disk", "most_memory"),
-        *("moves", "place", "pool", "shelves", "size"),
-    )
+    __slots__ = ("_cells", "_misses", "gain", "memo", "most_disk", "place", "pool", "size")
     name = blocked = ""
     is_apart = False
 
     def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
         """Make an empty bucket for machines of this class and MSB."""
+        super().__init__(capacity)
         self._cells: dict[bool | None, list[Cell]] = {}
         """Made when it is first read, and again when machines came or went."""
         self.memo: dict[object, Any] = {}  # by fine_bins, as long as none comes or goes
         self.pool = pool
-        self.capacity = capacity
         self.place = place
         self.size = 0
-        self.most_memory = self.most_disk = 1
-        """Of any machine that was ever here; machines of one type differ by a little."""
-        self.shelves: list[list[Machine] | None] = [None] * (BLOCKED + 1)
+        self.most_disk = 1
+        """Of any machine that was ever here, as `most_memory`."""
         self.gain = 0
         """Rises whenever a machine here gets more room or becomes usable."""
-        self.moves = 0
-        """Rises before and after a machine changes shelves: odd while it does."""
         self._misses: NoFitCache | None = None
         """Made when a demand found no room for the first time."""
-        self.maxima = ShelfMaxima[Machine](self)
 
     def put_all(self, machines: list[Machine]) -> None:
         """Put machines that come into this bucket on their common shelf."""
@@ -157,46 +144,10 @@ class Bucket:
         self._cells, self.memo = {}, {}
         self.pool.shape += 1
 
-    def _take_off(self, machine: Machine) -> None:
-        """Take a machine off its shelf: the last one there takes its position."""
-        row = self.shelves[machine.shelf]
-        assert row is not None
-        last = row.pop()
-        if last is not machine:
-            row[machine.at] = last
-            last.at = machine.at
-
-    def reshelve(self, machine: Machine) -> None:
-        """Move a machine to another shelf if its room changed that much."""
-        shelf = space_class_of(machine)
-        if shelf != machine.shelf:
-            self.moves += 1
-            self._take_off(machine)
-            row = self.shelves[shelf]
-            if row is None:
-                row = self.shelves[shelf] = []
-            machine.shelf, machine.at = shelf, len(row)
-            row.append(machine)
-            self.moves += 1
-        self.maxima.raised(machine)
-
-    def first(self) -> Machine | None:
-        """Return a machine with most room; one that takes no tasks if there is no other."""
-        for row in self.shelves:
-            if row:
-                for machine in row:  # another thread may just have emptied it
-                    return machine
-        return None
-
     @property
     def bucket(self) -> Bucket:
         """Return itself: a bucket may be used where a part of one is."""
         return self
-
-    @property
-    def is_scarce(self) -> bool:
-        """Whether its machines have a rare resource: then they are filled one by one."""
-        return self.capacity.gpus > 0
 
     @property
     def news(self) -> int:
@@ -215,25 +166,6 @@ class Bucket:
         if tight and not self.is_scarce:
             return self._tightest(demand, supply)
         return self._on(self._promising(self._order(demand), demand), supply)
-
-    def _order(self, demand: Demand | None) -> Sequence[int]:
-        """Return the shelves where a demand may find room by its class, most room first."""
-        if self.is_scarce:
-            gpus = 0 if demand is None else min(int(demand.gpus), MOST_GPUS)
-            rru = 0 if demand is None else bisect_right(QUARTERS, self._share(demand) - _ROUNDING)
-            return BY_GPUS[gpus, rru]
-        return ORDERS[self._least(demand)]
-
-    def _promising(self, order: Sequence[int], demand: Demand | None) -> Iterator[int]:
-        """Leave out shelves whose maxima show that no machine there has room for a demand."""
-        if demand is None:
-            yield from order
-            return
-        is_below, shelves = self.maxima.is_below, self.shelves
-        memory, cpu = demand.memory_bytes, demand.cpu_on(self.capacity)
-        for shelf in order:
-            if shelves[shelf] and not is_below(shelf, memory, cpu):
-                yield shelf
 
     def _on(self, order: Iterable[int], supply: Supply | None = None) -> Iterator[Machine]:
         if supply is None:
@@ -279,23 +211,6 @@ class Bucket:
             cells = self._cells[by_size] = [Cell(self, machines) for machines in found.values()]
         return cells
 
-    def _share(self, demand: Demand) -> float:
-        capacity = self.capacity
-        return demand.cpu_on(capacity) / capacity.cpu_room if capacity.cpu_room else 0.0
-
-    def _least(self, demand: Demand | None) -> tuple[int, int]:
-        """Return the classes of RRU and memory below which no machine has room."""
-        if demand is None:
-            return 0, 0
-        rru = self._share(demand)
-        memory = demand.memory_bytes / self.most_memory
-        return bisect_right(CUTS, rru - _ROUNDING), bisect_right(CUTS, memory - _ROUNDING)
-
-    def machines(self) -> Iterator[Machine]:
-        """Yield all machines, also those that take no tasks."""
-        for row in self.shelves:
-            yield from row or ()
-
     def is_hopeless(self, demand: Demand) -> bool:
         """Return whether this demand or a smaller one found no room since the last gain."""
         return self._misses is not None and self._misses.include(demand, self.news)
@@ -327,13 +242,7 @@ class Bucket:
                     self.roomiest("memory", shelf)
                     self.roomiest("cpu", shelf)
 
-    def roomiest(self, kind: str, shelf: int) -> Machine | None:
-        """Return a machine of a shelf that has most of something left (`FREE_OF`)."""
-        row = self.shelves[shelf]
-        return self.maxima.roomiest(kind, shelf, row) if row else None
 
-
-_ROUNDING = 1e-5
 _FEW = 16
 """Machines that are read each time, rather than by a maximum of their shelf."""
 
