@@ -1,4 +1,7 @@
-"""The client of the control plane: one typed method per row of the route table."""
+"""The client of the control plane: one typed method per row of the route table.
+
+Those about jobs, images and the front end itself are here; others have a module per subject.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +13,19 @@ import msgspec
 
 from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, Liveness, NamedImage
 from agent.api.exec import Window
-from control_plane.api.capacity import (
-    DecisionNote,
-    EntitlementRequest,
-    EntitlementRequests,
-    Entitlements,
-    EntitlementSpec,
-    EntitlementView,
-    EntitlementWish,
-)
-from control_plane.api.capacity_report import CapacityReport
-from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
-from control_plane.api.inventory import (
-    BrokerMachines,
-    BrokerViews,
-    Drain,
-    ImportResult,
-    Lend,
-    MachineScope,
-    Records,
-    Relabel,
-    Revoke,
-    Undrain,
-)
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.limits import Lift, LimitView, LimitViews
-from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
-from control_plane.api.maintenance import (
-    GoOn,
-    MaintenanceWish,
-    Plans,
-    PlanView,
-    Preview,
-    Reported,
-)
+from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
 from control_plane.api.plans import JobExplanation, JobPlan
-from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.tasks import TaskDescription
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.api.weights import EndpointWeights
+from control_plane.capacity_client import CapacityClient
 from control_plane.intent_client import IntentClient
+from control_plane.machine_client import MachineClient
 from control_plane.people_client import PeopleClient
 from control_plane.rebalance_client import RebalanceClient
 from wire.duplex import Duplex
@@ -61,10 +34,11 @@ from wire.routes import Route
 _T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 PUSH_TIMEOUT_S = 3600.0
-_CHUNK = 1 << 18
 
 
-class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
+class ControlPlaneClient(
+    CapacityClient, IntentClient, MachineClient, PeopleClient, RebalanceClient
+):
     """Client of a region's front end, over TLS or its unix socket.
 
     Every method raises what the front end raised, or `Unreachable`.
@@ -160,6 +134,11 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         answer = await self.call(_ROUTE["restart_task"], wish, job=job, index=str(index))
         return _as(TaskStory, answer)
 
+    async def move_task(self, name: str, index: int, wish: MoveWish) -> TaskStory:
+        """Move a task of a job to another machine."""
+        answer = await self.call(_ROUTE["move_task"], wish, job=name, index=str(index))
+        return _as(TaskStory, answer)
+
     def exec_task(
         self, job: str, index: int, command: list[str], *, tty: bool, window: Window
     ) -> AbstractAsyncContextManager[Duplex]:
@@ -213,68 +192,6 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
         answer = await self.call(_ROUTE["watch_endpoints"], wanted, timeout_s=wait_s + 10.0)
         return _as(EndpointsNews, answer)
 
-    async def list_machines(self, scope: MachineScope | None = None) -> Machines:
-        """Return all machines, or all machines of a scope; reads every page."""
-        scope = scope or MachineScope()
-        given = {name: getattr(scope, name) for name in MachineScope.__struct_fields__}
-        if scope.unavailable is not None:
-            given["unavailable"] = "true" if scope.unavailable else "false"
-        machines: list[MachineView] = []
-        after: str | None = None
-        while after != "":
-            answer = await self.call(_ROUTE["list_machines"], after=after, **given)
-            page = _as(Machines, answer)
-            machines += page.machines
-            after = page.next
-        return Machines(machines=machines)
-
-    async def get_machine(self, machine: str) -> MachineView:
-        """Return a machine, or raise `NotFound`."""
-        return _as(MachineView, await self.call(_ROUTE["get_machine"], machine=machine))
-
-    async def remove_machine(self, machine: str) -> None:
-        """Forget a free machine that is decommissioned or was replaced."""
-        await self.call(_ROUTE["remove_machine"], machine=machine)
-
-    async def import_machines(
-        self, data: bytes, format_: str = "csv", *, dry_run: bool = False, simulated: bool = False
-    ) -> ImportResult:
-        """Bring the region's machines in line with a list, all of it or nothing."""
-
-        async def chunks() -> AsyncIterator[bytes]:
-            for start in range(0, len(data), _CHUNK):
-                yield data[start : start + _CHUNK]
-
-        answer = await self.call(
-            _ROUTE["import_machines"],
-            stream=chunks(),
-            timeout_s=PUSH_TIMEOUT_S,
-            format=format_,
-            dry_run="true" if dry_run else None,
-            simulated="true" if simulated else None,
-        )
-        return _as(ImportResult, answer)
-
-    async def drain_machines(self, wish: Drain) -> Records:
-        """Announce that machines will be away: their tasks move, and no new ones come."""
-        return _as(Records, await self.call(_ROUTE["drain_machines"], wish))
-
-    async def label_machines(self, wish: Relabel) -> Records:
-        """Set and remove labels of machines."""
-        return _as(Records, await self.call(_ROUTE["label_machines"], wish))
-
-    async def undrain_machines(self, wish: Undrain) -> Records:
-        """End planned unavailability of machines."""
-        return _as(Records, await self.call(_ROUTE["undrain_machines"], wish))
-
-    async def held_back_machines(self) -> HeldBackMachines:
-        """Return silent machines whose state is not decided yet, and why."""
-        return _as(HeldBackMachines, await self.call(_ROUTE["held_back_machines"]))
-
-    async def confirm_down(self, wish: ConfirmDown) -> ConfirmedDown:
-        """Confirm that silent machines are down, whatever holds the verdict back."""
-        return _as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], wish))
-
     async def list_limits(self) -> LimitViews:
         """Return the limits on destructive operations, and what they hold back."""
         return _as(LimitViews, await self.call(_ROUTE["list_limits"]))
@@ -282,144 +199,6 @@ class ControlPlaneClient(IntentClient, PeopleClient, RebalanceClient):
     async def lift_limit(self, name: str, wish: Lift) -> LimitView:
         """Lift a limit for a while."""
         return _as(LimitView, await self.call(_ROUTE["lift_limit"], wish, limit=name))
-
-    async def list_plans(self) -> Plans:
-        """Return all planned work on machines, the newest first."""
-        return _as(Plans, await self.call(_ROUTE["list_plans"]))
-
-    async def get_plan(self, name: str) -> PlanView:
-        """Return a plan with all its waves."""
-        return _as(PlanView, await self.call(_ROUTE["get_plan"], plan=name))
-
-    async def preview_plan(self, name: str, wish: MaintenanceWish) -> Preview:
-        """Return the effect of planned work on jobs; changes nothing."""
-        return _as(Preview, await self.call(_ROUTE["preview_plan"], wish, plan=name))
-
-    async def accept_plan(self, name: str, wish: MaintenanceWish) -> PlanView:
-        """Announce planned work on machines, wave by wave."""
-        return _as(PlanView, await self.call(_ROUTE["accept_plan"], wish, plan=name))
-
-    async def cancel_plan(self, name: str) -> PlanView:
-        """Cancel planned work."""
-        return _as(PlanView, await self.call(_ROUTE["cancel_plan"], plan=name))
-
-    async def report_plan(self, name: str, wish: Reported) -> PlanView:
-        """Report that the work on some machines is over."""
-        return _as(PlanView, await self.call(_ROUTE["report_plan"], wish, plan=name))
-
-    async def resume_plan(self, name: str, wish: GoOn) -> PlanView:
-        """Continue a paused plan."""
-        return _as(PlanView, await self.call(_ROUTE["resume_plan"], wish, plan=name))
-
-    async def move_task(self, name: str, index: int, wish: MoveWish) -> TaskStory:
-        """Move a task of a job to another machine."""
-        answer = await self.call(_ROUTE["move_task"], wish, job=name, index=str(index))
-        return _as(TaskStory, answer)
-
-    async def propose_profile(
-        self, entitlement: str, wish: ProfileWish, *, dry_run: bool = False
-    ) -> ProfileView:
-        """Bring the machines of an entitlement to a changed profile, a few at a time."""
-        route, dry = _ROUTE["propose_profile"], "true" if dry_run else None
-        answer = await self.call(route, wish, entitlement=entitlement, dry_run=dry)
-        return _as(ProfileView, answer)
-
-    async def get_profile_rollout(self, entitlement: str) -> ProfileView:
-        """Return the profile of an entitlement, and how far a change of it is."""
-        route = _ROUTE["get_profile_rollout"]
-        return _as(ProfileView, await self.call(route, entitlement=entitlement))
-
-    async def rollback_profile(self, entitlement: str) -> ProfileView:
-        """Bring its machines back to the profile before."""
-        route = _ROUTE["rollback_profile"]
-        return _as(ProfileView, await self.call(route, entitlement=entitlement))
-
-    async def profile_stats(self) -> ProfileStats:
-        """Return how long hosts take to change each kind of setting."""
-        return _as(ProfileStats, await self.call(_ROUTE["profile_stats"]))
-
-    async def lend_machine(self, wish: Lend) -> MachineRecord:
-        """Give a whole, empty machine to another entitlement for a while."""
-        return _as(MachineRecord, await self.call(_ROUTE["lend_machine"], wish))
-
-    async def revoke_machines(self, wish: Revoke) -> Records:
-        """Call lent machines back."""
-        return _as(Records, await self.call(_ROUTE["revoke_machines"], wish))
-
-    async def list_brokers(self) -> BrokerViews:
-        """Return the resource brokers, one per data center."""
-        return _as(BrokerViews, await self.call(_ROUTE["list_brokers"]))
-
-    async def broker_machines(self, datacenter: str, name_after: str = "") -> BrokerMachines:
-        """Return a page of a broker's machines, and the revision from which to watch them."""
-        answer = await self.call(
-            _ROUTE["broker_machines"], datacenter=datacenter, name_after=name_after or None
-        )
-        return _as(BrokerMachines, answer)
-
-    async def broker_changes(
-        self, datacenter: str, after: int, wait_s: float = 0.0
-    ) -> BrokerMachines:
-        """Return a broker's changes after a revision; waits for the first."""
-        answer = await self.call(
-            _ROUTE["broker_machines"],
-            timeout_s=wait_s + 30.0,
-            datacenter=datacenter,
-            after=after,
-            wait_s=wait_s,
-        )
-        return _as(BrokerMachines, answer)
-
-    async def list_entitlements(self) -> Entitlements:
-        """Return all entitlements."""
-        return _as(Entitlements, await self.call(_ROUTE["list_entitlements"]))
-
-    async def get_entitlement(self, name: str) -> EntitlementView:
-        """Return an entitlement, or raise `NotFound`."""
-        return _as(EntitlementView, await self.call(_ROUTE["get_entitlement"], entitlement=name))
-
-    async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
-        """Create an entitlement or change it, at once or not at all."""
-        answer = await self.call(_ROUTE["put_entitlement"], spec, entitlement=name)
-        return _as(EntitlementView, answer)
-
-    async def delete_entitlement(self, name: str) -> None:
-        """Remove an entitlement that has no jobs."""
-        await self.call(_ROUTE["delete_entitlement"], entitlement=name)
-
-    async def request_entitlement(self, name: str, wish: EntitlementWish) -> EntitlementRequest:
-        """Request an entitlement, a change or a removal; the answer has the outcome."""
-        answer = await self.call(_ROUTE["request_entitlement"], wish, entitlement=name)
-        return _as(EntitlementRequest, answer)
-
-    async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
-        """Return the requests that wait for a decision, or all of them."""
-        answer = await self.call(_ROUTE["list_requests"], all="true" if decided else None)
-        return _as(EntitlementRequests, answer)
-
-    async def get_request(self, request_id: str) -> EntitlementRequest:
-        """Return a request, or raise `NotFound`."""
-        return _as(EntitlementRequest, await self.call(_ROUTE["get_request"], request=request_id))
-
-    async def approve_request(self, request_id: str, note: str = "") -> EntitlementRequest:
-        """Grant a request."""
-        return await self._decide("approve_request", request_id, note)
-
-    async def deny_request(self, request_id: str, note: str = "") -> EntitlementRequest:
-        """Refuse a request."""
-        return await self._decide("deny_request", request_id, note)
-
-    async def withdraw_request(self, request_id: str, note: str = "") -> EntitlementRequest:
-        """Withdraw the caller's own request."""
-        return await self._decide("withdraw_request", request_id, note)
-
-    async def _decide(self, route: str, request_id: str, note: str) -> EntitlementRequest:
-        answer = await self.call(_ROUTE[route], DecisionNote(note=note), request=request_id)
-        return _as(EntitlementRequest, answer)
-
-    async def get_capacity(self) -> CapacityReport:
-        """Return granted, held, used and remaining capacity."""
-        return _as(CapacityReport, await self.call(_ROUTE["get_capacity"], timeout_s=120.0))
 
     async def list_images(self) -> Images:
         """Return all images of the image store."""
