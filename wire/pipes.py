@@ -17,6 +17,8 @@ class PipedGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        if sys.stdout is None:  # closed by the caller (`>&-`): what is printed is not wanted
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 until the program ends
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

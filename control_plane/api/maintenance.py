@@ -119,6 +119,8 @@ class WaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Machine → its boot when its wave was announced."""
     left_out: list[str] = []
     """Machines that did not come back; an operator let the plan continue without them."""
+    done: int = 0
+    """Machines whose work was over when the wave was cancelled."""
     ended: float | None = None
 
 

@@ -35,6 +35,8 @@ def audit(
     output: str,
 ) -> None:
     """Show changes with author and address, and refused requests; the newest last."""
+    if object_ is not None and not {"/", ":"} & set(object_):
+        raise click.UsageError(f"--object takes KIND/NAME such as job/web, not {object_!r}")
     start = None if since is None else time.time() - since
 
     async def read(client: ControlPlaneClient) -> AuditPage:

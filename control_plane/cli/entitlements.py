@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -331,6 +332,7 @@ def _wish(base: dict[str, Any], given: dict[str, Any], *, queue: bool = False) -
     """Return the wish that a file and options ask for, on top of the present state."""
     document = dict(base)
     reason, file, unset = given.pop("reason"), given.pop("file"), given.pop("unset")
+    _check_options(given, unset)
     if file is not None:
         read = read_document(file)
         document = document | read if isinstance(read, dict) else read
@@ -347,6 +349,19 @@ def _wish(base: dict[str, Any], given: dict[str, Any], *, queue: bool = False) -
         raise invalid(found, "the entitlement")
     spec = msgspec.convert(document, EntitlementSpec)
     return EntitlementWish(spec=spec, reason=reason, queue=queue)
+
+
+def _check_options(given: dict[str, Any], unset: Sequence[str]) -> None:
+    """Raise if an option would be lost: an unknown field, or one that is given twice."""
+    for field in unset:
+        if field not in EntitlementSpec.__struct_fields__:
+            known = ", ".join(EntitlementSpec.__struct_fields__)
+            raise click.UsageError(f"--unset {field}: there is no such property; known: {known}")
+        if given.get(field) not in (None, (), {}) or (field == "owners" and given["add_owners"]):
+            raise click.UsageError(f"--unset {field} cannot be given with a value of {field}")
+    for kind, count in Counter(kind for kind, _ in given["per_type"]).items():
+        if count > 1:
+            raise click.UsageError(f"--quota {kind}=… is given {count} times")
 
 
 def _put_owners(document: dict[str, Any], given: dict[str, Any]) -> None:

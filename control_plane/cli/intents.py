@@ -54,6 +54,8 @@ def _config_option(text: str) -> Callable[[Any], Any]:
         found = {}
         for pair in given:
             name, equals, path = pair.partition("=")
+            if name in found:
+                raise click.UsageError(f"--config {name} is given twice")
             try:
                 found[name] = Path(path).read_text() if equals else ""
             except (OSError, ValueError) as e:
@@ -181,12 +183,25 @@ def canary(
         return
     if lasts_s is None:
         raise click.UsageError("--for DURATION is missing: a canary has a limited time")
-    wrong = [text for text in environment if "=" not in text]
-    if wrong:
-        raise click.UsageError(f"--env takes KEY=VALUE, not {wrong[0]!r}")
-    pairs = dict(text.split("=", 1) for text in environment)
+    source = click.get_current_context().get_parameter_source("tasks")
+    if given["share"] is not None and source is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--tasks: a share is given as well: give one of them")
+    pairs = _environment(environment)
     wish = CanaryWish(lasts_s=lasts_s, image=_digest(target, image), environment=pairs, **given)
     _put(target, name, Dimension.CANARY, wish, output)
+
+
+def _environment(given: Sequence[str]) -> dict[str, str]:
+    """Return the variables of `--env`; raise if one is not KEY=VALUE, or is given twice."""
+    found: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--env takes KEY=VALUE, not {text!r}")
+        if key in found:
+            raise click.UsageError(f"--env {key} is given twice")
+        found[key] = value
+    return found
 
 
 @click.command()

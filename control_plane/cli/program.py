@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import time
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ T = TypeVar("T")
 DEFAULT_ENDPOINT = "unix:/run/twine/control-plane.sock"
 EXIT_USAGE = 64
 EXIT_INTERRUPTED = 130
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,9 @@ class Program(PipedGroup):
         except (click.Abort, KeyboardInterrupt):
             return EXIT_INTERRUPTED
         except OSError as e:
+            if e.errno in _DISK_ERRORS:
+                failure(TwineError(f"cannot write the output: {e.strerror}"))
+                return TwineError.exit_code
             failure(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
             return EXIT_USAGE
 
@@ -116,6 +121,8 @@ def target_options(group: Callable[[], None]) -> Callable[..., None]:
     @click.pass_context
     @functools.wraps(group)
     def root(context: click.Context, endpoint: str | None, credential: Path | None) -> None:
+        if endpoint == "":
+            raise click.UsageError("--endpoint is empty; leave it out for the default")
         context.obj = Target(endpoint, credential)
         group()
 

@@ -99,9 +99,8 @@ def rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Any:
     from rich.text import Text
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in columns[:-1]:
+    for name in columns:  # each may wrap: a last column that does not takes the width of all others
         drawn.add_column(name.upper(), overflow="fold")
-    drawn.add_column(columns[-1].upper(), no_wrap=True, overflow="ellipsis")
     for row in cells:
         drawn.add_row(*(Text(cell, style=_COLOUR_OF.get(cell, "")) for cell in row))
     return drawn

@@ -36,6 +36,7 @@ from control_plane.ops_planner.core.waves import (
     SeenHost,
     Stage,
     advance,
+    done_of,
     how_it_ends,
     is_enough,
     is_one_by_one,
@@ -297,13 +298,16 @@ class OpsPlanner:
             plan = self._plans.get(name)
             if plan.ended is not None:
                 raise Conflict(f"plan {name} is already {plan.state}")
-            now = self._runtime.date()
+            now, hosts = self._runtime.date(), self._hosts(plan)
             await self._plans.commit(name, replace(plan, state=state, detail="", ended=now))
             for wave in self._waves_of(plan):
                 if wave.state is not WaveState.WAITING:
                     await self._outages.end_plan(wave.machines, name)
                 if wave.ended is None:
-                    await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
+                    is_begun = wave.state is WaveState.ANNOUNCED
+                    done = done_of(wave, hosts, plan.ends) if is_begun else 0
+                    ended = replace(wave, state=WaveState.CANCELLED, done=done, ended=now)
+                    await self._put_wave(ended)
         log.info("plan ended", extra={"plan": name, "state": state.value})
 
     # -- machines and waves
@@ -320,7 +324,9 @@ class OpsPlanner:
         if known is not None:
             raise Conflict(
                 f"there is already a plan {name!r}: it is {known.state}",
-                hint="a plan cannot be changed: cancel it, and announce another one",
+                hint="a plan cannot be changed: cancel it, and announce another one"
+                if known.ended is None
+                else "the record of an ended plan keeps its name: choose another name",
             )
 
     def _waves_of(self, plan: PlanRecord) -> list[WaveRecord]:

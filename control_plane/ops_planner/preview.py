@@ -44,6 +44,7 @@ from control_plane.ops_planner.core.waves import (
     SeenHost,
     Stage,
     divide,
+    done_of,
     how_it_ends,
     is_one_by_one,
     stage,
@@ -385,10 +386,11 @@ def _wave_view(
     waiting: dict[str, int] = {}
     if wave.state is WaveState.DONE:
         done = count - len(wave.left_out)
+    elif wave.state is WaveState.CANCELLED:
+        done = wave.done
     elif wave.state is WaveState.ANNOUNCED:
         stages = {name: stage(name, hosts.get(name), wave, plan.ends) for name in wave.machines}
-        left_out = set(wave.left_out)
-        done = sum(at == Stage.DONE and name not in left_out for name, at in stages.items())
+        done = done_of(wave, hosts, plan.ends)
         waiting = dict(sorted(Counter(at for at in stages.values() if at != Stage.DONE).items()))
         if wave.start <= now:
             ready = [name for name, at in stages.items() if at == Stage.WORK]

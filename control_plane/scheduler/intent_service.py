@@ -177,7 +177,8 @@ def _explained(view: IntentView, record: JobRecord, now: Moment, is_reached: boo
     rollout = record.rollout
     is_ended = rollout is not None and rollout.done
     is_halted = rollout is not None and rollout.halted
-    is_over = (is_reached or is_ended) and not is_halted
+    is_return = rollout is not None and bool(rollout.returns_from)  # its words tell a past event
+    is_over = (is_reached or is_ended or is_return) and not is_halted
     words = "it is paused" if record.paused else "" if is_over else told(record, now)
     return IntentView(
         dimension=view.dimension, intent=view.intent, effect=view.effect, waits_for=words

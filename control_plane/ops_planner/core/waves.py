@@ -131,6 +131,12 @@ def stage(machine: str, host: SeenHost | None, wave: WaveRecord, ends: Ends) -> 
     return Stage.LEAVING if host.tasks else Stage.WORK
 
 
+def done_of(wave: WaveRecord, hosts: Mapping[str, SeenHost], ends: Ends) -> int:
+    """Return on how many machines of a wave under way the work is over."""
+    counted = (name for name in wave.machines if name not in wave.left_out)
+    return sum(stage(name, hosts.get(name), wave, ends) == Stage.DONE for name in counted)
+
+
 def is_over(machine: str, host: SeenHost, wave: WaveRecord, plan: PlanRecord, now: float) -> bool:
     """Return whether the work on a machine is observed to be over, so that its event may end."""
     if not host.is_open or not host.is_well:

@@ -130,6 +130,22 @@ overcommit = {cpu = 1.5}
     assert spec_of(ctl, "front")["datacenter"] is None
 
 
+def test_an_entitlement_is_changed_by_all_options_or_not_at_all(ctl: Ctl, machines: None) -> None:
+    """BUG-UX102: a wrong `--unset` and the first of two quotas of one type were dropped."""
+    assert ctl("entitlement", "create", "front", "--machines", "2").exit_code == 0
+    before = spec_of(ctl, "front")
+    for options, words in (
+        (("--unset", "prority", "--machines", "1"), "there is no such property"),
+        (("--unset", "priority", "--priority", "7"), "cannot be given with a value of priority"),
+        (("--unset", "owners", "--add-owner", "bob"), "cannot be given with a value of owners"),
+        (("--quota", "skylake=1", "--quota", "skylake=2"), "--quota skylake=… is given 2 times"),
+    ):
+        refused = ctl("entitlement", "update", "front", *options)
+        assert refused.exit_code == 64, refused.output
+        assert words in refused.output
+    assert spec_of(ctl, "front") == before
+
+
 def test_requests_are_decided_by_those_who_may(  # CP6 CP12
     region: Region, ctl: Ctl, tmp_path: Path
 ) -> None:

@@ -106,6 +106,24 @@ def test_an_end_is_not_given_together_with_what_begins(
     assert region.control_plane.intents.written == []
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--tasks", "1", "--share", "0.5"), "--tasks: a share is given as well"),
+        (("--env", "A=1", "--env", "A=2"), "--env A is given twice"),
+        (("--config", f"a={__file__}", "--config", f"a={__file__}"), "--config a is given twice"),
+    ],
+)
+def test_a_canary_drops_no_option(
+    ctl: Ctl, region: Region, options: tuple[str, ...], words: str
+) -> None:
+    """BUG-UX104: `--tasks` next to `--share`, and the first of two equal keys, were dropped."""
+    refused = ctl("job", "canary", "web", *options, "--for", "1m")
+    assert refused.exit_code == 64, refused.output
+    assert words in refused.output
+    assert region.control_plane.intents.written == []
+
+
 def test_a_job_file_is_pushed_without_its_size(ctl: Ctl, region: Region, tmp_path: Path) -> None:
     path = tmp_path / "web.toml"
     path.write_text(f'name="web"\nentitlement="front"\ntasks=7\nimage="{IMAGE}"\ncommand=["/x"]\n')

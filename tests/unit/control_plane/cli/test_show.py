@@ -60,6 +60,18 @@ def test_markup_in_a_name_is_text_on_a_terminal() -> None:
     assert "[red]x[/red]" in out.getvalue()
 
 
+def test_a_long_reason_leaves_room_for_the_other_columns_of_a_terminal() -> None:
+    """BUG-UX103: at 80 columns a long last cell hid all other columns, and was cut itself."""
+    console = Console(file=io.StringIO(), width=80)
+    reason = " ".join(["waits"] * 30)
+    rows = [["web-0", "waiting", "unknown", "h0001", "2026-11-28 15:00:00Z", reason]]
+    console.print(rich_table(("task", "phase", "health", "machine", "since", "reason"), rows))
+    out = console.file
+    assert isinstance(out, io.StringIO)
+    assert out.getvalue().splitlines()[2].split()[:4] == ["web-0", "waiting", "unknown", "h0001"]
+    assert out.getvalue().count("waits") == 30
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "-"), (0, "0s"), (59.6, "1m"), (3661, "1h1m"), (90_000, "1d1h"), (-5, "0s")],

@@ -445,3 +445,19 @@ async def test_a_plan_is_not_shown_for_a_name_that_it_could_not_have(w: World):
     for ask in (w.cp.maintenance.preview("k 2", wish), w.cp.maintenance.accept("k 2", wish, "me")):
         with pytest.raises(InvalidInput, match=r"'k 2' is not .* a plan: a-z, 0-9 and -, at most"):
             await ask
+
+
+@planned()
+async def test_a_cancelled_plan_still_shows_the_work_that_was_done(w: World):
+    """BUG-UX106: it showed 0 done, and its name was refused with "cancel it"."""
+    await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
+    wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
+    await w.cp.maintenance.accept("fans", wish, "ann")
+    await w.until(lambda: len(w.cp.maintenance.show("fans").waves[0].ready) == 2)
+    assert (await w.cp.maintenance.report("fans", ["m1"])).done == 1
+    assert (await w.cp.maintenance.cancel("fans")).done == 1
+    await w.until(lambda: w.cp._observations.observation("m2").answering)
+    assert w.cp.maintenance.show("fans").done == 1
+    with pytest.raises(Conflict, match="it is cancelled") as refused:
+        await w.cp.maintenance.accept("fans", wish, "ann")
+    assert refused.value.hint == "the record of an ended plan keeps its name: choose another name"

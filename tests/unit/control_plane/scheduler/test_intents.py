@@ -588,6 +588,7 @@ async def test_versions_that_tasks_are_to_leave_are_shown_and_a_reached_push_wai
     await w.cp.rollback_job("web")
     begun = await w.cp.intents.show("web")
     assert [(row.version, row.wanted) for row in begun.versions] == [(3, 4), (2, 0)]
+    assert [v.waits_for for v in begun.intents if v.dimension == "push"] == [""]  # BUG-UX107
     await w.stable()
     ended = await w.cp.intents.show("web")
     assert [(row.version, row.wanted, row.running) for row in ended.versions] == [(3, 4, 4)]

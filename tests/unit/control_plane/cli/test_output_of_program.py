@@ -1,0 +1,63 @@
+"""What the programs do if their output cannot be written, and with options that are empty."""
+
+from __future__ import annotations
+
+import errno
+import io
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from control_plane.cli import main
+from control_plane.cli.program import Program
+from wire.pipes import PipedGroup
+
+
+def test_a_program_without_stdout_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BUG-UX105: `twinectl job list >&-` ended with a traceback."""
+
+    @click.group(cls=PipedGroup)
+    def program() -> None:
+        pass
+
+    @program.command()
+    def say() -> None:
+        click.echo(sys.stdout.isatty())
+
+    monkeypatch.setattr(sys, "stdout", None)
+    program.main(["say"], standalone_mode=False)
+    assert isinstance(sys.stdout, io.TextIOBase)
+    sys.stdout.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_below_the_output_is_a_failure_not_wrong_use(number: int) -> None:
+    """BUG-UX105: `twinectl job list >file` on a full disk ended with 64."""
+
+    @click.group(cls=Program)
+    def program() -> None:
+        pass
+
+    @program.command()
+    def say() -> None:
+        raise OSError(number, "it does not fit")
+
+    found = CliRunner().invoke(program, ["say"])
+    assert found.exit_code == 1
+    assert "cannot write the output: it does not fit" in found.output
+
+
+def test_an_empty_endpoint_is_not_the_default_one() -> None:
+    """BUG-UX108: `--endpoint "$UNSET"` called the control plane of this host."""
+    found = CliRunner().invoke(main, ["--endpoint", "", "job", "list"])
+    assert found.exit_code == 64
+    assert "--endpoint is empty" in found.output
+
+
+def test_the_audit_log_is_asked_for_an_object_of_a_kind() -> None:
+    """BUG-UX109: `audit --object web` printed an empty table."""
+    found = CliRunner().invoke(main, ["audit", "--object", "web"])
+    assert found.exit_code == 64
+    assert "--object takes KIND/NAME such as job/web, not 'web'" in found.output
