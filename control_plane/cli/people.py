@@ -173,7 +173,7 @@ def machine_revoke_identity(target: Target, name: str, output: str) -> None:
     found: Revocation = target.ask(lambda client: client.revoke_machine_identity(name))
     line = f"machine {found.name}: its certificates are revoked"
     hint = f"to restore it: twinectl token create --host {found.name}"
-    show.emit(output, found, lambda: click.echo(show.printable(f"{line}\n{hint}")))
+    show.emit(output, found, lambda: click.echo("\n".join(map(show.printable, (line, hint)))))
 
 
 @click.command()
