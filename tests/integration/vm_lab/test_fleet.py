@@ -66,7 +66,7 @@ main(["build-long"])
 
 
 def test_a_command_that_is_terminated_removes_its_files() -> None:
-    """BUG-UX112: SIGTERM left the temporary folder of `twine-lab image` behind."""
+    """BUG-UX111: SIGTERM left the temporary folder of `twine-lab image` behind."""
     argv = (sys.executable, "-c", _BUILD)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, bufsize=1) as build:
         try:
