@@ -66,6 +66,8 @@ class JobPlanner:
         for claim in change.claims:
             after[claim.task] = claim.machine
             place, before = claim.machine.place, now.get(claim.task)
+            if before is claim.machine:
+                continue  # it claims another amount where it is
             placed.append(
                 PlannedTask(
                     task=claim.task,
@@ -73,7 +75,7 @@ class JobPlanner:
                     datacenter=place.datacenter,
                     msb=place.msb.rpartition("/")[2],
                     taken=claim.machine in change.takes,
-                    moved_from=before.name if before and before is not claim.machine else "",
+                    moved_from=before.name if before else "",
                 )
             )
         moved = {task.task for task in placed}

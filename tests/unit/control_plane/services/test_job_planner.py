@@ -163,6 +163,17 @@ async def test_all_reasons_are_named_at_once_and_per_group_of_machines(w: World)
         await w.cp.job_planner.explain("none")
 
 
+@on(region_of("dc1/msb1"))
+async def test_a_task_that_claims_another_amount_where_it_is_stays(w: World):
+    """BUG-UX112: tasks that ran on the machine of the plan were called new."""
+    await entitle(w, "front", 1)
+    before, after = (Limits(memory_max_bytes=size * MIB) for size in (100, 200))
+    await w.cp.apply_job(job("a", 2, limits=before))
+    await w.stable("a")
+    planned = await w.cp.job_planner.plan(job("a", 2, limits=after))
+    assert (planned.placed, planned.staying, planned.new_version) == ([], 2, True)
+
+
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
 async def test_limits_of_preferences_and_gangs_are_reasons(w: World):
     await entitle(w, "front", 3)
