@@ -162,9 +162,10 @@ class Annealing:
         self._settle()
 
     def _cycle_of_prices(self, progress: Callable[[], float], block: int) -> None:
-        """Cool with prices that are as hot as the search, so that no more objects move than must.
+        """Cool while each move costs several times the heat, so that only needed moves stay.
 
-        Sums mean nothing until prices are what they are; the placement at the begin is the best.
+        Sums with raised prices are not comparable: until prices have their own values again, the
+        placement at the begin counts as the best.
         """
         t, state = self.state.tables, self.state
         prices, before = (t.price.copy(), t.distance.copy()), state.total()
@@ -177,8 +178,8 @@ class Annealing:
                 t.price[:], t.distance[:] = (dearer * each for each in prices)
             if is_dear and dearer == 1.0:
                 is_dear = False
-                t.sums[:] = state.total() - before, min(0.0, state.total() - before)
-                t.marks[1] = t.sums[0] < 0.0
+                gained = state.total() - before
+                t.sums[:], t.marks[1] = (gained, min(0.0, gained)), gained < 0.0
             self._block(block, self._unit * heat)
         t.price[:], t.distance[:] = prices
         self._settle()
