@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
 
 import msgspec
 
@@ -18,11 +17,10 @@ from agent.api.presence import Presence
 from agent.api.unit import UnitShown
 from agent.routes import ROUTES
 from agent.usage import Usages
-from wire.client import WireClient
+from wire.client import WireClient, answer_as
 from wire.duplex import Duplex
 from wire.routes import Route
 
-_T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 
 
@@ -47,36 +45,36 @@ class AgentClient(WireClient):
 
     async def get_machine(self) -> api.MachineFacts:
         """Return what the machine has."""
-        return _as(api.MachineFacts, await self.call(_ROUTE["get_machine"]))
+        return answer_as(api.MachineFacts, await self.call(_ROUTE["get_machine"]))
 
     async def list_images(self) -> api.Images:
         """Return all images that are complete."""
-        return _as(api.Images, await self.call(_ROUTE["list_images"]))
+        return answer_as(api.Images, await self.call(_ROUTE["list_images"]))
 
     async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
         """Let the agent fetch an image; returns when it is published, or at once if it was."""
         answer = await self.call(_ROUTE["pull_image"], pull, timeout_s=900.0)
-        return _as(api.ImageInfo, answer)
+        return answer_as(api.ImageInfo, answer)
 
     async def fetch_oci_image(self, reference: str) -> api.ImageInfo:
         """Let the agent fetch an image from a registry; returns when it is published."""
         pull = api.OciPull(reference=reference)
         answer = await self.call(_ROUTE["fetch_oci_image"], pull, timeout_s=3600.0)
-        return _as(api.ImageInfo, answer)
+        return answer_as(api.ImageInfo, answer)
 
     async def stage_image(self, reference: str) -> api.Ack:
         """Let the agent fetch an image ahead of need; returns at once."""
-        return _as(
+        return answer_as(
             api.Ack, await self.call(_ROUTE["stage_image"], api.OciPull(reference=reference))
         )
 
     async def list_arrivals(self) -> Arrivals:
         """Return the images that are being fetched or unpacked."""
-        return _as(Arrivals, await self.call(_ROUTE["list_arrivals"]))
+        return answer_as(Arrivals, await self.call(_ROUTE["list_arrivals"]))
 
     async def cancel_arrival(self, name: str) -> api.Ack:
         """Give up an image that is being taken in, by its name in `list_arrivals`."""
-        return _as(api.Ack, await self.call(_ROUTE["cancel_arrival"], ArrivalName(name=name)))
+        return answer_as(api.Ack, await self.call(_ROUTE["cancel_arrival"], ArrivalName(name=name)))
 
     async def put_image(
         self, digest: str, format_: api.ImageFormat, stream: AsyncIterator[bytes]
@@ -85,11 +83,11 @@ class AgentClient(WireClient):
         answer = await self.call(
             _ROUTE["put_image"], stream=stream, timeout_s=900.0, digest=digest, format=format_.value
         )
-        return _as(api.ImageInfo, answer)
+        return answer_as(api.ImageInfo, answer)
 
     async def get_image(self, digest: str) -> api.ImageInfo:
         """Return one image, or raise `NotFound`."""
-        return _as(api.ImageInfo, await self.call(_ROUTE["get_image"], digest=digest))
+        return answer_as(api.ImageInfo, await self.call(_ROUTE["get_image"], digest=digest))
 
     async def delete_image(self, digest: str) -> None:
         """Remove an image that no task runs from."""
@@ -97,16 +95,16 @@ class AgentClient(WireClient):
 
     async def list_tasks(self) -> api.Tasks:
         """Return all tasks of the machine."""
-        return _as(api.Tasks, await self.call(_ROUTE["list_tasks"]))
+        return answer_as(api.Tasks, await self.call(_ROUTE["list_tasks"]))
 
     async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
         """Set the desired state of a task; the answer comes before it runs."""
         answer = await self.call(_ROUTE["put_task"], spec, task_id=task_id, heard=self._answered)
-        return _as(api.TaskStatus, answer)
+        return answer_as(api.TaskStatus, answer)
 
     async def get_task(self, task_id: str) -> api.TaskStatus:
         """Return the observed state of a task, or raise `NotFound`."""
-        return _as(api.TaskStatus, await self.call(_ROUTE["get_task"], task_id=task_id))
+        return answer_as(api.TaskStatus, await self.call(_ROUTE["get_task"], task_id=task_id))
 
     async def delete_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
@@ -115,7 +113,7 @@ class AgentClient(WireClient):
         answer = await self.call(
             _ROUTE["delete_task"], task_id=task_id, generation=generation, epoch=epoch
         )
-        return _as(api.TaskStatus, answer)
+        return answer_as(api.TaskStatus, answer)
 
     async def restart_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
@@ -128,18 +126,18 @@ class AgentClient(WireClient):
             epoch=epoch,
             heard=self._answered,
         )
-        return _as(api.TaskStatus, answer)
+        return answer_as(api.TaskStatus, answer)
 
     async def list_volumes(self) -> api.VolumeInfos:
         """Return the volumes of the machine, and snapshots of them."""
-        return _as(api.VolumeInfos, await self.call(_ROUTE["list_volumes"]))
+        return answer_as(api.VolumeInfos, await self.call(_ROUTE["list_volumes"]))
 
     async def snapshot_volume(self, entitlement: str, volume: str, label: str) -> api.VolumeInfo:
         """Keep what a persistent volume (TASK.VOLUME) holds now; returns the snapshot."""
         answer = await self.call(
             _ROUTE["snapshot_volume"], entitlement=entitlement, volume=volume, label=label
         )
-        return _as(api.VolumeInfo, answer)
+        return answer_as(api.VolumeInfo, answer)
 
     async def remove_volume(self, entitlement: str, volume: str) -> None:
         """Remove a persistent volume or a snapshot that no task has."""
@@ -147,7 +145,9 @@ class AgentClient(WireClient):
 
     async def resize_task(self, task_id: str, resize: api.Resize) -> api.TaskStatus:
         """Change what a running task may use, without a restart."""
-        return _as(api.TaskStatus, await self.call(_ROUTE["resize_task"], resize, task_id=task_id))
+        return answer_as(
+            api.TaskStatus, await self.call(_ROUTE["resize_task"], resize, task_id=task_id)
+        )
 
     def task_logs(
         self,
@@ -172,7 +172,7 @@ class AgentClient(WireClient):
 
     async def get_unit(self, task_id: str) -> UnitShown:
         """Return the exact properties of a task's unit."""
-        return _as(UnitShown, await self.call(_ROUTE["get_unit"], task_id=task_id))
+        return answer_as(UnitShown, await self.call(_ROUTE["get_unit"], task_id=task_id))
 
     def exec_task(
         self, task_id: str, command: list[str], *, tty: bool, rows: int = 24, columns: int = 80
@@ -192,23 +192,23 @@ class AgentClient(WireClient):
 
     async def get_presence(self) -> Presence:
         """Return the process that answers, and its boot."""
-        return _as(Presence, await self.call(_ROUTE["get_presence"]))
+        return answer_as(Presence, await self.call(_ROUTE["get_presence"]))
 
     async def get_usage(self) -> Usages:
         """Return what each task uses of the host."""
-        return _as(Usages, await self.call(_ROUTE["get_usage"]))
+        return answer_as(Usages, await self.call(_ROUTE["get_usage"]))
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         """Ask for a host profile; the answer comes before it is applied."""
-        return _as(api.ProfileStatus, await self.call(_ROUTE["put_profile"], spec))
+        return answer_as(api.ProfileStatus, await self.call(_ROUTE["put_profile"], spec))
 
     async def put_notices(self, told: HostNotices) -> HostNotices:
         """Set all notices for the tasks of the machine; those left out are withdrawn."""
-        return _as(HostNotices, await self.call(_ROUTE["put_notices"], told))
+        return answer_as(HostNotices, await self.call(_ROUTE["put_notices"], told))
 
     async def get_profile(self) -> api.ProfileStatus:
         """Return the profile the machine runs, with proof per setting."""
-        return _as(api.ProfileStatus, await self.call(_ROUTE["get_profile"]))
+        return answer_as(api.ProfileStatus, await self.call(_ROUTE["get_profile"]))
 
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
         """Return events after a sequence number, waiting up to `wait_s` for the first.
@@ -224,13 +224,13 @@ class AgentClient(WireClient):
             heard=self._answered,
             epoch=self.epoch() if knows else None,
         )
-        events = _as(api.Events, answer)
+        events = answer_as(api.Events, answer)
         self._answered = events.answered or None
         return events
 
     async def list_credentials(self) -> Credentials:
         """Return which credentials the host holds."""
-        return _as(Credentials, await self.call(_ROUTE["list_credentials"]))
+        return answer_as(Credentials, await self.call(_ROUTE["list_credentials"]))
 
     async def put_credential(self, entitlement: str, name: str, value: bytes) -> CredentialInfo:
         """Let the host hold a credential in memory."""
@@ -241,7 +241,7 @@ class AgentClient(WireClient):
         answer = await self.call(
             _ROUTE["put_credential"], stream=chunks(), entitlement=entitlement, name=name
         )
-        return _as(CredentialInfo, answer)
+        return answer_as(CredentialInfo, answer)
 
     async def delete_credential(self, entitlement: str, name: str) -> None:
         """Let the host forget a credential."""
@@ -249,25 +249,20 @@ class AgentClient(WireClient):
 
     async def leave(self) -> list[str]:
         """Announce that the host goes down; return the ids of tasks that still run."""
-        return _as(api.Running, await self.call(_ROUTE["leave"])).tasks
+        return answer_as(api.Running, await self.call(_ROUTE["leave"])).tasks
 
     async def get_accounts(self) -> Accounts:
         """Return an account of all that is on the host."""
-        return _as(Accounts, await self.call(_ROUTE["get_accounts"], timeout_s=120.0))
+        return answer_as(Accounts, await self.call(_ROUTE["get_accounts"], timeout_s=120.0))
 
     async def repair_accounts(self) -> Accounts:
         """Let the agent remove what has no owner; returns what is still wrong."""
-        return _as(Accounts, await self.call(_ROUTE["repair_accounts"], timeout_s=300.0))
+        return answer_as(Accounts, await self.call(_ROUTE["repair_accounts"], timeout_s=300.0))
 
     async def collect_garbage(self) -> Accounts:
         """Let the agent remove unused images and layers."""
-        return _as(Accounts, await self.call(_ROUTE["collect_garbage"], timeout_s=300.0))
+        return answer_as(Accounts, await self.call(_ROUTE["collect_garbage"], timeout_s=300.0))
 
     async def readyz(self) -> api.Liveness:
         """Return whether the agent has reconciled its state, or raise `Busy`."""
-        return _as(api.Liveness, await self.call(_ROUTE["readyz"]))
-
-
-def _as(kind: type[_T], value: object) -> _T:
-    assert isinstance(value, kind)
-    return value
+        return answer_as(api.Liveness, await self.call(_ROUTE["readyz"]))

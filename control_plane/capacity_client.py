@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from control_plane.api.capacity import (
     DecisionNote,
     EntitlementRequest,
@@ -16,10 +14,9 @@ from control_plane.api.capacity import (
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.capacity_routes import CAPACITY_ROUTES, PROFILE_ROUTES
 from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
-from wire.client import WireClient
+from wire.client import WireClient, answer_as
 from wire.routes import Route
 
-_T = TypeVar("_T")
 _ROUTES = (*CAPACITY_ROUTES, *PROFILE_ROUTES)
 _ROUTE: dict[str, Route] = {route.name: route for route in _ROUTES}
 
@@ -32,16 +29,18 @@ class CapacityClient(WireClient):
 
     async def list_entitlements(self) -> Entitlements:
         """Return all entitlements."""
-        return _as(Entitlements, await self.call(_ROUTE["list_entitlements"]))
+        return answer_as(Entitlements, await self.call(_ROUTE["list_entitlements"]))
 
     async def get_entitlement(self, name: str) -> EntitlementView:
         """Return an entitlement, or raise `NotFound`."""
-        return _as(EntitlementView, await self.call(_ROUTE["get_entitlement"], entitlement=name))
+        return answer_as(
+            EntitlementView, await self.call(_ROUTE["get_entitlement"], entitlement=name)
+        )
 
     async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
         """Create an entitlement or change it, at once or not at all."""
         answer = await self.call(_ROUTE["put_entitlement"], spec, entitlement=name)
-        return _as(EntitlementView, answer)
+        return answer_as(EntitlementView, answer)
 
     async def delete_entitlement(self, name: str) -> None:
         """Remove an entitlement that has no jobs."""
@@ -50,16 +49,18 @@ class CapacityClient(WireClient):
     async def request_entitlement(self, name: str, wish: EntitlementWish) -> EntitlementRequest:
         """Request an entitlement, a change or a removal; the answer has the outcome."""
         answer = await self.call(_ROUTE["request_entitlement"], wish, entitlement=name)
-        return _as(EntitlementRequest, answer)
+        return answer_as(EntitlementRequest, answer)
 
     async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
         """Return the requests that wait for a decision, or all of them."""
         answer = await self.call(_ROUTE["list_requests"], all="true" if decided else None)
-        return _as(EntitlementRequests, answer)
+        return answer_as(EntitlementRequests, answer)
 
     async def get_request(self, request_id: str) -> EntitlementRequest:
         """Return a request, or raise `NotFound`."""
-        return _as(EntitlementRequest, await self.call(_ROUTE["get_request"], request=request_id))
+        return answer_as(
+            EntitlementRequest, await self.call(_ROUTE["get_request"], request=request_id)
+        )
 
     async def approve_request(self, request_id: str, note: str = "") -> EntitlementRequest:
         """Grant a request."""
@@ -75,11 +76,11 @@ class CapacityClient(WireClient):
 
     async def _decide(self, route: str, request_id: str, note: str) -> EntitlementRequest:
         answer = await self.call(_ROUTE[route], DecisionNote(note=note), request=request_id)
-        return _as(EntitlementRequest, answer)
+        return answer_as(EntitlementRequest, answer)
 
     async def get_capacity(self) -> CapacityReport:
         """Return granted, held, used and remaining capacity."""
-        return _as(CapacityReport, await self.call(_ROUTE["get_capacity"], timeout_s=120.0))
+        return answer_as(CapacityReport, await self.call(_ROUTE["get_capacity"], timeout_s=120.0))
 
     async def propose_profile(
         self, entitlement: str, wish: ProfileWish, *, dry_run: bool = False
@@ -87,23 +88,18 @@ class CapacityClient(WireClient):
         """Bring the machines of an entitlement to a changed profile, a few at a time."""
         route, dry = _ROUTE["propose_profile"], "true" if dry_run else None
         answer = await self.call(route, wish, entitlement=entitlement, dry_run=dry)
-        return _as(ProfileView, answer)
+        return answer_as(ProfileView, answer)
 
     async def get_profile_rollout(self, entitlement: str) -> ProfileView:
         """Return the profile of an entitlement, and how far a change of it is."""
         route = _ROUTE["get_profile_rollout"]
-        return _as(ProfileView, await self.call(route, entitlement=entitlement))
+        return answer_as(ProfileView, await self.call(route, entitlement=entitlement))
 
     async def rollback_profile(self, entitlement: str) -> ProfileView:
         """Bring its machines back to the profile before."""
         route = _ROUTE["rollback_profile"]
-        return _as(ProfileView, await self.call(route, entitlement=entitlement))
+        return answer_as(ProfileView, await self.call(route, entitlement=entitlement))
 
     async def profile_stats(self) -> ProfileStats:
         """Return how long hosts take to change each kind of setting."""
-        return _as(ProfileStats, await self.call(_ROUTE["profile_stats"]))
-
-
-def _as(kind: type[_T], value: object) -> _T:
-    assert isinstance(value, kind)
-    return value
+        return answer_as(ProfileStats, await self.call(_ROUTE["profile_stats"]))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
 
 import msgspec
 
@@ -28,10 +27,10 @@ from control_plane.intent_client import IntentClient
 from control_plane.machine_client import MachineClient
 from control_plane.people_client import PeopleClient
 from control_plane.rebalance_client import RebalanceClient
+from wire.client import answer_as
 from wire.duplex import Duplex
 from wire.routes import Route
 
-_T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 PUSH_TIMEOUT_S = 3600.0
 
@@ -49,7 +48,7 @@ class ControlPlaneClient(
 
     async def list_jobs(self) -> Jobs:
         """Return all jobs."""
-        return _as(Jobs, await self.call(_ROUTE["list_jobs"]))
+        return answer_as(Jobs, await self.call(_ROUTE["list_jobs"]))
 
     async def apply_job(
         self, spec: JobSpec, *, dry_run: bool = False, is_new: bool = False
@@ -65,42 +64,42 @@ class ControlPlaneClient(
             dry_run="true" if dry_run else None,
             new="true" if is_new else None,
         )
-        return _as(JobStatus, answer)
+        return answer_as(JobStatus, answer)
 
     async def plan_job(self, spec: JobSpec) -> JobPlan:
         """Return what applying a job would do; changes nothing."""
-        return _as(JobPlan, await self.call(_ROUTE["plan_job"], spec, job=spec.name))
+        return answer_as(JobPlan, await self.call(_ROUTE["plan_job"], spec, job=spec.name))
 
     async def explain_job(self, job: str) -> JobExplanation:
         """Return how many tasks of a job have a machine, and all reasons why others wait."""
-        return _as(JobExplanation, await self.call(_ROUTE["explain_job"], job=job))
+        return answer_as(JobExplanation, await self.call(_ROUTE["explain_job"], job=job))
 
     async def get_job(self, job: str) -> JobStatus:
         """Return a job, or raise `NotFound`."""
-        return _as(JobStatus, await self.call(_ROUTE["get_job"], job=job))
+        return answer_as(JobStatus, await self.call(_ROUTE["get_job"], job=job))
 
     async def stop_job(self, job: str) -> JobStatus:
         """Stop a job; `get_job` raises `NotFound` once all its tasks are gone."""
-        return _as(JobStatus, await self.call(_ROUTE["stop_job"], job=job))
+        return answer_as(JobStatus, await self.call(_ROUTE["stop_job"], job=job))
 
     async def change_job(self, verb: str, job: str) -> JobStatus:
         """`pause`, `resume`, `restart` or `rollback` a job."""
-        return _as(JobStatus, await self.call(_ROUTE[f"{verb}_job"], job=job))
+        return answer_as(JobStatus, await self.call(_ROUTE[f"{verb}_job"], job=job))
 
     async def move_job(self, job: str, entitlement: str) -> JobStatus:
         """Move a job to another entitlement, by a rolling update."""
         wish = JobMove(entitlement=entitlement)
-        return _as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
+        return answer_as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
 
     async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return what was done to a job's tasks after an event, oldest first."""
-        return _as(
+        return answer_as(
             JobEvents, await self.call(_ROUTE["job_events"], job=job, after=after, limit=limit)
         )
 
     async def task_story(self, job: str, index: int) -> TaskStory:
         """Return what is being done to a task of a job, and what was done before."""
-        return _as(TaskStory, await self.call(_ROUTE["task_story"], job=job, index=index))
+        return answer_as(TaskStory, await self.call(_ROUTE["task_story"], job=job, index=index))
 
     def job_logs(
         self,
@@ -127,17 +126,19 @@ class ControlPlaneClient(
 
     async def describe_task(self, job: str, index: int) -> TaskDescription:
         """Return the state of a task, as its agent reports it now."""
-        return _as(TaskDescription, await self.call(_ROUTE["describe_task"], job=job, index=index))
+        return answer_as(
+            TaskDescription, await self.call(_ROUTE["describe_task"], job=job, index=index)
+        )
 
     async def restart_task(self, job: str, index: int, wish: RestartWish) -> TaskStory:
         """Stop a task and start it again where it is."""
         answer = await self.call(_ROUTE["restart_task"], wish, job=job, index=str(index))
-        return _as(TaskStory, answer)
+        return answer_as(TaskStory, answer)
 
     async def move_task(self, name: str, index: int, wish: MoveWish) -> TaskStory:
         """Move a task of a job to another machine."""
         answer = await self.call(_ROUTE["move_task"], wish, job=name, index=str(index))
-        return _as(TaskStory, answer)
+        return answer_as(TaskStory, answer)
 
     def exec_task(
         self, job: str, index: int, command: list[str], *, tty: bool, window: Window
@@ -158,7 +159,7 @@ class ControlPlaneClient(
         answer = await self.call(
             _ROUTE["get_endpoints"], timeout_s=wait_s + 10.0, job=job, after=after, wait_s=wait_s
         )
-        return _as(Endpoints, answer)
+        return answer_as(Endpoints, answer)
 
     async def shard(self, job: str, shard: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
         """Return the healthy tasks that serve a shard; waits as `endpoints` does."""
@@ -170,19 +171,19 @@ class ControlPlaneClient(
             after=after,
             wait_s=wait_s,
         )
-        return _as(Endpoints, answer)
+        return answer_as(Endpoints, answer)
 
     async def get_shards(self, job: str) -> ShardMapView:
         """Return which tasks serve which shards of a job."""
-        return _as(ShardMapView, await self.call(_ROUTE["get_shards"], job=job))
+        return answer_as(ShardMapView, await self.call(_ROUTE["get_shards"], job=job))
 
     async def put_weights(self, job: str, weights: EndpointWeights) -> Endpoints:
         """Set the tasks' shares of a job's requests for a while."""
-        return _as(Endpoints, await self.call(_ROUTE["put_weights"], weights, job=job))
+        return answer_as(Endpoints, await self.call(_ROUTE["put_weights"], weights, job=job))
 
     async def put_shards(self, job: str, shards: ShardMap) -> ShardMapView:
         """Set which tasks serve which shards of a job."""
-        return _as(ShardMapView, await self.call(_ROUTE["put_shards"], shards, job=job))
+        return answer_as(ShardMapView, await self.call(_ROUTE["put_shards"], shards, job=job))
 
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0
@@ -190,19 +191,19 @@ class ControlPlaneClient(
         """Return the endpoints of the jobs that changed, out of many."""
         wanted = WatchedJobs(known=dict(known), wait_s=wait_s)
         answer = await self.call(_ROUTE["watch_endpoints"], wanted, timeout_s=wait_s + 10.0)
-        return _as(EndpointsNews, answer)
+        return answer_as(EndpointsNews, answer)
 
     async def list_limits(self) -> LimitViews:
         """Return the limits on destructive operations, and what they hold back."""
-        return _as(LimitViews, await self.call(_ROUTE["list_limits"]))
+        return answer_as(LimitViews, await self.call(_ROUTE["list_limits"]))
 
     async def lift_limit(self, name: str, wish: Lift) -> LimitView:
         """Lift a limit for a while."""
-        return _as(LimitView, await self.call(_ROUTE["lift_limit"], wish, limit=name))
+        return answer_as(LimitView, await self.call(_ROUTE["lift_limit"], wish, limit=name))
 
     async def list_images(self) -> Images:
         """Return all images of the image store."""
-        return _as(Images, await self.call(_ROUTE["list_store_images"]))
+        return answer_as(Images, await self.call(_ROUTE["list_store_images"]))
 
     async def remove_image(self, digest: str) -> None:
         """Remove an image that no job runs, or raise `Conflict` with their names."""
@@ -219,16 +220,16 @@ class ControlPlaneClient(
             digest=digest,
             format=format_.value,
         )
-        return _as(ImageInfo, answer)
+        return answer_as(ImageInfo, answer)
 
     async def sign_image(self, digest: str, signature: ImageSignature) -> ImageInfo:
         """Store a signature of an image."""
-        return _as(ImageInfo, await self.call(_ROUTE["sign_image"], signature, digest=digest))
+        return answer_as(ImageInfo, await self.call(_ROUTE["sign_image"], signature, digest=digest))
 
     async def name_image(self, digest: str, name: str) -> ImageInfo:
         """Let a name mean an image of the store from now on."""
         wish = NamedImage(name=name)
-        return _as(ImageInfo, await self.call(_ROUTE["name_image"], wish, digest=digest))
+        return answer_as(ImageInfo, await self.call(_ROUTE["name_image"], wish, digest=digest))
 
     def fetch_image(self, digest: str) -> AsyncIterator[bytes]:
         """Yield the stream of an image."""
@@ -236,13 +237,8 @@ class ControlPlaneClient(
 
     async def create_token(self, request: TokenRequest) -> Token:
         """Return a one-time join token."""
-        return _as(Token, await self.call(_ROUTE["create_token"], request))
+        return answer_as(Token, await self.call(_ROUTE["create_token"], request))
 
     async def readyz(self) -> Liveness:
         """Return whether the control plane is ready, or raise `Busy`."""
-        return _as(Liveness, await self.call(_ROUTE["readyz"]))
-
-
-def _as(kind: type[_T], value: object) -> _T:
-    assert isinstance(value, kind)
-    return value
+        return answer_as(Liveness, await self.call(_ROUTE["readyz"]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from control_plane.api.intent_routes import INTENT_ROUTES
 from control_plane.api.intent_wishes import (
     IntentWish,
@@ -14,10 +12,9 @@ from control_plane.api.intent_wishes import (
 )
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobBriefs
-from wire.client import WireClient
+from wire.client import WireClient, answer_as
 from wire.routes import Route
 
-_T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {route.name: route for route in INTENT_ROUTES}
 
 
@@ -29,19 +26,21 @@ class IntentClient(WireClient):
 
     async def list_job_briefs(self) -> JobBriefs:
         """Return all jobs in brief."""
-        return _as(JobBriefs, await self.call(_ROUTE["list_job_briefs"]))
+        return answer_as(JobBriefs, await self.call(_ROUTE["list_job_briefs"]))
 
     async def get_intents(self, job: str) -> JobIntents:
         """Return the intents of each writer for a job, and their effect."""
-        return _as(JobIntents, await self.call(_ROUTE["get_intents"], job=job))
+        return answer_as(JobIntents, await self.call(_ROUTE["get_intents"], job=job))
 
     async def put_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
         """Write one dimension of a job; the type of the wish is that of the dimension."""
-        return _as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
+        return answer_as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
 
     async def put_sizes(self, sizes: dict[str, SizeWish]) -> SizesWritten:
         """Write the sizes of many jobs; each is written or refused separately."""
-        return _as(SizesWritten, await self.call(_ROUTE["put_sizes"], SizeWishes(sizes=sizes)))
+        return answer_as(
+            SizesWritten, await self.call(_ROUTE["put_sizes"], SizeWishes(sizes=sizes))
+        )
 
     async def withdraw_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
         """End a job's canary or hold before its time."""
@@ -53,9 +52,4 @@ class IntentClient(WireClient):
             expect=wish.expect,
             take_over="true" if wish.take_over else None,
         )
-        return _as(JobIntents, answer)
-
-
-def _as(kind: type[_T], value: object) -> _T:
-    assert isinstance(value, kind)
-    return value
+        return answer_as(JobIntents, answer)

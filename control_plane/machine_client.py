@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TypeVar
 
 from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
 from control_plane.api.health_routes import HEALTH_ROUTES
@@ -30,10 +29,9 @@ from control_plane.api.maintenance import (
     Reported,
 )
 from control_plane.api.maintenance_routes import MAINTENANCE_ROUTES
-from wire.client import WireClient
+from wire.client import WireClient, answer_as
 from wire.routes import Route
 
-_T = TypeVar("_T")
 _ROUTES = (*MACHINE_ROUTES, *MAINTENANCE_ROUTES, *HEALTH_ROUTES)
 _ROUTE: dict[str, Route] = {route.name: route for route in _ROUTES}
 _IMPORT_TIMEOUT_S = 3600.0
@@ -56,14 +54,14 @@ class MachineClient(WireClient):
         after: str | None = None
         while after != "":
             answer = await self.call(_ROUTE["list_machines"], after=after, **given)
-            page = _as(Machines, answer)
+            page = answer_as(Machines, answer)
             machines += page.machines
             after = page.next
         return Machines(machines=machines)
 
     async def get_machine(self, machine: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""
-        return _as(MachineView, await self.call(_ROUTE["get_machine"], machine=machine))
+        return answer_as(MachineView, await self.call(_ROUTE["get_machine"], machine=machine))
 
     async def remove_machine(self, machine: str) -> None:
         """Forget a free machine that is decommissioned or was replaced."""
@@ -86,46 +84,46 @@ class MachineClient(WireClient):
             dry_run="true" if dry_run else None,
             simulated="true" if simulated else None,
         )
-        return _as(ImportResult, answer)
+        return answer_as(ImportResult, answer)
 
     async def label_machines(self, wish: Relabel) -> Records:
         """Set and remove labels of machines."""
-        return _as(Records, await self.call(_ROUTE["label_machines"], wish))
+        return answer_as(Records, await self.call(_ROUTE["label_machines"], wish))
 
     async def drain_machines(self, wish: Drain) -> Records:
         """Announce that machines will be away: their tasks move, and no new ones come."""
-        return _as(Records, await self.call(_ROUTE["drain_machines"], wish))
+        return answer_as(Records, await self.call(_ROUTE["drain_machines"], wish))
 
     async def undrain_machines(self, wish: Undrain) -> Records:
         """End planned unavailability of machines."""
-        return _as(Records, await self.call(_ROUTE["undrain_machines"], wish))
+        return answer_as(Records, await self.call(_ROUTE["undrain_machines"], wish))
 
     async def lend_machine(self, wish: Lend) -> MachineRecord:
         """Give a whole, empty machine to another entitlement for a while."""
-        return _as(MachineRecord, await self.call(_ROUTE["lend_machine"], wish))
+        return answer_as(MachineRecord, await self.call(_ROUTE["lend_machine"], wish))
 
     async def revoke_machines(self, wish: Revoke) -> Records:
         """Call lent machines back."""
-        return _as(Records, await self.call(_ROUTE["revoke_machines"], wish))
+        return answer_as(Records, await self.call(_ROUTE["revoke_machines"], wish))
 
     async def held_back_machines(self) -> HeldBackMachines:
         """Return silent machines whose state is not decided yet, and why."""
-        return _as(HeldBackMachines, await self.call(_ROUTE["held_back_machines"]))
+        return answer_as(HeldBackMachines, await self.call(_ROUTE["held_back_machines"]))
 
     async def confirm_down(self, wish: ConfirmDown) -> ConfirmedDown:
         """Confirm that silent machines are down, whatever holds the verdict back."""
-        return _as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], wish))
+        return answer_as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], wish))
 
     async def list_brokers(self) -> BrokerViews:
         """Return the resource brokers, one per data center."""
-        return _as(BrokerViews, await self.call(_ROUTE["list_brokers"]))
+        return answer_as(BrokerViews, await self.call(_ROUTE["list_brokers"]))
 
     async def broker_machines(self, datacenter: str, name_after: str = "") -> BrokerMachines:
         """Return a page of a broker's machines, and the revision from which to watch them."""
         answer = await self.call(
             _ROUTE["broker_machines"], datacenter=datacenter, name_after=name_after or None
         )
-        return _as(BrokerMachines, answer)
+        return answer_as(BrokerMachines, answer)
 
     async def broker_changes(
         self, datacenter: str, after: int, wait_s: float = 0.0
@@ -138,37 +136,32 @@ class MachineClient(WireClient):
             after=after,
             wait_s=wait_s,
         )
-        return _as(BrokerMachines, answer)
+        return answer_as(BrokerMachines, answer)
 
     async def list_plans(self) -> Plans:
         """Return all planned work on machines, the newest first."""
-        return _as(Plans, await self.call(_ROUTE["list_plans"]))
+        return answer_as(Plans, await self.call(_ROUTE["list_plans"]))
 
     async def get_plan(self, name: str) -> PlanView:
         """Return a plan with all its waves."""
-        return _as(PlanView, await self.call(_ROUTE["get_plan"], plan=name))
+        return answer_as(PlanView, await self.call(_ROUTE["get_plan"], plan=name))
 
     async def preview_plan(self, name: str, wish: MaintenanceWish) -> Preview:
         """Return the effect of planned work on jobs; changes nothing."""
-        return _as(Preview, await self.call(_ROUTE["preview_plan"], wish, plan=name))
+        return answer_as(Preview, await self.call(_ROUTE["preview_plan"], wish, plan=name))
 
     async def accept_plan(self, name: str, wish: MaintenanceWish) -> PlanView:
         """Announce planned work on machines, wave by wave."""
-        return _as(PlanView, await self.call(_ROUTE["accept_plan"], wish, plan=name))
+        return answer_as(PlanView, await self.call(_ROUTE["accept_plan"], wish, plan=name))
 
     async def cancel_plan(self, name: str) -> PlanView:
         """Cancel planned work."""
-        return _as(PlanView, await self.call(_ROUTE["cancel_plan"], plan=name))
+        return answer_as(PlanView, await self.call(_ROUTE["cancel_plan"], plan=name))
 
     async def report_plan(self, name: str, wish: Reported) -> PlanView:
         """Report that the work on some machines is over."""
-        return _as(PlanView, await self.call(_ROUTE["report_plan"], wish, plan=name))
+        return answer_as(PlanView, await self.call(_ROUTE["report_plan"], wish, plan=name))
 
     async def resume_plan(self, name: str, wish: GoOn) -> PlanView:
         """Continue a paused plan."""
-        return _as(PlanView, await self.call(_ROUTE["resume_plan"], wish, plan=name))
-
-
-def _as(kind: type[_T], value: object) -> _T:
-    assert isinstance(value, kind)
-    return value
+        return answer_as(PlanView, await self.call(_ROUTE["resume_plan"], wish, plan=name))

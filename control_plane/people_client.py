@@ -5,7 +5,7 @@ A part of `ControlPlaneClient`, which is what callers use.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from control_plane.api.authority import AuthorityView, RotationStep, Step
 from control_plane.api.duplicates import Duplicates
@@ -23,10 +23,9 @@ from control_plane.api.people import (
 )
 from control_plane.api.restored import Restored, RestoredView
 from control_plane.api.routes import ROUTES
-from wire.client import WireClient
+from wire.client import WireClient, answer_as
 from wire.routes import Route
 
-_T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 
 
@@ -35,11 +34,11 @@ class PeopleClient(WireClient):
 
     async def get_myself(self) -> Myself:
         """Return the caller's identity and rights."""
-        return _as(Myself, await self.call(_ROUTE["get_myself"]))
+        return answer_as(Myself, await self.call(_ROUTE["get_myself"]))
 
     async def list_sessions(self) -> ConsoleSessions:
         """Return which browsers have the web console open."""
-        return _as(ConsoleSessions, await self.call(_ROUTE["list_sessions"]))
+        return answer_as(ConsoleSessions, await self.call(_ROUTE["list_sessions"]))
 
     async def end_session(self, session: str) -> None:
         """End the session of a browser."""
@@ -47,11 +46,11 @@ class PeopleClient(WireClient):
 
     async def list_operators(self) -> Grants:
         """Return the grants of the operator role."""
-        return _as(Grants, await self.call(_ROUTE["list_operators"]))
+        return answer_as(Grants, await self.call(_ROUTE["list_operators"]))
 
     async def grant_operator(self, who: str) -> Grant:
         """Make `user:NAME` or `group:NAME` an operator."""
-        return _as(Grant, await self.call(_ROUTE["grant_operator"], who=who))
+        return answer_as(Grant, await self.call(_ROUTE["grant_operator"], who=who))
 
     async def revoke_operator(self, who: str) -> None:
         """Take the operator role from a user or group."""
@@ -59,7 +58,7 @@ class PeopleClient(WireClient):
 
     async def grant_host_admin(self, who: str) -> Grant:
         """Let `user:NAME` or `group:NAME` run tasks without a sandbox."""
-        return _as(Grant, await self.call(_ROUTE["grant_host_admin"], admin=who))
+        return answer_as(Grant, await self.call(_ROUTE["grant_host_admin"], admin=who))
 
     async def revoke_host_admin(self, who: str) -> None:
         """Take the right to run tasks without a sandbox from a user or group."""
@@ -67,11 +66,11 @@ class PeopleClient(WireClient):
 
     async def list_groups(self) -> Groups:
         """Return all groups."""
-        return _as(Groups, await self.call(_ROUTE["list_groups"]))
+        return answer_as(Groups, await self.call(_ROUTE["list_groups"]))
 
     async def put_group(self, name: str, spec: GroupSpec) -> Group:
         """Create a group, or replace its members."""
-        return _as(Group, await self.call(_ROUTE["put_group"], spec, group=name))
+        return answer_as(Group, await self.call(_ROUTE["put_group"], spec, group=name))
 
     async def delete_group(self, name: str) -> None:
         """Remove a group."""
@@ -79,20 +78,20 @@ class PeopleClient(WireClient):
 
     async def list_users(self) -> Users:
         """Return the users with a credential, and those whose credentials were revoked."""
-        return _as(Users, await self.call(_ROUTE["list_users"]))
+        return answer_as(Users, await self.call(_ROUTE["list_users"]))
 
     async def revoke_user(self, user: str) -> Revocation:
         """Revoke all credentials that a user has now."""
-        return _as(Revocation, await self.call(_ROUTE["revoke_user"], user=user))
+        return answer_as(Revocation, await self.call(_ROUTE["revoke_user"], user=user))
 
     async def revoke_machine_identity(self, machine: str) -> Revocation:
         """Revoke all certificates that a host has now."""
         answer = await self.call(_ROUTE["revoke_machine_identity"], machine=machine)
-        return _as(Revocation, answer)
+        return answer_as(Revocation, answer)
 
     async def list_duplicates(self) -> Duplicates:
         """Return the hosts that have the identity of another one."""
-        return _as(Duplicates, await self.call(_ROUTE["list_duplicates"]))
+        return answer_as(Duplicates, await self.call(_ROUTE["list_duplicates"]))
 
     async def forget_duplicate(self, machine: str) -> None:
         """Have the hosts with a machine's identity checked again."""
@@ -100,11 +99,11 @@ class PeopleClient(WireClient):
 
     async def show_restored(self) -> RestoredView:
         """Return how machines differ from the copy that the store was restored from."""
-        return _as(RestoredView, await self.call(_ROUTE["show_restored"]))
+        return answer_as(RestoredView, await self.call(_ROUTE["show_restored"]))
 
     async def release_restored(self) -> Restored:
         """Have the restored store's wishes carried out from now on."""
-        return _as(Restored, await self.call(_ROUTE["release_restored"]))
+        return answer_as(Restored, await self.call(_ROUTE["release_restored"]))
 
     async def let_task_go(self, machine: str, task: str) -> None:
         """Have a task stopped that the restored store does not know."""
@@ -113,18 +112,13 @@ class PeopleClient(WireClient):
     async def list_audit(self, **query: float | str | None) -> AuditPage:
         """Return a part of the audit log: `before`, `limit`, `since`, `who`, `object`."""
         given: dict[str, Any] = dict(query)
-        return _as(AuditPage, await self.call(_ROUTE["list_audit"], timeout_s=60.0, **given))
+        return answer_as(AuditPage, await self.call(_ROUTE["list_audit"], timeout_s=60.0, **given))
 
     async def get_roots(self) -> AuthorityView:
         """Return the authority's roots, and how many hosts trust and use each."""
-        return _as(AuthorityView, await self.call(_ROUTE["get_roots"]))
+        return answer_as(AuthorityView, await self.call(_ROUTE["get_roots"]))
 
     async def step_roots(self, step: Step, *, force: bool = False) -> AuthorityView:
         """Take one step of a root rotation."""
         wish = RotationStep(step=step, force=force)
-        return _as(AuthorityView, await self.call(_ROUTE["step_roots"], wish, timeout_s=60.0))
-
-
-def _as(kind: type[_T], value: object) -> _T:
-    assert isinstance(value, kind)
-    return value
+        return answer_as(AuthorityView, await self.call(_ROUTE["step_roots"], wish, timeout_s=60.0))

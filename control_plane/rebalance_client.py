@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TypeVar
 
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
@@ -18,10 +17,9 @@ from control_plane.api.rebalancing import (
 )
 from control_plane.api.rebalancing_routes import REBALANCING_ROUTES
 from control_plane.api.region_status import RegionStatus
-from wire.client import WireClient
+from wire.client import WireClient, answer_as
 from wire.routes import Route
 
-_T = TypeVar("_T")
 _ROUTES = (*REBALANCING_ROUTES, *CAPACITY_ROUTES, *HEALTH_ROUTES)
 _ROUTE: dict[str, Route] = {route.name: route for route in _ROUTES}
 PLAN_TIMEOUT_S = 300.0
@@ -36,45 +34,45 @@ class RebalanceClient(WireClient):
 
     async def rebalance_status(self) -> RebalanceStatus:
         """Return what the ReBalancer does, and its plan."""
-        return _as(RebalanceStatus, await self.call(_ROUTE["rebalance_status"]))
+        return answer_as(RebalanceStatus, await self.call(_ROUTE["rebalance_status"]))
 
     async def plan_rebalance(self) -> RebalancePlan:
         """Return what the ReBalancer would move now; a large region takes a minute."""
         answer = await self.call(_ROUTE["plan_rebalance"], timeout_s=PLAN_TIMEOUT_S)
-        return _as(RebalancePlan, answer)
+        return answer_as(RebalancePlan, answer)
 
     async def rebalance_history(self) -> RebalanceHistory:
         """Return the ReBalancer's moves that ended."""
-        return _as(RebalanceHistory, await self.call(_ROUTE["rebalance_history"]))
+        return answer_as(RebalanceHistory, await self.call(_ROUTE["rebalance_history"]))
 
     async def explain_rebalance(self, move: str) -> MoveExplanation:
         """Return why a task is moved, and the progress of the move."""
-        return _as(MoveExplanation, await self.call(_ROUTE["explain_rebalance"], move=move))
+        return answer_as(MoveExplanation, await self.call(_ROUTE["explain_rebalance"], move=move))
 
     async def pause_rebalance(self, wish: PauseWish) -> RebalanceStatus:
         """Pause the ReBalancer: it begins no further moves."""
-        return _as(RebalanceStatus, await self.call(_ROUTE["pause_rebalance"], wish))
+        return answer_as(RebalanceStatus, await self.call(_ROUTE["pause_rebalance"], wish))
 
     async def resume_rebalance(self) -> RebalanceStatus:
         """Let the ReBalancer go on."""
-        return _as(RebalanceStatus, await self.call(_ROUTE["resume_rebalance"]))
+        return answer_as(RebalanceStatus, await self.call(_ROUTE["resume_rebalance"]))
 
     async def get_elastic(self) -> ElasticReport:
         """Return the loans, the waiting entitlements, and how promises were kept."""
-        return _as(ElasticReport, await self.call(_ROUTE["get_elastic"]))
+        return answer_as(ElasticReport, await self.call(_ROUTE["get_elastic"]))
 
     async def get_buffers(self) -> Buffers:
         """Return the spare machines that the region needs."""
-        return _as(Buffers, await self.call(_ROUTE["get_buffers"]))
+        return answer_as(Buffers, await self.call(_ROUTE["get_buffers"]))
 
     async def get_signal(self, entitlement: str) -> CapacitySignal:
         """Return whether a borrower has the machines that it wants."""
         answer = await self.call(_ROUTE["get_signal"], entitlement=entitlement)
-        return _as(CapacitySignal, answer)
+        return answer_as(CapacitySignal, answer)
 
     async def region_status(self) -> RegionStatus:
         """Return what works and what does not."""
-        return _as(RegionStatus, await self.call(_ROUTE["region_status"]))
+        return answer_as(RegionStatus, await self.call(_ROUTE["region_status"]))
 
     def shard_metrics(self, shard: int) -> AsyncIterator[bytes]:
         """Yield the metrics of the process of a shard, in Prometheus' text form."""
@@ -82,7 +80,7 @@ class RebalanceClient(WireClient):
 
     async def list_shards(self) -> ShardLoads:
         """Return the shards and the load of each."""
-        return _as(ShardLoads, await self.call(_ROUTE["list_shards"]))
+        return answer_as(ShardLoads, await self.call(_ROUTE["list_shards"]))
 
     async def move_entitlement(self, name: str, to: int, *, dry_run: bool = False) -> ShardMoved:
         """Give an entitlement to another shard."""
@@ -90,9 +88,4 @@ class RebalanceClient(WireClient):
         answer = await self.call(
             route, ShardMove(to=to), timeout_s=60.0, entitlement=name, dry_run=dry
         )
-        return _as(ShardMoved, answer)
-
-
-def _as(kind: type[_T], value: object) -> _T:
-    assert isinstance(value, kind)
-    return value
+        return answer_as(ShardMoved, answer)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from enum import Enum
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -31,6 +31,8 @@ from wire.errors import (
 from wire.routes import Route
 from wire.tls import EXPECTED
 from wire.units import about_size
+
+_T = TypeVar("_T")
 
 
 class Lane(Enum):
@@ -249,6 +251,12 @@ class WireClient:
             f"cannot call {method} {url.partition('?')[0]} at {self.endpoint}: {why(error)}",
             hint="is the service running, and is this its address?",
         )
+
+
+def answer_as(kind: type[_T], answer: object) -> _T:
+    """Return the answer of `WireClient.call` as what its route declares, for the type checker."""
+    assert isinstance(answer, kind)
+    return answer
 
 
 def _refusal(route: Route, status: int, answer: bytes) -> Exception:
