@@ -165,11 +165,12 @@ class Leadership:
         except UnknownOutcome:
             await self.give_up()  # if the election succeeded, this ends it; then try again
             return 0
-        if not answer.succeeded:
+        good_until = asked + granted.TTL * (1 - _MARGIN)
+        if not answer.succeeded or self._clock() >= good_until:  # it may have been paused
             await self.give_up()
             return 0
         self.term, self.epoch = answer.header.revision, number
-        self._good_until = asked + granted.TTL * (1 - _MARGIN)
+        self._good_until = good_until
         return int(answer.header.revision)
 
     async def _renew(self) -> None:

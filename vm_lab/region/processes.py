@@ -413,10 +413,8 @@ class RegionProcesses(Plane):
             self.history.note(f"{life.name} serves")
             if face is not None:
                 life.control_plane = cast("ControlPlane", face)
-                self.life = life
-                self.observer.plane_changed("serves")
-                for call in self.started:
-                    call(life)
+                if life.leads:  # one that was paused until now may have a successor already
+                    self._serves(life)
             else:
                 life.front_end = shard_front_end_of(plane, life)
                 self.observer.plane_changed("shard serves")
@@ -424,6 +422,13 @@ class RegionProcesses(Plane):
                 await until(life.ended, plane.wait_failed())
             finally:
                 life.led_to_the_end = life.leads and not life.store_failure()
+
+    def _serves(self, life: ProcessLife) -> None:
+        """Let clients turn to a core."""
+        self.life = life
+        self.observer.plane_changed("serves")
+        for call in self.started:
+            call(life)
 
     def _process(self, life: ProcessLife, store: EtcdStore, role: OwnRole) -> ControlPlane:
         ownership, processes = OwnershipMap(store), RoleLeaders(store, role)

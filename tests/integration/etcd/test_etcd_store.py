@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -127,6 +128,28 @@ async def test_a_paused_leader_is_replaced_and_its_writes_are_refused(
             with pytest.raises(Busy, match="another control plane leads"):
                 await first.txn({}, [Put("a", b"late")])
             assert (await second.get("a")).value == b"second"
+
+
+async def test_a_process_that_was_paused_in_its_election_is_elected_again(
+    settings: EtcdSettings,
+) -> None:
+    """BUG-CP58: its answer came after its lease, and it loaded the store and began to serve."""
+    paused_s = [0.0]
+
+    class PausedOnce(EtcdClient):
+        async def write(self, request: pb.TxnRequest) -> pb.TxnResponse:
+            answer = await super().write(request)
+            paused_s[0] = paused_s[0] or settings.ttl_s
+            return answer
+
+    settings = short(settings)
+    store = EtcdStore(
+        standby(settings), client=PausedOnce, clock=lambda: time.monotonic() + paused_s[0]
+    )
+    async with asyncio.timeout(PATIENCE_S), store:
+        assert store.failure() == ""
+        assert store.epoch() == 2
+        await store.txn({}, [Put("a", b"1")])
 
 
 async def test_a_watch_goes_on_when_the_member_that_it_uses_dies(
