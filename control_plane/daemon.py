@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from control_plane.identity.authority import CertificateAuthority, OwnIdentity
     from control_plane.identity.rotation import Rotation
     from control_plane.roles import ControlPlane
+    from control_plane.runtime.runtime import Runtime
     from control_plane.shards.processes import OwnRole
     from control_plane.store import Store
 
@@ -70,6 +71,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     from control_plane.front_end.listen import serving, tcp_socket, unix_socket
     from control_plane.identity.authority import OwnIdentity, open_authority
     from control_plane.identity.loss import refuse_if_lost
+    from control_plane.runtime.runtime import Runtime
     from control_plane.store.opening import check_alone, main_store
 
     async with AsyncExitStack() as stack:
@@ -79,7 +81,8 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
             importlib.import_module(f"control_plane.{room}")
         opened = main_store(config, standing_by, role.lock, role.announced)
         opening = asyncio.ensure_future(stack.enter_async_context(opened))
-        if not await before(stopping, opening):
+        runtime = Runtime()
+        if not await before(stopping, opening, runtime):
             return
         store = opening.result()
         if config.etcd.endpoints:
@@ -100,7 +103,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         identity = OwnIdentity(authority, config.reachable_at())
         control_plane, app, rotation = await _build(
-            stack, config, (store, role), broker_stores, (authority, identity), url
+            stack, config, (store, role), broker_stores, (authority, identity), url, runtime
         )
         servers = serving(
             app, tcp, identity.server_context(), local, is_void=lambda *who: identity.is_void(*who)
@@ -137,6 +140,7 @@ async def _build(
     broker_stores: Mapping[str, Store],
     trust: tuple[CertificateAuthority, OwnIdentity],
     url: str,
+    runtime: Runtime,
 ) -> tuple[ControlPlane, web.Application, Rotation]:
     """Return the running control plane, its front end, and its authority's rotation."""
     from control_plane.agents.polled import PolledAgent, PollPatience
@@ -151,7 +155,6 @@ async def _build(
     from control_plane.images.store import ImageStore
     from control_plane.roles import ControlPlane
     from control_plane.runtime.garbage import heap_that_stays
-    from control_plane.runtime.runtime import Runtime
     from control_plane.shards.ownership import OwnershipMap
     from control_plane.shards.processes import CORE, RoleLeaders
     from control_plane.store.opening import OwnTerm
@@ -162,7 +165,7 @@ async def _build(
     authority, identity = trust
     store, role = opened
     processes = RoleLeaders(store, role) if role.name == CORE else None
-    runtime, settings = Runtime(), config.scheduler
+    settings = config.scheduler
     patience = PollPatience(settings.poll_wait_s, settings.poll_patience_s)
 
     context, ownership = identity.agents_context(), OwnershipMap(store)

@@ -12,6 +12,7 @@ from wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from control_plane.roles import ControlPlane
+    from control_plane.runtime.runtime import Runtime
     from control_plane.store import Store
 
 
@@ -54,11 +55,17 @@ def version() -> str:
     return metadata.version("twine-cluster")
 
 
-async def before(stopping: asyncio.Event, opening: asyncio.Future[Any]) -> bool:
-    """Return whether `opening` ended before `stopping` was set; it is cancelled otherwise."""
+async def before(stopping: asyncio.Event, opening: asyncio.Future[Any], runtime: Runtime) -> bool:
+    """Return whether `opening` ended before `stopping` was set; it is cancelled otherwise.
+
+    The clocks are watched meanwhile: a step that a standby did not notice would be its date once
+    it leads (BUG-CP60).
+    """
     stopped = asyncio.ensure_future(stopping.wait())
+    watching = asyncio.ensure_future(runtime.watch_clocks())
     await asyncio.wait((stopped, opening), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
+    for future in (stopped, watching):
+        future.cancel()
     if opening.done():
         return True
     opening.cancel()

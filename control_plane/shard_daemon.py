@@ -51,9 +51,10 @@ async def serve_shard(
         identity = FileIdentity(Path(config.shard_credential), role.name)
         opened = main_store(config, standing_by, role.lock, role.announced)
         opening = asyncio.ensure_future(stack.enter_async_context(opened))
-        if not await before(stopping, opening):
+        runtime = Runtime()
+        if not await before(stopping, opening, runtime):
             return
-        store, runtime = opening.result(), Runtime()
+        store = opening.result()
         tcp = stack.enter_context(tcp_socket(*config.listen_on()))
         load = _Loading(stack, config, store, role, identity, runtime)
         with heap_that_stays():

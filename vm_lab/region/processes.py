@@ -113,6 +113,7 @@ class ProcessLife(PlaneLife):
         self.led_to_the_end = False
         """It ended while it led, as etcd and it itself had it."""
         self.awake_since = plane.timeline.now
+        """A cut does not count: the process does not know whether it or a machine is cut off."""
         self._is_leader = plane.is_leader
 
     @property
@@ -166,7 +167,6 @@ class ProcessLife(PlaneLife):
 
     def ways_changed(self) -> None:
         """Handle a change of its host's network."""
-        self._is_awake()
         for stream in list(self.streams):
             stream.path_changed()
         for line in self.lines:
@@ -396,6 +396,11 @@ class RegionProcesses(Plane):
             shards=self.shards,
             life=f"{life.number:016x}",
         )
+        runtime = SteppedRuntime(
+            lambda: EPOCH_S + self.timeline.now + life.host.clock_off_s,
+            zlib.crc32(f"{self.seed} {life.number}".encode()),
+        )
+        runtime.date()  # from here on steps of the clock are noticed, as in `process.before`
         async with AsyncExitStack() as stack:
             life.store = EtcdStore(
                 EtcdSettings(endpoints=["http://etcd.sim:2379"], prefix=PREFIX, ttl_s=TTL_S),
@@ -406,7 +411,7 @@ class RegionProcesses(Plane):
             )
             await stack.enter_async_context(life.store)
             self.history.note(f"{life.name} leads, epoch {life.store.epoch()}")
-            plane = self._process(life, life.store, role)
+            plane = self._process(life, life.store, role, runtime)
             face = CoreFrontEnd(plane, life, self.find) if role.is_core else None
             await stack.enter_async_context(plane)
             life.plane = plane
@@ -430,15 +435,14 @@ class RegionProcesses(Plane):
         for call in self.started:
             call(life)
 
-    def _process(self, life: ProcessLife, store: EtcdStore, role: OwnRole) -> ControlPlane:
+    def _process(
+        self, life: ProcessLife, store: EtcdStore, role: OwnRole, runtime: SteppedRuntime
+    ) -> ControlPlane:
         ownership, processes = OwnershipMap(store), RoleLeaders(store, role)
         return ControlPlane(
             store,
             lambda record: self._link(life, record, ownership),
-            SteppedRuntime(
-                lambda: EPOCH_S + self.timeline.now + life.host.clock_off_s,
-                zlib.crc32(f"{self.seed} {life.number}".encode()),
-            ),
+            runtime,
             self.settings,
             self._find_image,
             call_controller=self.callers(life),

@@ -8,6 +8,7 @@ import pytest
 from virtual_time import EPOCH_S, run
 
 from control_plane.api.clock import ClockAnchor
+from control_plane.process import before
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.date import BELIEVED_AFTER_S, Date
 from control_plane.runtime.runtime import Runtime
@@ -184,5 +185,24 @@ def test_a_date_that_could_not_be_stored_is_stored_later_and_so_is_one_that_was_
             again, anchor = a_life(host, store)
             await anchor.load()
             assert again.date() == host.wall()
+
+    run(main())
+
+
+def test_a_standby_does_not_believe_a_step_of_its_clock():
+    """BUG-CP60: it asked for the date once it led, and a deadline seemed to have passed."""
+
+    async def main() -> None:
+        stepped_s = 0.0
+        loop = asyncio.get_running_loop()
+        runtime = Runtime(lambda: 1_800_000_000 + stepped_s + loop.time(), boot=loop.time)
+        opening = loop.create_future()
+        standing_by = asyncio.create_task(before(asyncio.Event(), opening, runtime))
+        await asyncio.sleep(100)
+        stepped_s = 144.0
+        await asyncio.sleep(100)
+        opening.set_result("the store")
+        assert await standing_by
+        assert runtime.date() == pytest.approx(1_800_000_000 + loop.time(), abs=1.0)
 
     run(main())
