@@ -28,6 +28,11 @@ def is_new(task: TaskRecord, record: JobRecord) -> bool:
     return not is_going(task) and on_its_way_to(record, task) == record.version
 
 
+def has_no_room(task: TaskRecord) -> bool:
+    """Return whether an extra task found no place: a rollout goes on without it (BUG-CP59)."""
+    return task.extra and task.phase is TaskPhase.PENDING and task.reason != ""
+
+
 def serves(task: TaskRecord) -> bool:
     """Return whether a task runs and clients may call it."""
     return task.phase is TaskPhase.RUNNING and task.listed

@@ -20,6 +20,7 @@ from control_plane.scheduler.core.job_check import same_tasks
 from control_plane.scheduler.core.new_tasks import (
     PLACED,
     has_crashed,
+    has_no_room,
     how_it_failed,
     is_away,
     is_beside,
@@ -91,7 +92,7 @@ def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
     policy = record.spec.update
     if policy.health_gate_s <= 0 and policy.batch is None:
         return 0, None
-    new = [task for task in record.tasks if is_new(task, record)]
+    new = [task for task in record.tasks if is_new(task, record) and not has_no_room(task)]
     fresh = sum(1 for t in new if serves(t) and not is_proven(t, record, now))
     if policy.batch is None:
         return fresh, None
@@ -182,7 +183,7 @@ def _canaries(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) 
         return replace(rollout, passed=True)
     if not wanted:
         return rollout  # the version is not pushed to any task yet
-    new = [task for task in record.tasks if is_new(task, record)]
+    new = [t for t in record.tasks if is_new(t, record) and not has_no_room(t)]
     hold_s = max(canary.hold_s, record.spec.update.health_gate_s)
     held = [task for task in new if serves(task) and now.spent_s(task) >= hold_s]
     if len(held) < wanted or len(held) < len(new):

@@ -32,7 +32,7 @@ from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, waits_fo
 from control_plane.scheduler.core.job_check import same_tasks
 from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.owner_moves import without_place
-from control_plane.scheduler.core.task_versions import placed_as
+from control_plane.scheduler.core.task_versions import is_passed_over, placed_as
 
 HOMELESS = (TaskPhase.PENDING, TaskPhase.LOST)
 """Phases in which a task may need a machine."""
@@ -95,7 +95,7 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
         if waits_for(record, task, record.specs.get(placed_as(record, task), record.spec)):
             return False
         if task.phase is TaskPhase.PENDING:
-            return True
+            return not is_passed_over(record, task)
         if task.placement is None or _is_asked(record, task):
             return False
         machine = view.get(task.placement.machine)

@@ -9,7 +9,7 @@ from control_plane.api.operations import Cause, OperationKind
 from control_plane.api.updates import Rollout
 from control_plane.job_control.core.intents import is_plain, push_of, target_of
 from control_plane.scheduler.core.copies import waits_for
-from control_plane.scheduler.core.new_tasks import is_new, is_of
+from control_plane.scheduler.core.new_tasks import has_no_room, is_new, is_of
 from control_plane.scheduler.core.operations import is_offered
 
 
@@ -49,7 +49,13 @@ def may_renew(record: JobRecord) -> int | None:
         return None
     if rollout.halted:
         return 0
-    return max(0, canaries(record) - sum(1 for task in record.tasks if is_new(task, record)))
+    new = sum(1 for task in record.tasks if is_new(task, record) and not has_no_room(task))
+    return max(0, canaries(record) - new)
+
+
+def is_passed_over(record: JobRecord, task: TaskRecord) -> bool:
+    """Return whether an extra task gets no place now: other tasks became canaries meanwhile."""
+    return has_no_room(task) and is_new(task, record) and may_renew(record) == 0
 
 
 def canaries(record: JobRecord) -> int:

@@ -350,6 +350,30 @@ def test_an_extra_task_that_took_the_last_room_stays_for_a_task_that_waits_for_i
     run(main())
 
 
+@pytest.mark.parametrize("pace", [{"batch": 1}, {"canary": Canary(tasks=1, hold_s=1.0)}, {}])
+def test_an_update_does_not_wait_for_extra_tasks_that_have_no_room(pace: dict):
+    """BUG-CP59: extra tasks without a place counted as the batch, or the canaries, under way."""
+
+    async def main() -> None:
+        w = World(a_region(5))
+        async with w.running():
+            await w.set_up(2)
+            update = policy(max_unavailable=1, surge=2, **pace)
+            spec = a_job(2, limits=LARGE, update=update)
+            await w.cp.apply_job(spec)
+            await w.stable()
+            await w.cp.apply_job(replace(spec, command=OTHER))
+
+            async def done() -> bool:
+                return (await w.cp.get_job("web")).phase is JobPhase.STABLE and await is_new(w, 2)
+
+            assert await least_served(w, done) == 1
+            assert w.alive().total() == 2
+        assert w.region.broken_rules == []
+
+    run(main())
+
+
 async def is_new(w: World, tasks: int) -> bool:
     return await versions(w) == [2] * tasks
 
