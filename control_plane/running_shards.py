@@ -20,7 +20,7 @@ from control_plane.agents.region import Region
 from control_plane.allocator import handover
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.pool_keeper import PoolKeeper
-from control_plane.api.jobs import JobRecord, JobSpec, bound_to
+from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.machines import MachineRecord
 from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.plans import JobExplanation, JobPlan
@@ -37,6 +37,7 @@ from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
 from control_plane.shards.core.scopes import least_loaded_first
+from control_plane.shards.core.transfers import in_transfer
 from control_plane.shards.ownership import SHARDS_MAX, OwnershipMap
 from control_plane.shards.scoping import ShardScopes
 from control_plane.store import Store
@@ -321,10 +322,11 @@ class RunningShards:
         return None
 
     async def _move(self, pool: str, to: int) -> None:
-        source, target, jobs = self.of_pool(pool), self._running(to), self.jobs_in(pool)
+        source, target = self.of_pool(pool), self._running(to)
         self._ownership.moving[pool] = target.number  # from here on no shard begins work in it
         try:
-            async with self._parts.jobs.lock(*jobs):
+            await self._until_written(pool)
+            async with self._parts.jobs.lock(*self.jobs_in(pool)):
                 jobs = self.jobs_in(pool)
                 self._check_alone(pool, jobs)  # a transfer may have begun before the locks
                 await self._until_idle(pool, source, jobs)
@@ -347,13 +349,30 @@ class RunningShards:
                 owner.scheduler.wake(job)
             owner.keeper.look_at(pool)
 
+    async def _until_written(self, pool: str) -> None:
+        """Return once each job that was being written into a pool is known here (BUG-CP61).
+
+        Such a job may be in transfer from another entitlement.
+        """
+        portal, names = self._parts.portal, self._members(pool)
+        await self._wait_while(pool, "the write of a job", lambda: portal.is_applying(names))
+        await self._parts.jobs.settle()
+
     async def _until_idle(self, pool: str, source: RunningShard, jobs: list[str]) -> None:
+        allocator, asking = source.allocator, source.scheduler.asking
+
+        def is_busy() -> bool:
+            return not asking.isdisjoint(jobs) or handover.is_busy(allocator, pool, jobs)
+
+        await self._wait_while(pool, "an allocation", is_busy)
+
+    async def _wait_while(self, pool: str, what: str, is_busy: Callable[[], bool]) -> None:
         runtime = self._parts.region.runtime
         ends = runtime.now() + IDLE_S
-        while source.scheduler.asking & set(jobs) or handover.is_busy(source.allocator, pool, jobs):
+        while is_busy():
             if runtime.now() >= ends:
                 raise Busy(
-                    f"cannot move entitlement {pool!r}: an allocation in it takes more than "
+                    f"cannot move entitlement {pool!r}: {what} in it takes more than "
                     f"{IDLE_S:g} s; nothing was changed",
                     hint="try again; `twinectl status` names the store that does not answer",
                 )
@@ -391,18 +410,28 @@ class RunningShards:
             raise NotFound(f"there is no shard {to}: they are 0 to {self.count - 1}")
         self.scopes.may_get(pool, to)
 
+    def _members(self, pool: str) -> set[str]:
+        """Return the entitlements whose tasks run on the machines of a pool."""
+        return set(members(self._parts.portal.specs()).get(pool, [pool]))
+
     def _check_alone(self, pool: str, jobs: list[str]) -> None:
         """Raise `Conflict` where a job is in transfer between this entitlement and another."""
-        names = set(members(self._parts.portal.specs()).get(pool, [pool]))
-        for job in jobs:
-            record = self._parts.jobs.find(job)
-            others = bound_to(record) - names if record is not None else ()
-            if others:
-                raise Conflict(
-                    f"cannot move entitlement {pool!r}: job {job!r} is moving between it and "
-                    f"{', '.join(sorted(others))}",
-                    hint="wait until that move ends",
-                )
+        broker, records = self._parts.region.broker, self._parts.jobs
+        directory = self.all[0].allocator.directory
+        found = in_transfer(
+            self._members(pool),
+            [record for job in jobs if (record := records.find(job)) is not None],
+            [task for held in broker.held(pool) for task in directory.leaving(held.machine)],
+            broker.table.find,
+            records.find,
+        )
+        if found is not None:
+            job, others = found
+            raise Conflict(
+                f"cannot move entitlement {pool!r}: job {job!r} is moving between it and "
+                f"{', '.join(sorted(others))}",
+                hint="wait until that move ends, also on machines that do not answer",
+            )
 
     # -- calls about one shard
 

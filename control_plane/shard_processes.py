@@ -228,9 +228,10 @@ class ShardProcesses(RunningShards):
 
     async def _release(self, pool: str) -> None:
         """End what is under way in an entitlement of this process, and write that."""
-        source, jobs = self.of_pool(pool), self.jobs_in(pool)
+        source, jobs = self.of_pool(pool), list[str]()
         try:
-            async with self._parts.jobs.lock(*jobs):
+            await self._until_written(pool)
+            async with self._parts.jobs.lock(*self.jobs_in(pool)):
                 jobs = self.jobs_in(pool)
                 self._check_alone(pool, jobs)  # a transfer may be newer than the core's check
                 await self._until_idle(pool, source, jobs)

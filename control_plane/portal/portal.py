@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -202,6 +202,10 @@ class Portal:
             self._applying[name] -= 1
             if not self._applying[name]:
                 del self._applying[name]
+
+    def is_applying(self, names: Iterable[str]) -> bool:
+        """Return whether a job in one of these entitlements is being written."""
+        return any(name in self._applying for name in names)
 
     # -- inside, under the lock
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,6 +15,7 @@ from control_plane.allocator import handover
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.ownership import ShardLoad
 from control_plane.shards.core.scopes import least_loaded_first
+from control_plane.store import Operation
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, ConfigError, Conflict, NotFound
 
@@ -195,6 +196,62 @@ def test_a_job_lives_in_one_shard() -> None:
             with pytest.raises(Conflict, match="is moving between it and e1"):
                 await w.cp.shards.move("e0", 2)
             await w.stable("job-e0")
+
+    run(main())
+
+
+def test_a_job_that_is_being_written_into_an_entitlement_keeps_it_in_its_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """BUG-CP61: the store had the transfer, its answer was under way: the entitlement moved."""
+
+    async def main() -> None:
+        async with three() as w:
+            await w.cp.shards.move("e1", 0)
+            store, written, answered = w.cp._jobs.store, asyncio.Event(), asyncio.Event()
+            write = store.txn
+
+            async def late(compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+                revision = await write(compare, operations)
+                if any(each.key == "jobs/job-e0" for each in operations):
+                    written.set()
+                    await answered.wait()
+                return revision
+
+            monkeypatch.setattr(store, "txn", late)
+            transfer = asyncio.create_task(w.cp.move_job("job-e0", "e1"))
+            await written.wait()
+            moving = asyncio.create_task(w.cp.shards.move("e1", 2))
+            await asyncio.sleep(1.0)
+            answered.set()
+            await transfer
+            with pytest.raises(Conflict, match="is moving between it and e0"):
+                await moving
+            await w.stable("job-e0")
+
+    run(main())
+
+
+@pytest.mark.parametrize("moved", ["e0", "e1"])
+def test_a_copy_that_a_transfer_left_on_a_lost_machine_keeps_both_in_one_shard(moved: str) -> None:
+    """BUG-CP62: no shard ended the copy once its machine was back."""
+
+    async def main() -> None:
+        async with three() as w:
+            await w.cp.shards.move("e1", 0)
+            first = w.cp._jobs.get("job-e0").tasks[0].placement
+            assert first is not None
+            lost = first.machine
+            w.region.machines[lost].power_off()
+            await w.until(lambda: lost in w.cp._jobs.get("job-e0").leaving)
+            await w.stable("job-e0")
+            await w.cp.move_job("job-e0", "e1")
+            await w.stable("job-e0")
+            with pytest.raises(Conflict, match="is moving between it and"):
+                await w.cp.shards.move(moved, 2)
+            w.region.machines[lost].power_on()
+            await w.until(lambda: not w.cp._jobs.get("job-e0").leaving)
+            await w.cp.shards.move(moved, 2)
 
     run(main())
 
