@@ -17,7 +17,7 @@ from msgspec import Meta
 from agent.api.network import DnsName, IpAddress
 from wire.errors import ConfigError
 from wire.violations import violations
-from wire.written import plain
+from wire.written import WRITTEN, plain
 
 DEFAULT_PATH = Path("/etc/twine/agent.toml")
 
@@ -151,7 +151,7 @@ def drop_ins(path: Path) -> list[Path]:
 
 def _read(file: Path, *, needed: bool) -> dict[str, Any]:
     try:
-        found = plain(tomllib.loads(file.read_text()), AgentConfig)
+        found = plain(tomllib.loads(file.read_text(WRITTEN)), AgentConfig)
     except FileNotFoundError as e:
         if not needed:
             return {}

@@ -22,7 +22,7 @@ from control_plane.api.settings import PortalSettings, SchedulerSettings
 from wire.errors import ConfigError, FieldError, InvalidInput
 from wire.units import seconds
 from wire.violations import violations
-from wire.written import plain
+from wire.written import WRITTEN, plain
 
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
 _SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
@@ -152,7 +152,7 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
     document: dict[str, Any] = {}
     if path is not None:
         try:
-            document = tomllib.loads(path.read_text())
+            document = tomllib.loads(path.read_text(WRITTEN))
         except OSError as e:
             raise ConfigError(f"cannot read the configuration {path}: {e.strerror}") from e
         except ValueError as e:

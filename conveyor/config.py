@@ -16,7 +16,7 @@ from control_plane.store import Store
 from control_plane.store.sqlite import SqliteStore
 from wire.errors import ConfigError
 from wire.violations import violations
-from wire.written import plain
+from wire.written import WRITTEN, plain
 
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+)):(\d{1,5})")
 DEFAULT_SOCKET = "/run/twine-conveyor/conveyor.sock"
@@ -84,7 +84,7 @@ def load(path: Path | None) -> ConveyorConfig:
     if path is None:
         return ConveyorConfig()
     try:
-        document: Any = tomllib.loads(path.read_text())
+        document: Any = tomllib.loads(path.read_text(WRITTEN))
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from e
     except ValueError as e:

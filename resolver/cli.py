@@ -21,6 +21,7 @@ from resolver.following import ZoneFollower
 from wire import log as logs
 from wire import units
 from wire.errors import Busy, InvalidInput, Unreachable
+from wire.written import WRITTEN
 
 Work = Callable[[ZoneFollower, asyncio.Event], Awaitable[None]]
 """What is done with a follower and an event that is set with each news."""
@@ -116,7 +117,7 @@ def _render(kind: str) -> proxies.Render:
             hint="for another one give a jinja2 template, a file that ends in .j2",
         )
     try:
-        text = Path(kind).read_text()
+        text = Path(kind).read_text(WRITTEN)
     except (OSError, UnicodeDecodeError) as e:
         raise InvalidInput(f"cannot read template {kind}: {e}") from e
     return proxies.template(text, kind)

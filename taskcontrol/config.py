@@ -22,7 +22,7 @@ from taskcontrol.stateless import Stateless
 from taskcontrol.windows import Never
 from wire.errors import ConfigError, InvalidInput, TwineError
 from wire.violations import violations
-from wire.written import plain
+from wire.written import WRITTEN, plain
 
 log = logging.getLogger(__name__)
 Process = Callable[[TaskControlRequest], Awaitable[TaskControlResponse]]
@@ -99,7 +99,7 @@ class ControllerConfig(_Written, frozen=True, kw_only=True):
 def load(path: Path) -> ControllerConfig:
     """Return the configuration of a TOML file, or raise `ConfigError` with all its errors."""
     try:
-        document: Any = tomllib.loads(path.read_text())
+        document: Any = tomllib.loads(path.read_text(WRITTEN))
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from e
     except ValueError as e:

@@ -16,6 +16,8 @@ from wire.type_shapes import arm, is_number, is_struct, strip
 from wire.units import Quantity, quantity_of
 
 MAX_DEPTH = 32
+WRITTEN = "utf-8-sig"
+"""Encoding of the files that people write: UTF-8; some editors put a byte-order mark before it."""
 
 
 def plain(document: Any, kind: Any) -> Any:

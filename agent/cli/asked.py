@@ -10,7 +10,7 @@ import msgspec
 
 from agent import api
 from wire.errors import InvalidInput
-from wire.written import plain
+from wire.written import WRITTEN, plain
 
 
 def asked_for(given: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Return a file as plain values, with numbers where sizes and times were written in words."""
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text(WRITTEN))
     except (OSError, ValueError) as e:
         raise InvalidInput(f"cannot read {path}: {e}", hint="it must be TOML") from e
     found = plain(document, api.TaskSpec)

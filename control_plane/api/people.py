@@ -172,6 +172,15 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
+OBJECT_KINDS = {
+    **{kind: kind for kind in ("job", "task", "entitlement", "machine", "group")},
+    **{"request": "entitlement-request", "digest": "image", "who": "operator"},
+    **{"admin": "host-admin", "user": "user", "plan": "maintenance-plan"},
+    **{kind: kind for kind in ("limit", "session")},
+}
+"""Path parameter → kind of the object in the audit log; the first one of a path counts."""
+
+
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt to change something."""
 

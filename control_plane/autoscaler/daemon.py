@@ -29,6 +29,7 @@ from wire import tls
 from wire.errors import Busy, ConfigError, TwineError
 from wire.prometheus import Prometheus
 from wire.violations import violations
+from wire.written import WRITTEN
 
 STANDBY_S = 2.0
 """Between two attempts to open a store that another process holds."""
@@ -60,7 +61,7 @@ def read_config(path: Path | None) -> AutoscalerConfig:
     if path is None:
         return AutoscalerConfig()
     try:
-        document: dict[str, Any] = tomllib.loads(path.read_text())
+        document: dict[str, Any] = tomllib.loads(path.read_text(WRITTEN))
     except (OSError, ValueError) as e:
         raise ConfigError(f"cannot read {path}: {e}") from e
     if found := violations(document, AutoscalerConfig):

@@ -37,6 +37,7 @@ from control_plane.runtime.limits import Limit
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Compacted
 from wire.errors import Conflict, InvalidInput, NotFound
+from wire.written import WRITTEN
 
 log = logging.getLogger(__name__)
 MAX_PAGE = 5000
@@ -290,7 +291,7 @@ class MachineService:
         """Bring the records in line with a list of machines; all of it or nothing."""
         if format_ == "csv":
             try:
-                text = data.decode("utf-8-sig")
+                text = data.decode(WRITTEN)
             except UnicodeDecodeError as e:
                 raise InvalidInput(f"cannot import the list: it is not UTF-8: {e}") from e
             inventory = await asyncio.to_thread(parse_csv, text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from control_plane.api.people import AuditEntry, AuditPage
+from control_plane.api.people import OBJECT_KINDS, AuditEntry, AuditPage
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -35,8 +35,8 @@ def audit(
     output: str,
 ) -> None:
     """Show changes with author and address, and refused requests; the newest last."""
-    if object_ is not None and not {"/", ":"} & set(object_):
-        raise click.UsageError(f"--object takes KIND/NAME such as job/web, not {object_!r}")
+    if object_ is not None:
+        _check_object(object_)
     start = None if since is None else time.time() - since
 
     async def read(client: ControlPlaneClient) -> AuditPage:
@@ -58,6 +58,21 @@ def audit(
     found = target.ask(read)
     columns = ("at", "caller", "from", "what", "object", "outcome", "revision", "request", "more")
     show.emit(output, found, lambda: show.table(columns, map(_row, found.entries)))
+
+
+def _check_object(name: str) -> None:
+    """Raise if no entry can have this object: a kind and a name, or the path of a route."""
+    from control_plane.api.routes import ROUTES
+
+    kind, slash, rest = name.partition("/")
+    if (slash and rest and kind in OBJECT_KINDS.values()) or any(
+        name == route.path.removeprefix("/v1/") for route in ROUTES
+    ):
+        return
+    raise click.UsageError(
+        f"--object takes KIND/NAME such as job/web, not {name!r};"
+        f" kinds: {', '.join(sorted(OBJECT_KINDS.values()))}"
+    )
 
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:

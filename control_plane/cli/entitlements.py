@@ -365,11 +365,18 @@ def _check_options(given: dict[str, Any], unset: Sequence[str]) -> None:
 
 
 def _put_owners(document: dict[str, Any], given: dict[str, Any]) -> None:
-    """Change the owners in a document; a name alone is a user's."""
+    """Change the owners in a document; a name alone is a user's.
+
+    Raises `UsageError` if an owner is both named and removed.
+    """
     exactly, more, less = (
         [principal_of(who) for who in given.pop(option)]
         for option in ("owners", "add_owners", "remove_owners")
     )
+    for option, named in (("--owner", exactly), ("--add-owner", more)):
+        if both := sorted({*named} & {*less}):
+            who = ", ".join(both)
+            raise click.UsageError(f"{option} and --remove-owner are both given for {who}")
     owners = document.get("owners", [])
     if isinstance(owners, list) and (exactly or more or less):
         document["owners"] = [

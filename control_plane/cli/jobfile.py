@@ -19,7 +19,7 @@ from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_errors, job_spec
 from control_plane.cli.show import progress
 from wire.errors import FieldError, InvalidInput
 from wire.routes import invalid
-from wire.written import plain
+from wire.written import WRITTEN, plain
 
 MAX_DEPTH = 32
 NO_IMAGE = "sha256:" + "0" * 64
@@ -102,7 +102,7 @@ def read_document(path: Path) -> Any:
     if len(data) > MAX_JOB_FILE_BYTES:
         raise InvalidInput(f"{path} is over {MAX_JOB_FILE_BYTES >> 10} KiB")
     try:
-        document = _parse(path, data.decode())
+        document = _parse(path, data.decode(WRITTEN))
     except InvalidInput:
         raise
     except (ValueError, RecursionError) as e:

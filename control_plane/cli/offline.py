@@ -20,6 +20,7 @@ from control_plane.cli import show
 from control_plane.cli.plans import print_outcome, print_placed, some
 from control_plane.cli.show import output_option
 from wire.errors import FieldError, InvalidInput, TwineError
+from wire.written import WRITTEN
 
 if TYPE_CHECKING:
     from control_plane.allocator.allocator import Allocator
@@ -92,7 +93,7 @@ def read_machines(path: Path) -> list[MachineRecord]:
     data = path.read_bytes()
     try:
         is_json = path.suffix.lower() == ".json"
-        inventory = parse_json(data) if is_json else parse_csv(data.decode("utf-8-sig"))
+        inventory = parse_json(data) if is_json else parse_csv(data.decode(WRITTEN))
     except UnicodeDecodeError as e:
         raise InvalidInput(f"cannot read {path}: it is not UTF-8: {e}") from e
     if inventory.errors:

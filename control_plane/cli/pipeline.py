@@ -136,7 +136,7 @@ def history(target: Target, name: str, run: int | None, limit: int, output: str)
             raise InvalidInput(f"pipeline {name} has no run to draw")
         click.echo(_svg(target, found), nl=False)
         return
-    show.emit(output, found, lambda: _print_history(found))
+    show.emit(output, found, lambda: _print_history(found, name))
 
 
 @pipeline.command()
@@ -238,9 +238,11 @@ def _tell(view: PipelineView, output: str) -> None:
     show.emit(output, view, lines)
 
 
-def _print_history(found: RunHistory) -> None:
+def _print_history(found: RunHistory, name: str) -> None:
     from conveyor.core.status_page import run_line
 
+    if not found.runs:
+        click.echo(show.printable(f"pipeline {name} has no run yet"))
     for run in found.runs:
         click.echo(show.printable(f"{run_line(run)} (by {run.by}, {run.trigger})"))
         for entry in run.log:

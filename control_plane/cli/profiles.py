@@ -12,6 +12,7 @@ from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
 from wire.options import seconds
+from wire.written import WRITTEN
 
 
 @click.group()
@@ -99,7 +100,7 @@ def _read(file: Path) -> str:
             data = stream.read(TEXT_MAX + 1)
         if len(data) > TEXT_MAX:
             raise InvalidInput(f"{file} is over {TEXT_MAX >> 10} KiB")
-        return data.decode()
+        return data.decode(WRITTEN)
     except OSError as e:
         raise InvalidInput(f"cannot read {file}: {e.strerror}") from e
     except UnicodeDecodeError as e:

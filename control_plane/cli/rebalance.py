@@ -22,6 +22,7 @@ from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from control_plane.rebalancer.core.language import PlacementAnswer, read_model, toml_of, words_of
 from wire.errors import InvalidInput
+from wire.written import WRITTEN
 
 _SHOWN = 20
 _COLUMNS = ("move", "task", "from", "to", "relieves", "gain", "price", "state")
@@ -115,7 +116,7 @@ def rebalance_explain(target: Target, move: str, file: Path | None, output: str)
     Without MOVE: the present model in words, with objects, containers, constraints and goals.
     """
     if file is not None:
-        model = read_model(file.read_text(errors="replace"))
+        model = read_model(file.read_text(WRITTEN, errors="replace"))
         found = MoveExplanation(lines=words_of(model), model="\n".join(toml_of(model)))
     else:
         found = target.ask(lambda client: client.explain_rebalance(move))
@@ -134,7 +135,8 @@ def rebalance_solve(file: Path, seconds: float, output: str) -> None:
 
     The region is not called and nothing moves: try other weights and machines.
     """
-    model = read_model(file.read_text(errors="replace"))  # errors come before a process starts
+    # errors come before a process starts
+    model = read_model(file.read_text(WRITTEN, errors="replace"))
     if not model.objects or not model.containers:
         raise InvalidInput(
             f"{file} cannot be solved: it has no {'containers' if model.objects else 'objects'}",

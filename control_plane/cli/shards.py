@@ -19,6 +19,7 @@ from control_plane.cli.show import output_option
 from control_plane.shards.core.scopes import best_of_each_scope, in_words, stuck
 from wire.errors import Conflict, InvalidInput, NotFound
 from wire.routes import decode_json
+from wire.written import WRITTEN
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
@@ -50,7 +51,7 @@ def shards(target: Target, name: str, file: Path | None, output: str) -> None:
 
 def _shard_map(file: Path) -> ShardMap:
     try:
-        table = json_with_single_keys(file.read_bytes().decode())
+        table = json_with_single_keys(file.read_bytes().decode(WRITTEN))
     except (ValueError, RecursionError) as e:
         raise InvalidInput(f"{file} is not JSON: {e}") from e
     return cast(

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from control_plane.api.people import AuditEntry, Outcome
+from control_plane.api.people import OBJECT_KINDS, AuditEntry, Outcome
 from control_plane.front_end.access import Access
 from control_plane.front_end.trail import Trail
 from wire.errors import Forbidden, TwineError, Unauthenticated
@@ -23,27 +23,6 @@ from wire.peers import principal
 from wire.routes import Route
 from wire.server import Call, Handler, NextHandler, request_id
 
-_OBJECTS = (
-    "job",
-    "task",
-    "entitlement",
-    "machine",
-    "group",
-    "request",
-    "digest",
-    "who",
-    "admin",
-    "user",
-    "plan",
-    "limit",
-    "session",
-)
-"""Path parameters that name the object of a call; the first one found counts."""
-_WORDS = {
-    **{"request": "entitlement-request", "digest": "image", "who": "operator"},
-    "plan": "maintenance-plan",
-    "admin": "host-admin",
-}
 _AT_ONCE = frozenset(("put_size",))
 """Rows whose change is one transaction: their handlers store `Call.also` in it."""
 _TOLD = (
@@ -203,9 +182,9 @@ def _entry(
 
 
 def _object(route: Route, path: Mapping[str, str], body: Any) -> str:
-    for parameter in _OBJECTS:
+    for parameter, kind in OBJECT_KINDS.items():
         if parameter in path:
-            return f"{_WORDS.get(parameter, parameter)}/{path[parameter]}"
+            return f"{kind}/{path[parameter]}"
     machine = getattr(body, "machine", None)
     if isinstance(machine, str):
         return f"machine/{machine}"

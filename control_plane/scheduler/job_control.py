@@ -40,6 +40,7 @@ from control_plane.scheduler.core.job_check import (
     check_job,
     check_named,
     check_neighbours,
+    check_quota,
     check_trust,
     claiming,
 )
@@ -150,10 +151,13 @@ class JobControl:
         errors = (*errors, *check_trust(image, entitlements.get(spec.entitlement)))
         if moves:
             errors = (*errors, *check_named(spec, self._jobs.values()))
+        kind = InvalidInput if errors else QuotaExceeded
+        entitlement = entitlements.get(spec.entitlement)
+        errors = (*errors, *check_quota(spec, entitlement, self._index.kinds()))
         if errors:
             count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
             listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
-            raise InvalidInput(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
+            raise kind(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
 
     def _checked(self, change: JobChange, known: JobRecord | None) -> JobSpec:
         """Return the specification of a change, with the CPU claim of its tasks filled in."""

@@ -34,6 +34,7 @@ from control_plane.broker.core.matching import Listed, holds
 from control_plane.broker.core.unavailability import began, ended
 from wire.errors import FieldError
 from wire.units import shown
+from wire.written import WRITTEN
 
 NOT_JOINED = "imported; its agent has not joined yet"
 _PLACE = ("region", "datacenter", "msb", "row", "rack")
@@ -85,7 +86,8 @@ def parse_csv(text: str) -> Inventory:
 def parse_json(data: str | bytes) -> Inventory:
     """Read a list of objects (or one below `machines`) whose fields are the columns."""
     try:
-        document = msgspec.json.decode(data)
+        text = data.decode(WRITTEN) if isinstance(data, bytes) else data
+        document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         return Inventory(errors=(FieldError(field="(whole)", reason=f"is not JSON: {e}"),))
     if isinstance(document, dict):

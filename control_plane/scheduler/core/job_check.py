@@ -223,26 +223,40 @@ def _check_capacity(
             )
         )
     errors += _check_overcommit(spec, entitlement)
-    held = [m for m in machines if not types or m.capacity.machine_type in types]
-    demand = of_kind(demand_for(spec, entitlement))
-    tally = Tally(demand)
-    most = 0
+    tally = Tally(of_kind(demand_for(spec, entitlement)))
+    held = _held(entitlement, machines)
     for machine in held:
-        space = PlannedRoom.whole(machine.capacity)
-        if not tally.add(machine, space):
-            most = max(most, room(demand, machine, spec.tasks))
+        tally.add(machine, PlannedRoom.whole(machine.capacity))
     if held and not tally.fitting:
         errors += _too_large(tally)
-    quota = None if entitlement.machines is None else entitlement.machines + entitlement.borrows
-    if tally.fitting and quota is not None and spec.tasks > most * quota:
-        errors.append(
-            _error(
-                "tasks",
-                f"{spec.tasks} tasks do not fit on the entitlement's {quota}"
-                f" machines, at most {most} on each",
-            )
-        )
     return errors
+
+
+def _held(entitlement: EntitlementSpec, machines: Sequence[Machine]) -> list[Machine]:
+    """Return the kinds of machines that the entitlement may hold."""
+    types = set(entitlement.machine_types or entitlement.per_type)
+    return [m for m in machines if not types or m.capacity.machine_type in types]
+
+
+def check_quota(
+    spec: JobSpec, entitlement: EntitlementSpec | None, machines: Sequence[Machine]
+) -> list[FieldError]:
+    """Return why the tasks do not fit on as many empty machines as the entitlement may hold.
+
+    Returns nothing where no task fits on any of them: `check_job` says why.
+    """
+    if entitlement is None or entitlement.machines is None:
+        return []
+    quota = entitlement.machines + entitlement.borrows
+    demand = of_kind(demand_for(spec, entitlement))
+    most = max((room(demand, m, spec.tasks) for m in _held(entitlement, machines)), default=0)
+    if not most or spec.tasks <= most * quota:
+        return []
+    why = (
+        f"{spec.tasks} tasks do not fit on the entitlement's {quota}"
+        f" machines, at most {most} on each"
+    )
+    return [_error("tasks", why)]
 
 
 def room(demand: Demand, machine: Machine, most: int) -> int:

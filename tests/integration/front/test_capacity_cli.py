@@ -146,6 +146,17 @@ def test_an_entitlement_is_changed_by_all_options_or_not_at_all(ctl: Ctl, machin
     assert spec_of(ctl, "front") == before
 
 
+def test_an_owner_who_is_added_and_removed_at_once_is_refused(ctl: Ctl) -> None:
+    """BUG-UX116: `--add-owner X --remove-owner X` changed nothing, or removed X, and said done."""
+    assert ctl("entitlement", "create", "front", "--machines", "2").exit_code == 0
+    before = spec_of(ctl, "front")
+    for option in ("--add-owner", "--owner"):
+        refused = ctl("entitlement", "update", "front", option, "bob", "--remove-owner", "user:bob")
+        assert refused.exit_code == 64, refused.output
+        assert f"{option} and --remove-owner are both given for user:bob" in refused.output
+    assert spec_of(ctl, "front") == before
+
+
 def test_requests_are_decided_by_those_who_may(  # CP6 CP12
     region: Region, ctl: Ctl, tmp_path: Path
 ) -> None:

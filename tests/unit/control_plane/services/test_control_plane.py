@@ -13,6 +13,7 @@ from agent.api import Health, Limits, ProfileState, TaskState
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, JobProbe, TaskPhase, UpdatePolicy
 from control_plane.api.machines import EventKind, MachineState
+from control_plane.errors import QuotaExceeded
 from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, InvalidInput, NotFound
 
@@ -459,7 +460,7 @@ async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):  # M
         "limits.memory_max_bytes",
         "limits.cpu_max_cores",
     ]
-    with pytest.raises(InvalidInput, match="at most 7 on each"):
+    with pytest.raises(QuotaExceeded, match="at most 7 on each"):
         await w.cp.apply_job(a_job(22))
 
 

@@ -10,6 +10,7 @@ from allocating import TASK, a_request
 from fake_agents import IMAGE_2
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from regions import a_region as an_index
 from regions import state
 from test_growing_and_shrinking import MIB, entitle, held, hosts, job, on, region_of
@@ -25,6 +26,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineState
 from control_plane.api.plans import JobPlan
 from control_plane.api.policy import Admission, Preference, Property, Strategy
+from control_plane.errors import QuotaExceeded
 from control_plane.runtime import runtime
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
@@ -82,8 +84,8 @@ async def plan_and_apply(w: World, spec) -> None:
     revision, index = w.store._revision, state(w.cp._allocator.index)
     try:
         planned = await w.cp.job_planner.plan(spec)
-    except InvalidInput as refused:
-        with pytest.raises(InvalidInput, match=str(refused)[:40]):
+    except (InvalidInput, QuotaExceeded) as refused:
+        with pytest.raises(type(refused), match=str(refused)[:40]):
             await w.cp.apply_job(spec)
         return
     assert (w.store._revision, state(w.cp._allocator.index)) == (revision, index)
@@ -331,9 +333,23 @@ def test_a_job_has_at_most_as_many_tasks_as_a_shard_takes():
 
 @on(region_of("dc1/msb1"))
 async def test_a_job_larger_than_its_entitlement_is_refused(w: World):
+    """BUG-UX115: `job apply` ended with 64 (wrong use) instead of 5 (over quota)."""
     await entitle(w, "front", 1)
     small = Limits(memory_max_bytes=1 << 20)
-    with pytest.raises(
-        InvalidInput, match="15000 tasks do not fit on the entitlement's 1 machines"
-    ):
-        await w.cp.job_planner.plan(job("a", 15_000, limits=small))
+    wanted = job("a", 15_000, limits=small)
+    for ask in (w.cp.job_planner.plan, w.cp.apply_job):
+        with pytest.raises(
+            QuotaExceeded, match="15000 tasks do not fit on the entitlement's 1 machines"
+        ) as refused:
+            await ask(wanted)
+        assert refused.value.exit_code == 5
+
+
+@on(region_of("dc1/msb1"))
+async def test_a_job_that_is_wrong_and_over_its_quota_is_told_both(w: World):
+    """BUG-UX115: with an error of the file the exit code stays 64, and all errors are listed."""
+    await entitle(w, "front", 1)
+    wanted = job("a", 15_000, limits=Limits(memory_max_bytes=1 << 20))
+    with pytest.raises(InvalidInput) as refused:
+        await w.cp.apply_job(replace(wanted, runtime="r"))
+    assert {error.field for error in refused.value.errors} == {"runtime", "tasks"}

@@ -1,0 +1,43 @@
+"""What commands print of empty answers, and which of their options are refused."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from control_plane.api.people import AuditPage
+from control_plane.api.routes import ROUTES
+from control_plane.cli import main, pipeline
+from control_plane.cli.program import Target
+from control_plane.front_end.recorder import _object
+from conveyor.runs import RunHistory
+from wire.routes import Route
+
+
+def test_a_pipeline_without_runs_has_a_history_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """BUG-UX113: `pipeline history` of a pipeline without runs printed nothing."""
+    monkeypatch.setattr(pipeline, "_ask", lambda *_: RunHistory(runs=[]))
+    found = CliRunner().invoke(main, ["pipeline", "history", "web"])
+    assert (found.exit_code, found.stdout) == (0, "pipeline web has no run yet\n")
+
+
+@pytest.mark.parametrize("name", ["foo/x", "jobs/web", "job/", "foo:drain"])
+def test_an_object_that_no_change_has_is_refused_with_the_kinds(name: str) -> None:
+    """BUG-UX114: `audit --object foo/x` printed an empty table."""
+    found = CliRunner().invoke(main, ["audit", "--object", name])
+    assert found.exit_code == 64
+    assert f"--object takes KIND/NAME such as job/web, not {name!r}" in found.output
+    assert "kinds: entitlement, entitlement-request, group, host-admin, image, job" in found.output
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.is_change])
+def test_each_object_of_the_audit_log_can_be_asked_for(
+    route: Route, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-UX114."""
+    monkeypatch.setattr(Target, "ask", lambda *_: AuditPage(entries=[]))
+    name = _object(route, dict.fromkeys(route.parameters, "x"), None)
+    found = CliRunner().invoke(main, ["audit", "--object", name])
+    assert found.exit_code == 0, found.output
