@@ -8,7 +8,7 @@ share is looked at again when a decision takes of it (docs/adr/0221).
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 from control_plane.agents.core.seen import SeenMachine, View
 from control_plane.agents.region import Region
@@ -47,12 +47,14 @@ class Basis:
         self._evened: dict[str, object] = {}
         """Job → how it and its pool stood when nothing was to be gained by a move."""
         self._quiet_since: dict[str, float] = {}
+        self._without_room: dict[str, frozenset[int]] = {}
         """Job → since when nothing goes on in it; a time in which we stood still is none."""
 
     def forget(self, job: str) -> None:
         """Drop what is remembered of a job that is gone."""
         self._evened.pop(job, None)
         self._quiet_since.pop(job, None)
+        self._without_room.pop(job, None)
 
     def stood_still(self) -> None:
         """Let all jobs be quiet from now on."""
@@ -107,8 +109,19 @@ class Basis:
             held_back=self._losses.held(record),
             surge_left=self._surge.left(record, self._placements.entitlement_of(record)),
             capped_moves=capped_moves,
+            without_room=self._without_room.get(record.name, frozenset()),
         )
         return seen, repairs
+
+    def found(self, name: str, chosen: Iterable[int], without_room: frozenset[int]) -> bool:
+        """Note which of a job's chosen tasks found no other place; return whether that is news."""
+        known = self._without_room.get(name, frozenset())
+        now = known.difference(chosen) | without_room
+        if now:
+            self._without_room[name] = now
+        else:
+            self._without_room.pop(name, None)
+        return not without_room <= known
 
     async def _repairs(
         self, record: JobRecord, view: View, now: Moment, *, is_asking: bool

@@ -263,7 +263,10 @@ class Scheduler:
             view = await self._basis.view(before, now)
             seen, made, repairs = await self._decided(before, view, now)
             if made.chosen or made.overdue:
-                go_on(made, await self._found(made, repairs), seen)
+                found = await self._found(made, repairs)
+                go_on(made, found, seen)
+                if self._basis.found(name, made.chosen, found.without_room):
+                    self.wake(name)  # others may have room
                 for _ in range(made.capped):
                     self._capped.take(now.steady)
             is_asked = name in self.asking

@@ -16,7 +16,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from control_plane.agents.core.seen import SeenMachine, View
+from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import (
@@ -195,7 +195,7 @@ def _propose(made: Decision, seen: Seen) -> None:
         return  # the common case
     serving -= late  # they leave now regardless of the budget, and reduce what is left of it
     rest = (task for task in due.values() if task.index not in late)
-    first = sorted(rest, key=lambda t: (not _is_failed_trial(t, record), *_due_first(t, view)))
+    first = sorted(rest, key=lambda t: (not _is_failed_trial(t, record), *_due_first(t, seen)))
     broken = [task.index for task in first if task.index not in serving]
     healthy = [task.index for task in first if task.index in serving]
     made.serving = frozenset(serving)
@@ -327,14 +327,15 @@ def _why_leave(machine: SeenMachine) -> Cause:
     return Cause.POWER if machine.capped else Cause.MAINTENANCE
 
 
-def _due_first(task: TaskRecord, view: View) -> tuple[float, bool, int]:
+def _due_first(task: TaskRecord, seen: Seen) -> tuple[float, bool, bool, int]:
     """Return a task's sort key in the queue for the budget: the nearest deadline goes first.
 
-    Among tasks without a deadline, waiting ones come first.
+    Among tasks without a deadline, waiting ones come first, but for those without room.
     """
-    machine = view.get(task.placement.machine) if task.placement is not None else None
+    machine = seen.view.get(task.placement.machine) if task.placement is not None else None
     deadline = machine.deadline if machine is not None and machine.leaving else None
-    return inf if deadline is None else deadline, not waits(task), task.index
+    is_stuck = task.index in seen.without_room
+    return inf if deadline is None else deadline, is_stuck, not waits(task), task.index
 
 
 def _is_voluntary(operation: Operation) -> bool:

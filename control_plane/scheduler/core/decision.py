@@ -37,6 +37,8 @@ class Seen:
     """Extra tasks that the entitlement's other jobs leave to this one; None: no shared limit."""
     capped_moves: int | None = None
     """Tasks that may begin to leave power-capped machines now; None: any number."""
+    without_room: frozenset[int] = frozenset()
+    """Tasks that found no other place when they were chosen last: others go first (BUG-CP63)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,6 +374,35 @@ def test_an_update_does_not_wait_for_extra_tasks_that_have_no_room(pace: dict):
     run(main())
 
 
+def test_a_task_that_has_no_room_elsewhere_does_not_hold_up_the_update_of_others():
+    """BUG-CP63: it took the whole budget, round after round, and waited for room."""
+
+    async def main() -> None:
+        w = World(a_region(5))
+
+        async def moved(command: list[str]) -> bool:
+            record = (await w.cp.get_job("web")).record
+            runs = [record.specs[task.version] for task in record.tasks if task.listed]
+            return sorted(of.entitlement for of in runs) == ["back", "front"] and command in [
+                of.command for of in runs if of.entitlement == "back"
+            ]
+
+        async with w.running():
+            await w.set_up(2)
+            await w.cp.put_entitlement("back", EntitlementSpec(machines=2, host_profile="web"))
+            await w.cp.apply_job(a_job(1, name="other", limits=LARGE, entitlement="back"))
+            spec = a_job(2, limits=LARGE, update=policy(max_unavailable=1))
+            await w.cp.apply_job(spec)
+            await w.stable()
+            await w.stable("other")
+            await w.cp.move_job("web", "back")
+            await w.until(lambda: moved(spec.command))
+            await w.cp.apply_job(replace(spec, entitlement="back", command=OTHER))
+            await w.until(lambda: moved(OTHER))
+
+    run(main())
+
+
 async def is_new(w: World, tasks: int) -> bool:
     return await versions(w) == [2] * tasks
 
