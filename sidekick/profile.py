@@ -24,7 +24,6 @@ from sidekick.profile_file import MAX_BYTES, ProfileFile, Section, Table, read_f
 from sidekick.report import ProfileText
 from sidekick.template import SUFFIX
 from wire.errors import ConfigError, NotFound
-from wire.written import WRITTEN
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _FILE_NAME = re.compile(r"(.+)\.toml(\.j2)?")
@@ -106,7 +105,8 @@ class Library(msgspec.Struct, frozen=True):
         if path is None:
             raise self._missing(name, child)
         try:
-            text = path.read_bytes()[: MAX_BYTES + 1].decode(WRITTEN)
+            # as `wire.written.WRITTEN`, which would cost an import at each start
+            text = path.read_bytes()[: MAX_BYTES + 1].decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"cannot read profile {path}: {e}") from e
         return ProfileText(name, str(path), text)
