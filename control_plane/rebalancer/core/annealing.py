@@ -6,9 +6,9 @@ known from the two containers alone. Some steps let an object in where others le
 placement seen is an answer whenever the time is over. The same seed and number of steps give the
 same answer, compiled or not.
 
-The first cycle has half of the time: most of the gain is between a third and a thousandth of what
-moves change on average, and the slower that range is passed, the better. Later cycles begin with
-less heat, where single steps still find what shakes and exact programs of parts do not.
+The first cycle has half of the time: most of the gain is between 0.6 and 0.002 of what moves change
+on average, and the slower that range is passed, the better. Later cycles begin with less heat,
+where single steps still find what shakes and exact programs of parts do not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Cycle(NamedTuple):
 
 
 CYCLES = (
-    Cycle(until=0.5, hot=0.3, chains=0.005),
+    Cycle(until=0.5, hot=0.6, chains=0.005),
     Cycle(until=0.7, hot=0.03, chains=0.01),
     Cycle(until=0.85, hot=0.01, chains=0.001),
     Cycle(until=1.0, hot=0.003, chains=0.01),
@@ -55,7 +55,7 @@ _KEENLY = 4.5
 to go to is at home half of the time (log 99 = 4.6)."""
 _MOSTLY = 0.5
 """Prices are most of what is left to gain from such a share of the sum."""
-_COLD, _LAST = 1e-3, 1e-8
+_COLD, _LAST = 2e-3, 1e-8
 """Heats: amounts are settled above `_COLD`, small prices between it and `_LAST`."""
 _SLOW = 0.85
 """Share of a cycle that leads to `_COLD`."""
