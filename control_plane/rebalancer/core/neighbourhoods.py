@@ -39,6 +39,8 @@ _PATIENCE = 100
 """A part is left when its solver asked so often whether to go on and had found nothing better."""
 _NODES = 50
 """So many nodes of the solver's tree are looked at in a part."""
+_STUCK_S = 20.0
+"""A part is left after so many seconds, several times what one takes beside other processes."""
 _FIRST, _LEAST, _MOST = 2_500, 100, 40_000
 """Variables of a part: at first, and at least and at most."""
 _WORK = 20_000
@@ -135,7 +137,8 @@ class Neighbourhoods:
             free, containers = kind.pick(int(kind.variables))
             program = PlacementProgram(self.state, free, containers)
             end = max(until, progress())
-            answer = program.solved(partial(_passed, progress, end), _PATIENCE, _NODES)
+            is_over = partial(_passed, progress, end)
+            answer = program.solved(is_over, _PATIENCE, _NODES, _STUCK_S)
             if answer is None:
                 kind.variables = max(kind.variables / 2, _LEAST)
                 continue

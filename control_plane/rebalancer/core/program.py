@@ -267,17 +267,23 @@ class PlacementProgram:
     # -- solving
 
     def solved(
-        self, is_over: Callable[[], bool], patience: int = 0, nodes: int = 0
+        self,
+        is_over: Callable[[], bool],
+        patience: int = 0,
+        nodes: int = 0,
+        most_s: float = np.inf,
     ) -> ProgramAnswer | None:
         """Return what HiGHS finds in time; None: nothing.
 
         `patience`: it ends when it was asked so often whether to go on and had found nothing
-        better since, or had looked at so many `nodes`; 0: it never ends for that.
+        better since, or had looked at so many `nodes`; 0: it never ends for that. `most_s`: it
+        ends after so many seconds by the wall clock. HiGHS asks nothing while it solves one LP,
+        which may take minutes where the simplex method circles.
         """
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
         solver.setOptionValue("mip_rel_gap", 1e-9)
-
+        solver.setOptionValue("time_limit", most_s)
         if nodes:
             solver.setOptionValue("mip_max_nodes", nodes)
         best, idle = np.inf, 0
@@ -288,7 +294,7 @@ class PlacementProgram:
             best, idle = (found, 0) if found < best else (best, idle + 1)
             event.interrupt(is_over() or 0 < patience < idle)
 
-        # the solver's own limit would count time that other processes take
+        # as time is short: the solver's own limit counts time that other processes take
         solver.cbMipInterrupt.subscribe(asked)
         solver.passModel(self._program())
         start = np.nonzero(self.is_now)[0]

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from pytest_mock import MockerFixture
 
+from control_plane.rebalancer.core import neighbourhoods
 from control_plane.rebalancer.core.annealing import Annealing
 from control_plane.rebalancer.core.language import (
     Above,
@@ -91,6 +93,18 @@ def test_a_part_is_broken_off_when_the_share_of_time_for_parts_is_over() -> None
     search.run(lambda: next(times, 0.5), until=0.3)
 
     assert search.steps == 1
+    assert search.bound is None
+
+
+def test_a_part_ends_while_its_solver_asks_nothing(mocker: MockerFixture) -> None:
+    """BUG-CP64: the solver circled for minutes in one LP of a2_4, beyond the end of the search."""
+    state = PlacementState(read_instance(*generated(5, 5, 12)))
+    mocker.patch.object(neighbourhoods, "_STUCK_S", 0.0)
+    search = Neighbourhoods(state, 1, variables=10_000)
+
+    search.run(lambda: search.steps / 3)
+
+    assert search.steps == 3
     assert search.bound is None
 
 
