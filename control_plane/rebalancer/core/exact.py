@@ -16,6 +16,8 @@ from control_plane.rebalancer.core.program import PlacementProgram
 
 VARIABLES_MAX = 50_000
 """Objects times containers; above it parts of a model are solved (`neighbourhoods`)."""
+_STUCK_S = 30.0
+"""The solver ends so many seconds after its time where it circles in one linear program."""
 
 
 def optimum(model: PlacementModel, clock: Callable[[], float], seconds: float) -> PlacementAnswer:
@@ -27,7 +29,8 @@ def optimum(model: PlacementModel, clock: Callable[[], float], seconds: float) -
     every = np.arange(len(where)), np.arange(len(state.offers))
     answer = None
     if len(where):
-        answer = PlacementProgram(state, *every).solved(lambda: clock() - began >= seconds)
+        program = PlacementProgram(state, *every)
+        answer = program.solved(lambda: clock() - began >= seconds, most_s=seconds + _STUCK_S)
     if answer is not None:
         where = answer.where
     made = answer_of(state, where, before, clock() - began)

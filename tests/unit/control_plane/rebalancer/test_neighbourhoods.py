@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pytest_mock import MockerFixture
 
-from control_plane.rebalancer.core import neighbourhoods
+from control_plane.rebalancer.core import exact, neighbourhoods
 from control_plane.rebalancer.core.annealing import Annealing
 from control_plane.rebalancer.core.language import (
     Above,
@@ -106,6 +106,15 @@ def test_a_part_ends_while_its_solver_asks_nothing(mocker: MockerFixture) -> Non
 
     assert search.steps == 3
     assert search.bound is None
+
+
+def test_a_small_model_ends_while_its_solver_asks_nothing(mocker: MockerFixture) -> None:
+    """BUG-CP64: the clock of the search stands still, and that of the solver does not."""
+    mocker.patch.object(exact, "_STUCK_S", -1.0)
+    model = read_instance(*generated(5, 5, 12))
+
+    assert exact.optimum(model, lambda: 0.0, 60.0).is_optimal
+    assert not exact.optimum(model, lambda: 0.0, 1.0).is_optimal
 
 
 def test_the_same_seed_and_steps_give_the_same_placement() -> None:
