@@ -79,7 +79,7 @@ def apply(target: Target, file: Path, output: str) -> None:
     from conveyor.pipeline_file import pipeline_spec
 
     spec = pipeline_spec(_document(file), str(file))
-    _tell(_ask(target, lambda c: c.apply_pipeline(spec)), output)
+    _show(_ask(target, lambda c: c.apply_pipeline(spec)), output)
 
 
 @pipeline.command("list")
@@ -110,7 +110,7 @@ def list_(target: Target, output: str) -> None:
 def status(target: Target, name: str, output: str, watch: bool) -> None:
     """Show the run of a pipeline, what it waits for, and the measurements of its gates."""
     while True:
-        _tell(_ask(target, lambda c: c.get_pipeline(name)), output)
+        _show(_ask(target, lambda c: c.get_pipeline(name)), output)
         if not watch:
             return
         time.sleep(2)
@@ -172,7 +172,7 @@ def start(
         option = "--image" if image is not None else "--release"
         given = (image or release or "")[:80]
         raise InvalidInput(f"{option} {given!r} is not valid: expected {expected}") from e
-    _tell(_ask(target, lambda c: c.start_run(name, request)), output)
+    _show(_ask(target, lambda c: c.start_run(name, request)), output)
 
 
 @pipeline.command()
@@ -193,7 +193,7 @@ def _verb(verb: str, text: str) -> click.Command:
         from conveyor.api import ControlRequest, ControlVerb
 
         request = ControlRequest(verb=ControlVerb(verb), reason=reason, gate=gate or "")
-        _tell(_ask(target, lambda c: c.control_run(name, request)), output)
+        _show(_ask(target, lambda c: c.control_run(name, request)), output)
 
     act.__doc__ = text
     command = click.pass_obj(act)
@@ -238,7 +238,7 @@ def _ask(target: Target, work: Callable[[ConveyorClient], Awaitable[T]]) -> T:
     return asyncio.run(call())
 
 
-def _tell(view: PipelineView, output: str) -> None:
+def _show(view: PipelineView, output: str) -> None:
     from conveyor.core.status_page import status_lines
 
     def lines() -> None:

@@ -87,9 +87,9 @@ class ShardClient(WireClient):
         self.hear = self._note
 
     def _note(self, headers: Mapping[str, str]) -> None:
-        said = headers.get(REVISION_HEADER, "")
-        if said.isdecimal():
-            self.revision = max(self.revision, int(said))
+        revision = headers.get(REVISION_HEADER, "")
+        if revision.isdecimal():
+            self.revision = max(self.revision, int(revision))
 
 
 Connect = Callable[[str, int, Callable[[], CoreState]], ShardClient]

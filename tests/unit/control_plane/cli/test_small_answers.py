@@ -50,7 +50,7 @@ def test_a_run_starts_with_an_image_by_name_or_digest_or_with_a_release(
     known = SimpleNamespace(images=[SimpleNamespace(digest=DIGEST, names=["web:v1"])])
     monkeypatch.setattr(Target, "ask", lambda *_: known)
     monkeypatch.setattr(pipeline, "_ask", lambda _, call: call(Service()))
-    monkeypatch.setattr(pipeline, "_tell", lambda *_: None)
+    monkeypatch.setattr(pipeline, "_show", lambda *_: None)
     found = CliRunner().invoke(main, ["pipeline", "start", "web", *options])
     assert (found.exit_code, requests) == (0, [sent]), found.output
 
