@@ -41,7 +41,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     settle_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """A host must be healthy for this long before the next one is changed."""
     max_unavailable: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """So many hosts may be away at the end of a release."""
+    """The largest number of hosts that may be unavailable at the end of a release."""
 
 
 class ConveyorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

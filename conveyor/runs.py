@@ -92,7 +92,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One image on its way through the stages."""
+    """The progress of one image through the stages."""
 
     number: int
     image: str

@@ -42,7 +42,7 @@ IDLE_S = 10.0
 _BACK_OFF_MAX_S = 30.0
 _NOTIFY_S = 60.0
 _NOTIFY_FOR_S = 86_400.0
-"""A notification that could not be delivered for so long is dropped."""
+"""A notification is dropped after this many seconds without delivery."""
 Notify = Callable[[str, object], Awaitable[None]]
 
 
@@ -68,7 +68,7 @@ class DeliveryService:
         self._trouble: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         """Job → why its last change was refused."""
-        self._told_at: dict[int, float] = {}
+        self._notified_at: dict[int, float] = {}
         self._looked: dict[str, float] = {}
         """Pipeline → when the image store was last read."""
         self._loops: dict[str, asyncio.Task[None]] = {}
@@ -247,9 +247,9 @@ class DeliveryService:
         for number in self._known[name].record.unsent:
             run = await self._records.run(name, number)
             now = self._runtime.date()
-            if now - self._told_at.get(number, float("-inf")) < _NOTIFY_S:
+            if now - self._notified_at.get(number, float("-inf")) < _NOTIFY_S:
                 continue
-            self._told_at[number] = now
+            self._notified_at[number] = now
             try:
                 for url in run.spec.on_failure.notify if run is not None else []:
                     await self._send(url, run)

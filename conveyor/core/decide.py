@@ -27,7 +27,7 @@ from conveyor.core.acts import (
     is_pushed,
     is_taken,
     named,
-    said,
+    reason_for,
     to_push,
 )
 from conveyor.core.stages import DeliveryStep, steps, wanted
@@ -293,7 +293,7 @@ def _stop(
     now: float,
     leave: str = "",
 ) -> DeliveryDecision:
-    """Return the run on its way to an end that pauses its jobs as they are."""
+    """Return the run with an end that freezes its jobs in their present state."""
     run = logged(replace(run, ending=state, reason=reason, waits=""), now, WHO, f"stops: {reason}")
     frozen = tuple(job for job in run.pushed if job != leave)
     return DeliveryDecision(replace(record, active=run, frozen=frozen))
@@ -330,7 +330,7 @@ def _roll_back(
             job,
             run.back[job],
             jobs[job].push_version,
-            said(record, run, f"rolls back: {run.reason}"),
+            reason_for(record, run, f"rolls back: {run.reason}"),
             by_hand and is_taken(record, jobs[job]),
         )
         for job in ours
@@ -425,7 +425,7 @@ def _thaw(record: PipelineRecord, jobs: Jobs, target: Mapping[str, str]) -> Deli
     ready = [j for j in record.frozen if j not in target or jobs[j].image == target[j]]
     acts = tuple(SetFrozen(job, False) for job in ready if job in jobs and jobs[job].frozen)
     if acts:
-        return _wait(record, "lets its jobs go on", acts)
+        return _wait(record, "resumes its jobs", acts)
     if not ready:
         return None
     left = tuple(job for job in record.frozen if job not in ready)

@@ -206,9 +206,9 @@ def _watched(
     if now - work.installed < patience.healthy_s:
         return replace(record, work=replace(work, healthy_since=None))
     is_other = seen.is_healthy and seen.release
-    said = f"it runs {seen.release}" if is_other else seen.why or "it does not answer"
+    why = f"it runs {seen.release}" if is_other else seen.why or "it does not answer"
     return undone(
-        record, f"not healthy with {work.release} within {patience.healthy_s:g} s: {said}", now
+        record, f"not healthy with {work.release} within {patience.healthy_s:g} s: {why}", now
     )
 
 
@@ -230,7 +230,7 @@ def fleet_progress(
 ) -> JobProgress:
     """Return the progress of a fleet with a release, in the form of a job's progress.
 
-    `spare`: so many hosts may be away in a settled fleet.
+    `spare` is the number of hosts that may be unavailable in a settled fleet.
     """
     wanted, at_work = releases(record, hosts), record.work.host if record.work else ""
     new = [h for h in hosts if record.put.get(h.name, h.release) == release]
