@@ -243,7 +243,7 @@ class DeliveryService:
                 await self._write(known, changed, ())
 
     async def _notify(self, name: str) -> None:
-        """Notify the hooks of unsuccessful runs at least once, until they answer."""
+        """Send notifications of unsuccessful runs, each again until its URL answers."""
         for number in self._known[name].record.unsent:
             run = await self._records.run(name, number)
             now = self._runtime.date()
@@ -317,7 +317,7 @@ class DeliveryService:
         return await self._woken(name)
 
     async def remove(self, name: str) -> None:
-        """Forget a pipeline without a run; its history goes with it."""
+        """Remove a pipeline that has no run, and its history."""
         async with self._lock(name):
             known = await self._fresh(name)
             if known.record.active is not None or known.record.waiting is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.api.intent_wishes import REASON_MAX
@@ -60,6 +60,13 @@ def named(target: str) -> str:
     """Return a target as text: `job web`, `fleet agents`."""
     kind = "fleet" if target.startswith(FLEET) else "job"
     return f"{kind} {target.removeprefix(FLEET)}"
+
+
+def all_named(targets: Sequence[str]) -> str:
+    """Return targets of one kind as text: `jobs api, web`."""
+    if targets and targets[0].startswith(FLEET):
+        return ", ".join(map(named, targets))
+    return f"job{'s' if len(targets) > 1 else ''} {', '.join(targets)}"
 
 
 def is_pushed(seen: JobProgress, image: str, stage: PipelineStage) -> bool:
