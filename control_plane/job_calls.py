@@ -13,7 +13,7 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.rollout import earlier, summarize
-from control_plane.scheduler.core.rollout_words import standing
+from control_plane.scheduler.core.rollout_progress import describe_blocked
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.task_service import TaskService
@@ -43,7 +43,7 @@ class JobCalls:
     def _status(self, record: JobRecord) -> JobStatus:
         """Return the status of a job whose record was changed just now, before its next round."""
         now = Moment(self._runtime.date(), self._runtime.now())
-        return summarize(record, standing(record, now))
+        return summarize(record, describe_blocked(record, now))
 
     def job_records(self) -> list[JobRecord]:
         """Return the records of all jobs of the region, by name."""
@@ -68,7 +68,7 @@ class JobCalls:
         return self._status(await self._control.stop(name))
 
     async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
-        """Hold back the update of a job, or let it go on."""
+        """Pause the update of a job, or resume it."""
         return self._status(await self._control.pause(name, held_back=paused))
 
     async def restart_job(self, name: str, writer: str = "") -> JobStatus:

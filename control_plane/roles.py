@@ -1,4 +1,7 @@
-"""The control plane of one process, which has all roles or some: what the front end calls."""
+"""Puts the control plane of one process together: all roles, or those that the process has.
+
+The front end calls the methods of `ControlPlane`.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ from control_plane.scheduler.task_service import TaskService
 from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import OwnRole, RoleLeaders, away
-from control_plane.shards.status import said, troubles, with_lag
+from control_plane.shards.status import own_status, problems_of, with_lag
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
 from control_plane.task_control.controllers import CallController, Controllers, no_controller
@@ -75,8 +78,8 @@ from control_plane.task_control.controllers import CallController, Controllers, 
 class ControlPlane(JobCalls):
     """Broker, portal, allocator, scheduler and the services around them.
 
-    `async with` loads everything from an open store and runs the loops until it is left;
-    leaving it touches no task. Methods raise `wire.errors` and `control_plane.errors`.
+    `async with` loads all records from an open store and runs the loops. Its exit ends the loops;
+    tasks on machines continue to run. Methods raise `wire.errors` and `control_plane.errors`.
     """
 
     def __init__(
@@ -94,14 +97,15 @@ class ControlPlane(JobCalls):
         ownership: OwnershipMap | None = None,
         processes: RoleLeaders | None = None,
     ) -> None:
-        """Wire the services together; nothing is read or started yet.
+        """Connect the services; `__aenter__` loads and starts them.
 
-        `broker_stores` are the open stores of data centers that have one of their own (RB9),
-        `call_controller` makes the calls of jobs' TaskControllers, `boot_id` names this boot of
-        the host: on it the date goes on over restarts of the process. `solve` answers the
-        ReBalancer instead of a process of its own. From `ownership` clients of agents take the
-        term that they send; None: they send none. `processes` knows the leaders of the roles in
-        separate processes, this one included; None: this process has all roles.
+        - `broker_stores`: the open stores of data centers with a store of their own (RB9).
+        - `call_controller`: makes the calls to the TaskControllers of jobs.
+        - `boot_id`: identifies this boot of the host; during one boot, the date continues over
+          restarts of the process.
+        - `solve`: solver of the ReBalancer; None: a child process.
+        - `ownership`: has the term that clients of agents send; None: they send none.
+        - `processes`: the leaders of the roles; None: this process has all roles.
         """
         self.clock, self._store = runtime.now, store
         self._stores = [store, *(broker_stores or {}).values()]
@@ -117,7 +121,7 @@ class ControlPlane(JobCalls):
         self._portal = Portal(store, runtime, portal)
         self._broker.listen(self._portal.supply.heard)
         self.census = Counters()
-        self._broker.listen(self.census.machine_heard)
+        self._broker.listen(self.census.machine_changed)
         self.limits = FrontEndLimits()
         take_away = self.limits.of(
             LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
@@ -127,7 +131,7 @@ class ControlPlane(JobCalls):
             *(self._glance, self._draw),
         )
         self._jobs = JobTable(store, runtime.checkpoint, role.writer)
-        self._jobs.listen(self.census.job_heard)
+        self._jobs.listen(self.census.job_changed)
         self._observations = Observations(self._broker, runtime)
         region = Region(
             *(self._broker, self._observations, settings, runtime, self.limits),
@@ -209,8 +213,8 @@ class ControlPlane(JobCalls):
         """Machine → its clone: another host with its identity."""
         self.quarantined: list[str] = []
         """Stored records that cannot be used: an alarm while there are any."""
-        self.ask_shard: Callable[[int, str], Awaitable[None]] = _nobody_asked
-        """Have the process of a shard give back idle machines of an entitlement."""
+        self.ask_shard: Callable[[int, str], Awaitable[None]] = _no_other_process
+        """Requests the process of a shard to return idle machines of an entitlement."""
         self._loops: Loops | None = None
         if processes is not None:
             self._follow(processes)
@@ -218,8 +222,8 @@ class ControlPlane(JobCalls):
     async def __aenter__(self) -> Self:
         """Load from the store, then start the loops.
 
-        Records are complete before the first agent is asked: a task is never taken for a
-        stray because its job was not read yet.
+        All records are loaded before the first agent is queried. So no task is stopped as
+        unknown because its job was not loaded yet.
         """
         if self.processes is not None:
             await self.processes.load()
@@ -250,7 +254,7 @@ class ControlPlane(JobCalls):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the loops; tasks on the machines run on."""
+        """Stop the loops; tasks on the machines continue to run."""
         assert self._loops is not None
         await self._loops.close()
         self._loops = None
@@ -259,12 +263,12 @@ class ControlPlane(JobCalls):
         await self._pool.close()
 
     async def wait_failed(self) -> None:
-        """Return never, or raise what broke a loop (then the process must end)."""
+        """Never return; raise the error that ended a loop (then the process must end)."""
         assert self._loops is not None
         await self._loops.wait_failed()
 
     def _start(self, loops: Loops) -> None:
-        """Start every loop; those that command wait until a restored store was looked at."""
+        """Start the loops; those that send commands wait until a restored store is released."""
         loops.start("clocks", self._runtime.watch_clocks)
         if self.processes is not None and self.processes.following is not None:
             loops.start("following", self.processes.following.run)
@@ -279,9 +283,9 @@ class ControlPlane(JobCalls):
             loops.start(f"store {number}" if number else "store", store.wait_failed)
 
     def _start_commanding(self, loops: Loops) -> None:
-        """Start what tells agents to do something, or takes and gives machines.
+        """Start the loops that send commands to agents or assign machines.
 
-        Loops that only derive what to do may restart while others run.
+        A loop that only derives its work from records restarts after an error; others continue.
         """
         loops.start("dispatcher", lambda: self._dispatcher.run(self.ownership.number))
         self.shards.start(loops, self.ownership.number)
@@ -307,7 +311,7 @@ class ControlPlane(JobCalls):
         return self.inventory.get(name)
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
-        """Record a host whose identity was proved; again for one that is known."""
+        """Record a host with a proved identity; updates the record of a known one."""
         return await self._broker.join(request)
 
     async def disconnect(self, machine: str) -> None:
@@ -328,7 +332,7 @@ class ControlPlane(JobCalls):
         """Remove an entitlement; `Conflict` while it has jobs."""
         await self.capacity.delete_entitlement(name)
 
-    # -- whose is what
+    # -- lookups for access control
 
     def entitlement_of(self, job: str) -> str | None:
         """Return the entitlement of a job, if there is such a job."""
@@ -369,23 +373,23 @@ class ControlPlane(JobCalls):
         if trouble := self._loops.trouble():
             return Liveness(ok=False, detail=trouble)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
-        told = [self.restored.words(), self._checker.restored.words(), self._checker.brake]
-        told += [alarm, self.rebalancer.alarm()]
-        return Liveness(ok=True, detail="; ".join(filter(None, told)))
+        details = [self.restored.words(), self._checker.restored.words(), self._checker.brake]
+        details += [alarm, self.rebalancer.alarm()]
+        return Liveness(ok=True, detail="; ".join(filter(None, details)))
 
     def process_counts(self, loads: Sequence[ShardLoad] = ()) -> ProcessStatus:
-        """Return what this process says of itself; of jobs and tasks what `loads` says."""
+        """Return the status of this process; `loads` has its numbers of jobs and tasks."""
         followed, state = self.health.followed(), self._state()
-        return said(self.role, state, self._store, self.processes, loads, followed)
+        return own_status(self.role, state, self._store, self.processes, loads, followed)
 
     def region_status(self, others: Sequence[ProcessStatus] = ()) -> RegionStatus:
-        """Return what is well and what is not; `others` is what other processes said."""
+        """Return the status of the region; `others` are the statuses of other processes."""
         loads = self.shards.loads()
         own = self.process_counts(loads)
         statuses = with_lag([own, *others], self._store.revision())
         machines = {state.value: n for state, n in self.census.machines.items()}
         limits = self.limits.views(self._runtime.now()).limits
-        found = troubles(statuses, loads, machines, limits, self.health.count())
+        found = problems_of(statuses, loads, machines, limits, self.health.count())
         return RegionStatus(
             ok=not found,
             troubles=found,
@@ -397,17 +401,17 @@ class ControlPlane(JobCalls):
         )
 
     def _unwell(self) -> str:
-        """Return why no task is to be moved that could stay; empty: the region is well."""
+        """Return why voluntary moves of tasks must wait; empty: nothing prevents them."""
         if self.shards.count > len(self.shards.all):
-            return BESIDE_SHARDS
+            return NEEDS_ONE_PROCESS
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
-        told = (self.restored.words(), self._checker.restored.words(), self._checker.brake)
-        return next(filter(None, (*told, *reasons)), "")
+        states = (self.restored.words(), self._checker.restored.words(), self._checker.brake)
+        return next(filter(None, (*states, *reasons)), "")
 
     def _keeps(self, ahead: PreparedMachines, record: MachineRecord) -> bool:
-        """Return whether an empty machine stays with its pool."""
+        """Return whether an empty machine must stay in its pool."""
         kept = ahead.keeps(record.machine) or self.rebalancer.swaps.keeps(record.machine)
         return kept or self.profiles.keeps(record)
 
@@ -419,7 +423,7 @@ class ControlPlane(JobCalls):
         return None if shard is None else shard.allocator
 
     async def release_idle(self, entitlement: str) -> None:
-        """Give back the machines of an entitlement on which nothing is placed."""
+        """Return the empty machines of an entitlement to the free pool."""
         shard = self.shards.find_pool(entitlement)
         if shard is not None:
             await shard.keeper.release_idle(entitlement)
@@ -427,11 +431,11 @@ class ControlPlane(JobCalls):
             await self.ask_shard(self.ownership.shard_of(entitlement), entitlement)
 
     def _follows(self, pool: str) -> bool:
-        """Return whether this process follows the machines of a pool: free ones the core does."""
+        """Return whether this process follows the machines of a pool (free ones: the core)."""
         return self.role.is_core if pool == FREE else self.role.runs(self.ownership.shard_of(pool))
 
     def _follow(self, processes: RoleLeaders) -> None:
-        """Have all that other processes write told to the tables, from before they are loaded."""
+        """Follow the writes of other processes into the tables, from before these are loaded."""
         self.ownership.epoch = processes.epoch
         tables: list[Followed] = [
             *(processes.table, self._portal.table, FollowedMachines(self._broker, self._store)),
@@ -440,12 +444,12 @@ class ControlPlane(JobCalls):
         processes.following = Following(self._store, tables)
 
     async def followed(self, revision: int, patience_s: float) -> bool:
-        """Return whether all that was written up to a revision is known within a time."""
+        """Return whether this process reaches a revision of the store within `patience_s`."""
         following = self.processes.following if self.processes is not None else None
         return following is None or await following.reached(revision, patience_s)
 
     def also_follow(self, table: Followed) -> None:
-        """Have what other processes write told to something more; before anything is loaded."""
+        """Follow the writes of other processes into one more table; call it before the load."""
         assert self.processes is not None
         assert self.processes.following is not None
         self.processes.following.add(table)
@@ -461,7 +465,7 @@ class ControlPlane(JobCalls):
         return Used(max(0.0, rru), max(0, memory))
 
     def _glance(self, machine: str) -> tuple[int, bool]:
-        """Return how many tasks a machine has, and whether its agent answered lately."""
+        """Return how many tasks a machine has, and whether its agent answers."""
         tasks = self._allocator.directory.tasks(machine)
         return len(tasks), self._observations.look(machine).answering
 
@@ -490,10 +494,10 @@ class ControlPlane(JobCalls):
         )
 
 
-BESIDE_SHARDS = (
+NEEDS_ONE_PROCESS = (
     "shards run in other processes, and ReBalancer and loans need all tasks in one process"
 )
 
 
-async def _nobody_asked(shard: int, _: str) -> None:
+async def _no_other_process(shard: int, _: str) -> None:
     raise away(shard, "this process does not call other shards")

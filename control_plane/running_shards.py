@@ -452,7 +452,10 @@ class RunningShards:
             loops.start(f"pool keeper{at}", shard.keeper.run, Failing.RESTARTS)
 
     def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
-        """Return what a machine has to do with a task; the machine's shard decides about strays."""
+        """Return what a machine has to do with a task.
+
+        The shard of the machine decides about tasks of unknown jobs.
+        """
         record: JobRecord | None = self._parts.jobs.find(task.rpartition("-")[0])
         if record is not None:
             number = self.number_of_entitlement(record.spec.entitlement)
