@@ -22,8 +22,9 @@ from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.api.jobs import JobRecord
 from control_plane.api.ownership import EntitlementOwner, ShardLoad
-from control_plane.running_shards import IDLE_S, RunningShard, RunningShards, ShardParts
+from control_plane.running_shards import IDLE_S, RunningShards
 from control_plane.runtime.loops import Loops
+from control_plane.shard_lookup import RunningShard, ShardParts
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import RoleLeaders
 from control_plane.store.records import JOBS
