@@ -185,7 +185,7 @@ async def _build(
         )
         client.expected = f"/host/{machine.machine}"
         client.epoch = ownership.number
-        client.headers = lambda: {**term(), **ownership.said(machine.machine)}
+        client.headers = lambda: {**term(), **ownership.headers(machine.machine)}
         return client
 
     def identity_client(machine: str) -> PolledAgent:
