@@ -115,7 +115,7 @@ class ControlPlane(JobCalls):
         self.ownership.find_machine = self._broker.table.find
         self._pool = AgentPool(agents)
         self._portal = Portal(store, runtime, portal)
-        self._broker.listen(self._portal.supply.heard)
+        self._broker.listen(self._portal.supply.on_machine_change)
         self.census = Counters()
         self._broker.listen(self.census.machine_heard)
         self.limits = FrontEndLimits()
