@@ -31,6 +31,7 @@ from control_plane.health.core.trust import (
 )
 from control_plane.health.core.verdict import Brakes, Held, verdict
 from control_plane.health.follower import Follower
+from control_plane.health.held import HeldMachines
 from control_plane.health.marker import HealthMarks, Marker
 from control_plane.health.watch import Watch, is_leaving
 from control_plane.runtime.runtime import TICK_S
@@ -68,9 +69,7 @@ class HealthChecker:
         self._slots: dict[int, list[Watch]] = {}
         """Machines by the time slot (`TICK_S` long) of their next check."""
         self._next_slot = 0
-        self._held: dict[str, Watch] = {}
-        self._braked: dict[str, int] = {}
-        """Number of held-back machines by part."""
+        self._held = HeldMachines()
         self._limit = region.limits.of(
             LimitName.MARK_DOWN, region.settings.mark_down_per_s, region.settings.mark_down_burst
         )
@@ -110,11 +109,7 @@ class HealthChecker:
     @property
     def brake(self) -> str:
         """Return why silent machines are not declared down; empty if no brake is on."""
-        count = sum(self._braked.values())
-        if not count:
-            return ""
-        first = next(w.held for w in self._held.values() if w.held is not None and w.held.part)
-        return f"{count} silent machine(s) held back: {first.reason}"
+        return self._held.brake
 
     @property
     def held_count(self) -> int:
@@ -135,21 +130,7 @@ class HealthChecker:
 
     def held_back(self) -> list[HeldBack]:
         """Return all machines without a verdict yet, by name, and why."""
-        now, found = self._runtime.now(), []
-        for name in sorted(self._held):
-            watch = self._held[name]
-            if watch.held is not None:
-                found.append(
-                    HeldBack(
-                        machine=name,
-                        state=MachineState.UP if watch.down_at is None else MachineState.DOWN,
-                        silent_s=watch.silent_s(now, self._counted_from),
-                        part=watch.held.part,
-                        reason=watch.held.reason,
-                        left_s=max(0.0, watch.held.left_s),
-                    )
-                )
-        return found
+        return self._held.views(self._runtime.now(), self._counted_from)
 
     def confirm_down(self, machines: Iterable[str], why: str) -> list[str]:
         """Declare silent machines down even if they are held back; return which.
@@ -219,7 +200,7 @@ class HealthChecker:
             watch.down_at = watch.back_at = None
             watch.confirmed = ""
             watch.set_standing(Standing.WELL)
-        self._hold(watch, None)
+        self._held.put(watch, None)
         self._schedule(watch, now)
         asyncio.get_running_loop().call_soon(self._observations.changed, watch.machine)
 
@@ -251,7 +232,7 @@ class HealthChecker:
         return watch
 
     def _forget(self, watch: Watch) -> None:
-        self._hold(watch, None)
+        self._held.put(watch, None)
         watch.set_standing(None)
         watch.due_in = 0  # its entry in a slot is void
         del self._watches[watch.machine]
@@ -302,7 +283,7 @@ class HealthChecker:
                 return False
             watch.confirmed = ""
             watch.set_standing(Standing.WELL)
-            self._hold(watch, None)
+            self._held.put(watch, None)
             self._schedule(watch, now - silent_s + self._worry_s)
             return False
         excused = None
@@ -314,7 +295,7 @@ class HealthChecker:
         is_due = silent_s >= self._settings.down_after_s or bool(watch.confirmed)
         if excused is not None:
             watch.set_standing(Standing.WELL)
-            self._hold(watch, excused if is_due else None)
+            self._held.put(watch, excused if is_due else None)
             self._schedule(watch, now + _AGAIN_S)
             return False
         watch.set_standing(Standing.LOST)
@@ -331,7 +312,7 @@ class HealthChecker:
             wait_s = self._limit.take(now)
             if wait_s > 0:
                 held = Held("the rate limit holds: too many machines went down", wait_s)
-        self._hold(watch, held)
+        self._held.put(watch, held)
         if held is None and not watch.is_marked:
             watch.is_marked = True
             reason = f"its agent did not answer for {silent_s:.0f} s"
@@ -362,7 +343,7 @@ class HealthChecker:
             watch.set_standing(Standing.GONE)
         if not watch.observation.answering:
             watch.back_at = None
-            self._hold(watch, None)
+            self._held.put(watch, None)
             self._schedule(watch, now + self._settings.down_after_s)
             return
         watch.back_at = now if watch.back_at is None else watch.back_at
@@ -372,7 +353,7 @@ class HealthChecker:
             reason = (
                 f"it was down {times} times recently and must answer for a while before it is up"
             )
-            self._hold(watch, Held(reason, left_s))
+            self._held.put(watch, Held(reason, left_s))
             self._schedule(watch, now + min(left_s, self._settings.down_after_s))
             return
         if not watch.is_marked:
@@ -397,32 +378,6 @@ class HealthChecker:
         for name in names:
             if name in self._watches:
                 self._watches[name].is_marked = False
-
-    def _hold(self, watch: Watch, held: Held | None) -> None:
-        """Record why a machine has no verdict, or that it has one."""
-        before, watch.held = watch.held, held
-        if before is None and held is None:
-            return
-        part_before = "" if before is None else before.part
-        part = "" if held is None else held.part
-        if part != part_before:
-            self._count(part_before, -1, "")
-            self._count(part, 1, "" if held is None else held.reason)
-        if held is None:
-            self._held.pop(watch.machine, None)
-        else:
-            self._held[watch.machine] = watch
-
-    def _count(self, part: str, more: int, reason: str) -> None:
-        if not part:
-            return
-        before = self._braked.get(part, 0)
-        self._braked[part] = before + more
-        if not before:
-            log.warning("brake on: many machines are silent at once", extra={"reason": reason})
-        elif not self._braked[part]:
-            del self._braked[part]
-            log.info("brake off", extra={"part": part})
 
 
 def _policies(settings: SchedulerSettings) -> tuple[Brakes, Graces, Patience]:
