@@ -26,14 +26,7 @@ from control_plane.allocator.core.commit import follow, following, overtaken
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import (
-    ALONE,
-    Allocation,
-    Allowance,
-    Near,
-    Plan,
-    Request,
-)
+from control_plane.allocator.core.request import ALONE, Allocation, Allowance, Near, Plan, Request
 from control_plane.allocator.stored import StoredAllocations
 from control_plane.allocator.turns import JobTurns
 from control_plane.broker.holds import Take
@@ -72,14 +65,6 @@ class _Asked:
         if not change.takes and request is self.request:
             return []
         return overtaken(change, request, self.allowance())
-
-
-@dataclass(slots=True)
-class _Result:
-    """The last answer, with its request."""
-
-    request: Request
-    allocation: Allocation
 
 
 @dataclass(slots=True)
@@ -123,7 +108,8 @@ class Allocations:
         self._participants = participants
         self._finishing = Commits(participants, self._runtime)
         self.stored = StoredAllocations(store, name, self._runtime)
-        self._results: dict[str, _Result] = {}
+        self._answers: dict[str, tuple[Request, Allocation]] = {}
+        """Job → its last request, and the answer."""
         self._turns = JobTurns()
         self._takers: dict[Machine, asyncio.Event] = {}
         """Machine that is being taken → event that is set when that has ended."""
@@ -172,10 +158,8 @@ class Allocations:
                 await self._participants.commit(transaction)
             else:
                 await self._participants.abort(transaction)
-            log.info(
-                "transaction recovered",
-                extra={"transaction": transaction, "committed": transaction in decided},
-            )
+            fields = {"transaction": transaction, "committed": transaction in decided}
+            log.info("transaction recovered", extra=fields)
         self.stored.done += sorted(decided)
 
     # -- allocating
@@ -216,28 +200,26 @@ class Allocations:
 
     def known(self, request: Request) -> Allocation | None:
         """Return the last answer if its request was the same and it still holds."""
-        known = self._results.get(request.job)
-        if known is None or known.request != request or not self._holds(known):
+        asked, answer = self._answers.get(request.job, (None, None))
+        if asked != request or answer is None or not self._holds(request, answer):
             return None
         self.counts.hits += 1
-        return known.allocation
+        return answer
 
     def forget_answer(self, job: str) -> None:
         """Plan the next request of a job again, even if it is the same as the last."""
-        self._results.pop(job, None)
+        self._answers.pop(job, None)
 
-    def _holds(self, known: _Result) -> bool:
-        """Return whether a new computation would give the same result."""
-        claims = self.index.claims.get(known.request.job)
-        if claims is not known.allocation.claims or (claims is not None and not claims.valid):
+    def _holds(self, request: Request, answer: Allocation) -> bool:
+        """Return whether a new computation would give the same answer."""
+        claims = self.index.claims.get(request.job)
+        if claims is not answer.claims or (claims is not None and not claims.valid):
             return False
-        if not known.allocation.unplaced:
-            return True
-        return known.allocation.gain == self.index.gains(known.request.pool)
+        return not answer.unplaced or answer.gain == self.index.gains(request.pool)
 
     async def _allocate(self, asked: _Asked) -> Allocation:
         job = asked.request.job
-        self._results.pop(job, None)  # after a failure the old answer is not valid
+        self._answers.pop(job, None)  # after a failure the old answer is not valid
         if asked.request.back:
             await self._follow(asked.request)
             asked = replace(asked, request=replace(asked.request, back=()))
@@ -383,7 +365,7 @@ class Allocations:
             claims.needs_usable = not all(group.running for group in request.groups)
         allocation = Allocation(claims, made.unplaced, made.reasons, made.gain)
         if request.groups:
-            self._results[request.job] = _Result(request, allocation)
+            self._answers[request.job] = request, allocation
         return allocation
 
     async def _decide(self, change: Change, asked: _Asked) -> str:

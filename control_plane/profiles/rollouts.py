@@ -75,11 +75,8 @@ class ProfileRollouts:
 
         `writer` names this process if several processes write to the store.
         """
-        self._broker, self._observations, self._runtime = (
-            region.broker,
-            region.observations,
-            region.runtime,
-        )
+        self._broker, self._observations = region.broker, region.observations
+        self._runtime = region.runtime
         self._portal, self._keys, self._follows = portal, keys, region.follows
         self._versions: Table[ProfileVersion] = Table(
             store, PROFILES, ProfileVersion, "profile", writer=writer
@@ -136,18 +133,14 @@ class ProfileRollouts:
         rollout = self._rollouts.find(entitlement)
         shown = rollout.name if rollout is not None else record.spec.host_profile
         waiting = self._waiting.get(entitlement, ()) if is_under_way(rollout) else ()
+        proved_by = Counter(m.profile for m in held if m.profile_state is Proof.VERIFIED)
+        del proved_by[""]
         return ProfileView(
             entitlement=entitlement,
             profile=record.spec.host_profile,
             rollout=rollout,
             machines=dict(sorted(Counter(m.profile_wanted for m in held).items())),
-            proved=dict(
-                sorted(
-                    Counter(
-                        m.profile for m in held if m.profile_state is Proof.VERIFIED and m.profile
-                    ).items()
-                )
-            ),
+            proved=dict(sorted(proved_by.items())),
             waiting=list(waiting),
             text=self.text_of(shown),
         )
