@@ -141,9 +141,7 @@ def history(target: Target, name: str, run: int | None, limit: int, output: str)
 
 @pipeline.command()
 @_NAME
-@click.option(
-    *("--image", "--release", "image"), required=True, help="Digest; for fleets, a release."
-)
+@click.option("--image", "--release", "image", required=True, help="Digest; for fleets, a release.")
 @_REASON
 @output_option
 @click.pass_obj
