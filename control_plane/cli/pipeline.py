@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from control_plane.cli import show
+from control_plane.cli.images import names_of
+from control_plane.cli.jobfile import digest_of
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
@@ -141,25 +143,35 @@ def history(target: Target, name: str, run: int | None, limit: int, output: str)
 
 @pipeline.command()
 @_NAME
-@click.option("--image", "--release", "image", required=True, help="Digest; for fleets, a release.")
+@click.option("--image", help="The image to deliver, by name or digest.")
+@click.option("--release", help="For a pipeline of fleets: the release, as 0.2.0.")
 @_REASON
 @output_option
 @click.pass_obj
-def start(target: Target, name: str, image: str, reason: str, output: str) -> None:
+def start(
+    target: Target, name: str, image: str | None, release: str | None, reason: str, output: str
+) -> None:
     """Start a run by hand."""
     import msgspec
 
     from control_plane.api.intent_wishes import REASON_MAX
     from conveyor.api import StartRequest
 
+    if (image is None) == (release is None):
+        raise InvalidInput(
+            "name either --image or --release", hint=f"twinectl pipeline show {name}"
+        )
+    if image is not None:
+        release = digest_of(image, lambda: names_of(target))
     try:
-        request = msgspec.convert({"image": image, "reason": reason}, StartRequest)
+        request = msgspec.convert({"image": release, "reason": reason}, StartRequest)
     except msgspec.ValidationError as e:
         if len(reason) > REASON_MAX:
             raise InvalidInput(f"--reason has more than {REASON_MAX} characters") from e
-        accepted = "a digest (sha256: and 64 hex digits), or for fleets a release (0.2.0)"
-        what = f"--image {image[:80]!r} is not valid: expected {accepted}"
-        raise InvalidInput(what, hint="twinectl image list") from e
+        expected = "sha256: and 64 hex digits" if image is not None else "a release (0.2.0)"
+        option = "--image" if image is not None else "--release"
+        given = (image or release or "")[:80]
+        raise InvalidInput(f"{option} {given!r} is not valid: expected {expected}") from e
     _show(_ask(target, lambda c: c.start_run(name, request)), output)
 
 
