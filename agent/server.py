@@ -19,7 +19,7 @@ from agent.api.unit import UnitShown
 from agent.credentials.credentials import MOST_BYTES, CredentialHolder
 from agent.host.callers import authorize_with, check_given, check_raw
 from agent.host.facts import agent_version
-from agent.host.gc import Ledger
+from agent.host.gc import HostInspector
 from agent.host.host_profile import HostProfile
 from agent.host.logs import EVERYWHERE, LoggedRun, Logs
 from agent.host.metrics import AgentMetrics
@@ -76,7 +76,7 @@ class AgentServices:
     usage: Callable[[], Awaitable[Usages]]
     pull: Callable[[api.ImagePull], Any]
     """Fetches an image from the control plane this host has joined."""
-    accounts: Ledger
+    accounts: HostInspector
     volumes: VolumeService
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine concurrently with the request, in the daemon's task group."""
