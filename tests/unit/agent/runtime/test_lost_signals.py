@@ -46,7 +46,7 @@ async def test_a_task_that_ends_unheard_is_seen_and_started_again(
         for name in ("one", "two", "three"):
             await client.put_task(name, a_spec())
             await running(client, name)
-        monkeypatch.setattr(host.fake.systemd, "_tell", lambda _: None)
+        monkeypatch.setattr(host.fake.systemd, "_notify", lambda _: None)
         host.fake.systemd.exit(unit("two"), 7)
         await until(client, "two", lambda s: s.last_exit is not None and s.last_exit.code == 7)
         assert calls["glance"] > 0
@@ -59,7 +59,7 @@ async def test_what_nobody_follows_does_not_wake_the_event_loop(
     units = units_module.Units(host.fake.systemd, lanes)
     ends = units.listen()
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda _, *args: woken.append(args))
-    say = host.fake.systemd._tell
+    say = host.fake.systemd._notify
     with units.changes("a.service", asyncio.Event()):
         for name in ("sshd.service", "a.service", "b.service", ""):
             say(name)
