@@ -22,7 +22,7 @@ def calls(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count what systemd is asked; it is looked at often, and never says by itself what changed."""
     counted = Counter[str]()
     systemd: Any = host.fake.systemd
-    monkeypatch.setattr(units_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(units_module, "READ_S", 0.02)
 
     def counting(name: str) -> None:
         asked = getattr(systemd, name)
@@ -91,7 +91,7 @@ async def test_a_start_asks_once_how_its_unit_is(
     host: FakeHost, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the start saw is what the task's loop goes on with: a look is five calls on the bus."""
-    monkeypatch.setattr(units_module, "LOOK_S", 1000.0)
+    monkeypatch.setattr(units_module, "READ_S", 1000.0)
     async with host.serving() as (_, client):
         while not calls["find"]:  # an agent that begins looks whether a profile is being applied
             await asyncio.sleep(0.01)
