@@ -32,15 +32,11 @@ from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.new_tasks import is_failing
 from control_plane.scheduler.core.operations import Ledger
-from control_plane.scheduler.core.reconcile import (
-    command_about,
-    commands,
-    next_look,
-    observe,
-)
+from control_plane.scheduler.core.reconcile import next_look, observe
 from control_plane.scheduler.core.release import advance
 from control_plane.scheduler.core.rollout import to_place
 from control_plane.scheduler.core.sizing import remaining
+from control_plane.scheduler.core.task_commands import command_about, commands
 from control_plane.scheduler.core.task_versions import placed_as
 
 IMAGE = "sha256:" + "1" * 64

@@ -11,7 +11,8 @@ from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
 from control_plane.api.restored import Difference
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.reconcile import commands, observe
+from control_plane.scheduler.core.reconcile import observe
+from control_plane.scheduler.core.task_commands import commands
 
 IMAGE = "sha256:" + "1" * 64
 RESTORED = 50_000
