@@ -159,7 +159,7 @@ def start(
 
     if (image is None) == (release is None):
         raise InvalidInput(
-            "name either --image or --release", hint=f"twinectl pipeline show {name}"
+            "name either --image or --release", hint=f"twinectl pipeline status {name}"
         )
     if image is not None:
         release = digest_of(image, lambda: names_of(target))

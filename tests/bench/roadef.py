@@ -22,7 +22,6 @@ from typing import Any
 from control_plane.rebalancer.core.language import (
     Above,
     AtMostIn,
-    BesideGroup,
     FitsIn,
     InProportion,
     ModelContainer,
@@ -32,6 +31,7 @@ from control_plane.rebalancer.core.language import (
     MoveDistance,
     MovedObjects,
     MovedOfGroup,
+    NearGroup,
     PlacementModel,
     SpreadOver,
 )
@@ -90,7 +90,7 @@ def read_instance(text: str, assignment: str) -> PlacementModel:
     constraints.append(AtMostIn())
     constraints.append(SpreadOver(scope="location", bins=spread))
     constraints.append(
-        BesideGroup(scope="neighbourhood", needs={k: v for k, v in needs.items() if v})
+        NearGroup(scope="neighbourhood", needs={k: v for k, v in needs.items() if v})
     )
     goals: list[ModelGoal] = [
         Above(
@@ -150,7 +150,7 @@ def checked(model: PlacementModel, where: dict[str, str]) -> tuple[float, list[s
             for g, least in rule.bins.items():
                 bins = {of[at].scopes[rule.scope] for at in groups[g]}
                 wrong += [f"{g} is in {len(bins)} of {least} bins"] if len(bins) < least else []
-        elif isinstance(rule, BesideGroup):
+        elif isinstance(rule, NearGroup):
             bins_of = {g: {of[m].scopes[rule.scope] for m in at} for g, at in groups.items()}
             for g, others in rule.needs.items():
                 wrong += [f"{g} without {o}" for o in others if bins_of[g] - bins_of[o]]

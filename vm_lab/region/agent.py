@@ -86,7 +86,7 @@ def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api
         known.spec = replace(known.spec, epoch=spec.epoch)
         return machine.status(known)
     if machine.ran_out(spec):
-        raise Busy(f"task {task_id} is not changed: nothing shows that this host was heard")
+        raise Busy(f"task {task_id} is not changed: no answer of this host was acknowledged")
     _admit(machine, task_id, spec)
     machine.setting.history.note(
         f"{machine.name} put {task_id} generation {spec.generation} epoch {spec.epoch}"

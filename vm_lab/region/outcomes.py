@@ -53,7 +53,7 @@ ELSEWHERE: dict[str, Elsewhere] = {
         "a mistake asks to stop all tasks of a job",
         "stops beyond the limit wait until an operator lifts it with a reason",
         "unit/control_plane/scheduler/test_limits.py::"
-        "test_stops_beyond_the_limit_wait_until_somebody_lifts_it",
+        "test_stops_beyond_the_limit_wait_until_an_operator_lifts_it",
     ),
     "F-57": Elsewhere(
         "two allocators want the same machine at the same time",
@@ -70,7 +70,7 @@ ELSEWHERE: dict[str, Elsewhere] = {
         "a reader of changes falls behind",
         "the reader must list again; the changes kept for it are bounded",
         "unit/control_plane/services/test_brokers.py::"
-        "test_a_subscriber_too_far_behind_is_told_to_list_again",
+        "test_a_subscriber_too_far_behind_must_list_again",
     ),
 }
 """Faults that tests show, and the simulated region shows partly or not at all."""

@@ -172,7 +172,7 @@ class StoreFacade:
             )
         elif trouble.unknown and disk.random.random() < trouble.unknown:
             self._maybe(compare, operations)
-            outcome = UnknownOutcome(f"store {disk.name} did not say what became of the write")
+            outcome = UnknownOutcome(f"store {disk.name} did not report the outcome of the write")
         else:
             outcome = self._apply(compare, operations)
         if crash is not None:

@@ -59,13 +59,13 @@ class FitsIn(ModelTerm, frozen=True, kw_only=True, tag="fits"):
     """An object that moved counts where it was, too: it leaves once it is at its new place."""
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         twice = ", including objects that are leaving" if self.twice_while_moving else ""
         return f"no container has more {self.dimension} in use than it offers{twice}"
 
 
 class AtMostIn(ModelTerm, frozen=True, kw_only=True, tag="at-most"):
-    """One bin of a scope has so many objects of a group."""
+    """Limits the objects of a group in each bin of a scope."""
 
     scope: str = ""
     objects: int = 1
@@ -73,25 +73,25 @@ class AtMostIn(ModelTerm, frozen=True, kw_only=True, tag="at-most"):
     """For these groups another number; where it is given, the others have no limit."""
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         if self.by_group:
             return f"{len(self.by_group)} groups have limits of their own per {_bin(self.scope)}"
         return f"at most {self.objects} objects of a group per {_bin(self.scope)}"
 
 
 class SpreadOver(ModelTerm, frozen=True, kw_only=True, tag="spread"):
-    """Groups are in so many bins of a scope at least."""
+    """Each group is in at least a number of bins of a scope."""
 
     scope: str
     bins: dict[str, int]
     """Group → bins."""
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         return f"{len(self.bins)} groups are spread over {self.scope}, in {_range(self.bins)} bins"
 
 
-class BesideGroup(ModelTerm, frozen=True, kw_only=True, tag="beside"):
+class NearGroup(ModelTerm, frozen=True, kw_only=True, tag="beside"):
     """Wherever a group has an object, those that it depends on have one in the same bin."""
 
     scope: str
@@ -99,7 +99,7 @@ class BesideGroup(ModelTerm, frozen=True, kw_only=True, tag="beside"):
     """Group → groups that it depends on."""
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         return (
             f"{len(self.needs)} groups have the groups on which they depend in the same "
             f"{self.scope}"
@@ -117,7 +117,7 @@ class Above(ModelTerm, frozen=True, kw_only=True, tag="above"):
     share: float = 1.0
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         level = f"{self.share:.0%} of what it offers" if not self.level else "its level"
         return f"{self.weight:g} x {self.dimension} in use of each {_bin(self.scope)} above {level}"
 
@@ -130,7 +130,7 @@ class EvenUse(ModelTerm, frozen=True, kw_only=True, tag="even"):
     tolerance: float = 0.1
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         return (
             f"{self.weight:g} x share of {self.dimension} in use of each container"
             f" above the average plus {self.tolerance:.0%}"
@@ -138,7 +138,7 @@ class EvenUse(ModelTerm, frozen=True, kw_only=True, tag="even"):
 
 
 class InProportion(ModelTerm, frozen=True, kw_only=True, tag="proportion"):
-    """What is free of one dimension has so much free of another beside it, in each container."""
+    """Each container has enough free of one dimension for what is free of another."""
 
     dimension: str
     other: str
@@ -146,7 +146,7 @@ class InProportion(ModelTerm, frozen=True, kw_only=True, tag="proportion"):
     weight: float = 1.0
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         return (
             f"{self.weight:g} x shortage of free {self.other} against {self.ratio:g} for each "
             f"free {self.dimension}"
@@ -161,7 +161,7 @@ class MovedObjects(ModelTerm, frozen=True, kw_only=True, tag="moves"):
     """Besides its price, the same for each."""
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         return f"{self.weight:g} x (price + {self.each:g}) of each object that moves"
 
 
@@ -171,7 +171,7 @@ class MovedOfGroup(ModelTerm, frozen=True, kw_only=True, tag="group-moves"):
     weight: float = 1.0
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         return f"{self.weight:g} x moving objects of the group with the most moves"
 
 
@@ -183,7 +183,7 @@ class MoveDistance(ModelTerm, frozen=True, kw_only=True, tag="distance"):
     weight: float = 1.0
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         return f"{self.weight:g} x the price between two containers, for each move"
 
 
@@ -195,11 +195,11 @@ class UsedContainers(ModelTerm, frozen=True, kw_only=True, tag="used"):
     """Container → what it costs; 1 where it is not named."""
 
     def words(self) -> str:
-        """Say it in words."""
+        """Return the term as a sentence."""
         return f"{self.weight:g} x containers in use"
 
 
-ModelRule = FitsIn | AtMostIn | SpreadOver | BesideGroup
+ModelRule = FitsIn | AtMostIn | SpreadOver | NearGroup
 ModelGoal = (
     Above | EvenUse | InProportion | MovedObjects | MovedOfGroup | MoveDistance | UsedContainers
 )
@@ -323,7 +323,7 @@ def _faults_of(
         named = rule.by_group
     elif isinstance(rule, SpreadOver):
         named = rule.bins
-    elif isinstance(rule, BesideGroup):
+    elif isinstance(rule, NearGroup):
         named = rule.needs | {other: [] for others in rule.needs.values() for other in others}
     for group in named:
         if group not in groups:

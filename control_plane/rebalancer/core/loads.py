@@ -35,7 +35,7 @@ class TaskLoad:
     rru: float
     memory_bytes: float
     network_mbps: float | None
-    """None: it has its host's network, where nothing tells whose traffic it is."""
+    """None: it uses its host's network, where traffic is not counted by task."""
     at: float
     """When it was read last; seconds of the caller's clock."""
 
@@ -48,7 +48,7 @@ class MachineReading:
     tasks: Mapping[str, TaskUsage]
     at: float
     watts: float | None = None
-    """Smoothed; None: the host does not say, or said it once only."""
+    """Smoothed; None: the host does not report it, or reported it only once."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Loads:
     machines: dict[str, MachineReading] = field(default_factory=dict)
 
     def read(self, machine: str, capacity: Capacity, usages: Usages, now: float) -> None:
-        """Count what one agent said; a first reading, or one after a boot, gives no rates."""
+        """Count a report of one agent; a first reading, or one after a boot, gives no rates."""
         before = self.machines.get(machine)
         known = MachineReading(usages, {task.task_id: task for task in usages.tasks}, now)
         self.machines[machine] = known
@@ -106,7 +106,7 @@ class Loads:
         of_job[int(number)] = TaskLoad(rru, memory, mbps, now)
 
     def _watts(self, before: MachineReading, usages: Usages, passed_s: float) -> float | None:
-        """Return the smoothed draw; a counter that began again tells nothing new."""
+        """Return the smoothed draw; a counter that was reset gives no new value."""
         if usages.energy_j is None or before.usages.energy_j is None or passed_s <= 0:
             return None
         if usages.energy_j < before.usages.energy_j:

@@ -102,7 +102,7 @@ def unpacked(code: str, column: bytes) -> list[Any]:
 
 
 class PoweredPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A data center, MSB, row or rack that bears so much power."""
+    """A data center, MSB, row or rack with a power budget, in watts."""
 
     name: str
     limit_w: float

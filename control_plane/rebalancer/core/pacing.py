@@ -1,4 +1,4 @@
-"""Which moves of a plan begin now, and what becomes of those that were begun."""
+"""Which moves of a plan begin now, and the outcome of those that began."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TaskNow:
 
 
 def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> MoveView:
-    """Return a move that was begun as it is now, with what became of it."""
+    """Return a move that was begun with its present state and outcome."""
     if move.state not in (MoveState.WAITING, MoveState.MOVING):
         return move
     if task.serves_on == move.to_machine and not task.ordered_to:
@@ -48,12 +48,12 @@ def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> Mo
     return move
 
 
-def resumed(move: MoveView, task: TaskNow, now: float, why: str, *, is_told: bool) -> MoveView:
+def resumed(move: MoveView, task: TaskNow, now: float, why: str, *, is_recorded: bool) -> MoveView:
     """Return a move of an earlier process's plan as it stands now.
 
-    `why` withdraws what has not begun; `is_told`: the history says already how it ended.
+    `why` withdraws what has not begun; `is_recorded`: the history has its end already.
     """
-    if is_told or task.serves_on == move.to_machine:
+    if is_recorded or task.serves_on == move.to_machine:
         return to(move, MoveState.DONE, now, move.reason)
     if task.ordered_to == move.to_machine and (task.has_begun or not why):
         return to(move, MoveState.MOVING if task.has_begun else MoveState.WAITING, now)

@@ -14,13 +14,13 @@ import numpy as np
 from control_plane.rebalancer.core.language import (
     Above,
     AtMostIn,
-    BesideGroup,
     EvenUse,
     FitsIn,
     InProportion,
     MoveDistance,
     MovedObjects,
     MovedOfGroup,
+    NearGroup,
     PlacementModel,
     SpreadOver,
     UsedContainers,
@@ -174,7 +174,7 @@ class PlacementState:
             elif isinstance(rule, SpreadOver):
                 for name, least in rule.bins.items():
                     counts.least[groups[name]] = max(counts.least[groups[name]], least)
-            elif isinstance(rule, BesideGroup):
+            elif isinstance(rule, NearGroup):
                 for name, others in rule.needs.items():
                     counts.needs[groups[name]] += [groups[other] for other in others]
                     for other in others:
@@ -279,7 +279,7 @@ class PlacementState:
     # -- what it costs
 
     def costs(self, containers: Ints | slice, used: Floats) -> Floats:
-        """Return what each container costs while so much of it is used."""
+        """Return the cost of each container at its use."""
         found: Floats = np.zeros(len(used))
         for level, weight in self.layers:
             over = np.maximum(used - level[containers], 0.0)

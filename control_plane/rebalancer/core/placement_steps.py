@@ -84,7 +84,7 @@ class StepTables(NamedTuple):
     cost: Floats
     moved: Ints
     with_moved: Ints
-    """How many groups have so many moved objects."""
+    """Number of groups by number of moved objects."""
     counted: Ints
     seen: Ints
     """(S, G): bins of a scope in which a group has objects."""
@@ -148,7 +148,7 @@ def move_price(t: StepTables, i: int, a: int, b: int) -> float:
 
 
 def most_moved(t: StepTables, g: int, by: int, h: int, and_by: int) -> int:
-    """Return the most moved objects of a group after two groups have so many more."""
+    """Return the most moved objects of a group after two groups have these numbers more."""
     one, two = t.moved[g] + by, t.moved[h] + and_by
     if g == h:
         one = two = one + and_by

@@ -163,7 +163,7 @@ class PlacementProgram:
     # -- groups
 
     def _groups(self, counts: GroupCounts) -> None:
-        """Rules about the groups of free objects: how many in a bin, in how many bins, beside."""
+        """Add rules about groups of free objects: objects per bin, number of bins, near groups."""
         state = self.state
         stays = counts.count.copy()
         at = counts.bins[state.where[self.free]]
@@ -180,7 +180,7 @@ class PlacementProgram:
                 theirs = into.get(other, {})
                 for b, mine in by_bin.items():
                     if not stays[other, b]:
-                        self._beside(mine, theirs.get(b, _NONE))
+                        self._near(mine, theirs.get(b, _NONE))
             for b in np.nonzero(stays[counts.needed[group]].any(axis=0))[0].tolist():
                 if not stays[group, b]:
                     self._sum(by_bin.get(b, _NONE), 1.0, np.inf)
@@ -218,7 +218,7 @@ class PlacementProgram:
         self._row(np.append(mine, seen), np.append(np.ones(len(mine)), -1.0), 0.0, np.inf)
         return seen
 
-    def _beside(self, mine: Ints, theirs: Ints) -> None:
+    def _near(self, mine: Ints, theirs: Ints) -> None:
         """None of these is 1 unless one of the others is."""
         ones = np.ones(len(theirs))
         for variable in mine.tolist():
@@ -275,10 +275,9 @@ class PlacementProgram:
     ) -> ProgramAnswer | None:
         """Return what HiGHS finds in time; None: nothing.
 
-        `patience`: it ends when it was asked so often whether to go on and had found nothing
-        better since, or had looked at so many `nodes`; 0: it never ends for that. `most_s`: it
-        ends after so many seconds by the wall clock. HiGHS asks nothing while it solves one LP,
-        which may take minutes where the simplex method circles.
+        It ends after `patience` callbacks of HiGHS without a better solution, or after `nodes` of
+        the tree; 0: no such limit. It ends after `most_s` seconds by the wall clock: HiGHS makes
+        no callback inside one LP, which may take minutes if the simplex method circles.
         """
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()

@@ -27,7 +27,7 @@ _SPENT = 3
 _NEVER = -np.inf
 
 Going = Callable[[], bool]
-"""Whether the search may go on."""
+"""Returns whether the search may continue."""
 
 
 class LocalSearch:
@@ -48,7 +48,7 @@ class LocalSearch:
         """The same by pool and bin of the first property."""
 
     def run(self, going: Going) -> bool:
-        """Improve until nothing more is found (True), or until it may not go on."""
+        """Improve until nothing more is found (True), or until it may not continue."""
         state, failed = self.state, np.zeros(len(self.state.cost), np.int64)
         while True:
             hot = state.power.hot() if state.power.is_budgeted else False

@@ -24,7 +24,7 @@ class PlacePower:
     """What places with power budgets draw, and what that costs."""
 
     def __init__(self, model: RegionModel, used_rru: Floats) -> None:
-        """Add up what is drawn while machines use so much CPU, in RRU."""
+        """Return the sum of the power that machines draw at their CPU use, in RRU."""
         self.is_budgeted = bool(model.places)
         self._names: list[str] = [place.name for place in model.places]
         self._watts: Floats = np.array(model.watts_per_rru, np.float64)
@@ -71,7 +71,7 @@ class PlacePower:
         return ""
 
     def gains(self, rru: Floats, machine: int, targets: Ints) -> Floats:
-        """Return what is gained if so much CPU (rows) goes from a machine to each target.
+        """Return the gain if an amount of CPU (rows) goes from a machine to each target.
 
         `rru` has one column, or one for each target.
         """
@@ -188,7 +188,7 @@ class State:
         return np.asarray(used / np.maximum(sizes, 1e-12))
 
     def costs(self, machines: Ints, used: Floats) -> Floats:
-        """Return what each machine costs while so much of it is used; the last axis is reduced."""
+        """Return the cost of each machine at its use; the last axis is reduced."""
         parts = self.parts(machines, used)
         found = parts[..., 0] + parts[..., 1]  # numpy reduces short axes slowly
         return np.asarray(found + parts[..., 2])

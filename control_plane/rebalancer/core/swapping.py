@@ -21,7 +21,7 @@ from control_plane.rebalancer.core.state import State
 Cell = tuple[int, bool]
 """Class of machines, and whether they are in a place above its power budget."""
 _KEPT = 0.95
-"""Of its CPU and memory an entitlement keeps so much at least."""
+"""Least share of its CPU and memory that an entitlement keeps."""
 _SECONDS = 10.0
 _CANDIDATES = 8
 """Machines of one entitlement and cell that are looked at for one that can be emptied."""
@@ -44,7 +44,7 @@ class Cells:
 
 
 def swaps(state: State, most: int) -> list[SwapStep]:
-    """Return so many exchanges at most that gain more than their price; none without HiGHS.
+    """Return at most a number of exchanges that gain more than they cost; none without HiGHS.
 
     `state` is as the region will be after the moves of the plan; tasks are moved on it.
     """

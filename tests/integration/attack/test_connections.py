@@ -60,7 +60,7 @@ def _opened(face: Face, count: int, first: bytes) -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("first", [b"", b"\x16"])
-def test_idle_strangers_keep_nobody_out(face: Face, first: bytes) -> None:
+def test_idle_connections_do_not_keep_others_out(face: Face, first: bytes) -> None:
     """BUG-HT4, BUG-AG1: a thousand idle connects stopped users and the operators' socket, and
     the agent could not write its journal any more; 673 MB of log in three minutes."""
     written = face.log.stat().st_size

@@ -78,7 +78,7 @@ def test_a_limit_that_nobody_has_is_not_found():
 
 
 @limited(destructive_burst=1, destructive_per_s=0.02)
-async def test_stops_beyond_the_limit_wait_until_somebody_lifts_it(w: World):
+async def test_stops_beyond_the_limit_wait_until_an_operator_lifts_it(w: World):
     """AV5, F-54: a mistake that stops a whole job gets no further than the limit."""
     await w.deployed(a_job(6, limits=LARGE), quota=6)
     await w.cp.stop_job("web")

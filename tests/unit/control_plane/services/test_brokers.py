@@ -181,7 +181,7 @@ async def test_subscribers_are_told_every_change_after_the_list(store: Store) ->
         assert (await waiting).name == "m1"
 
 
-async def test_a_subscriber_too_far_behind_is_told_to_list_again() -> None:  # RB4 AL2 F-62
+async def test_a_subscriber_too_far_behind_must_list_again() -> None:  # RB4 AL2 F-62
     async with MemoryStore() as store:
         broker = Broker(store, Runtime(lambda: 1.0), "dc1")
         await broker.load()
