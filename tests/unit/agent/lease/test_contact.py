@@ -134,7 +134,7 @@ async def test_answers_that_are_lost_count_for_nothing(host: FakeHost, uptime: U
         assert status.reason == REASON
 
 
-async def test_whoever_asks_on_the_host_itself_is_not_the_control_plane(
+async def test_a_request_from_the_host_itself_is_no_contact_with_the_control_plane(
     host: FakeHost, uptime: Uptime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with host.agent() as client:
@@ -168,7 +168,7 @@ async def test_an_earlier_owner_of_an_entitlement_starts_and_stops_nothing(host:
 
 
 @pytest.mark.usefixtures("component")
-async def test_a_control_plane_of_an_older_term_is_not_heard(
+async def test_requests_of_an_older_term_do_not_count_as_contact(
     host: FakeHost, uptime: Uptime
 ) -> None:
     """F-43: a leader that was stopped and continued prolongs nothing."""
@@ -187,7 +187,7 @@ async def test_a_control_plane_of_an_older_term_is_not_heard(
 
 
 @pytest.mark.usefixtures("component")
-async def test_the_fence_ends_it_where_the_agent_is_dead_and_the_next_agent_says_why(
+async def test_the_fence_ends_a_task_of_a_dead_agent_and_the_next_agent_reports_why(
     host: FakeHost, uptime: Uptime
 ) -> None:
     async with host.agent() as client:

@@ -53,7 +53,7 @@ def _gone(task: TaskRecord, now: LeaseMoment) -> Decision:
     return decide(task, seen(), now)
 
 
-def test_a_task_that_asks_for_it_is_stopped_once_nothing_was_heard_for_so_long() -> None:
+def test_a_bound_task_is_stopped_once_its_time_without_contact_is_over() -> None:
     task = _task()
     before = decide(task, seen(a_unit(task)), _at(29.9))
     after = decide(before.task, seen(a_unit(task)), _at(30.0))
@@ -66,7 +66,7 @@ def test_a_task_that_asks_for_it_is_stopped_once_nothing_was_heard_for_so_long()
     assert ended.task.health is Health.UNKNOWN
 
 
-def test_a_task_whose_control_plane_was_never_heard_in_this_boot_may_not_run_at_all() -> None:
+def test_a_bound_task_does_not_run_before_the_first_contact_in_a_boot() -> None:
     spec = _task().spec
     assert ends_at(spec, None) == 0.0
     assert ends_at(spec, 5.0) == 5.0 + spec.disconnect.after_s
@@ -91,7 +91,7 @@ def test_nothing_is_started_once_the_time_ran_out(state: S) -> None:
     assert (cut.action, cut.task.state, cut.task.cut_off) == (A.REST, S.STOPPED, True)
 
 
-def test_hearing_from_it_again_starts_nothing_until_a_command_comes() -> None:
+def test_new_contact_starts_nothing_until_a_command_arrives() -> None:
     cut = _gone(_task(), _at(30.0)).task
     heard = _gone(cut, LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.0))
     same = accept("web", cut.spec, heard.task)
@@ -107,7 +107,7 @@ def test_hearing_from_it_again_starts_nothing_until_a_command_comes() -> None:
     assert _gone(told, LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.0)).action is A.START
 
 
-def test_a_stop_that_has_begun_is_finished_although_it_is_heard_again() -> None:
+def test_a_begun_stop_is_finished_even_after_new_contact() -> None:
     task = _task()
     stopping = decide(task, seen(a_unit(task)), _at(30.0)).task
     heard = LeaseMoment(wall=60.0, boot_s=HEARD + 31, contact_s=HEARD + 30.5)
@@ -118,7 +118,7 @@ def test_a_stop_that_has_begun_is_finished_although_it_is_heard_again() -> None:
     assert _gone(leaving.task, heard).task.state is S.STOPPED
 
 
-def test_a_time_that_ran_out_unseen_is_not_forgotten_by_hearing_from_it_again() -> None:
+def test_a_lease_that_ran_out_unseen_stays_lapsed_after_new_contact() -> None:
     """An agent that stood still finds the unit killed and a fresh word at the same moment."""
     task = _task()
     now = LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.9, lapsed=True)

@@ -112,7 +112,7 @@ async def test_notices_outlive_the_agent_and_go_with_the_task(host: FakeHost) ->
         assert not (folder(host) / "web").exists()
 
 
-async def test_a_hook_is_told_once_and_again_only_what_is_new(
+async def test_a_hook_is_called_once_and_again_only_for_new_notices(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EL9: a new agent does not repeat what was taken; what was refused is said again."""
@@ -139,7 +139,7 @@ async def test_a_hook_is_told_once_and_again_only_what_is_new(
         assert [body["notices"][0]["deadline"] for body in hook.bodies[known:]] == [200.0]
 
 
-async def test_a_task_that_starts_while_something_is_planned_is_told(
+async def test_a_task_that_starts_while_something_is_planned_gets_a_notice(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHECK_S", 0.02)
@@ -153,7 +153,7 @@ async def test_a_task_that_starts_while_something_is_planned_is_told(
     assert hook.bodies[0]["notices"][0]["id"] == REVOKED.id
 
 
-async def test_what_an_older_term_says_is_not_taken(host: FakeHost) -> None:
+async def test_notices_of_an_older_term_are_refused(host: FakeHost) -> None:
     service = module.TaskNotices(folder(host), Lanes())
     await service.put(HostNotices(epoch=7, notices=[REVOKED]))
     with pytest.raises(Conflict, match="term 7 is known"):
@@ -172,7 +172,7 @@ async def test_a_damaged_file_of_an_earlier_agent_is_no_obstacle(host: FakeHost)
         assert file_of(host, "web") == {"notices": [], "capacity": []}
 
 
-def test_only_the_wish_for_notices_is_part_of_the_unit() -> None:
+def test_the_unit_depends_only_on_whether_notices_are_requested() -> None:
     """Another hook, or another capacity to be told of, restarts nothing."""
     plain, asked = key_of(a_spec()), key_of(wishing())
     assert plain != asked

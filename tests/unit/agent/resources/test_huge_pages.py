@@ -120,7 +120,7 @@ def test_a_command_inside_has_none() -> None:
     assert bounded_inside(()) == []
 
 
-def test_those_with_pages_are_beside_the_slices_that_have_none() -> None:
+def test_tasks_with_huge_pages_are_in_sibling_slices() -> None:
     both = with_pages(1, exclusive_cpus=2)
     names = [slice_for(spec) for spec in (a_spec(), with_pages(1), both)]
     assert names == [

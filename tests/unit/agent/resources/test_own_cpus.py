@@ -139,7 +139,7 @@ def test_a_task_that_shares_needs_a_cpu_that_is_left() -> None:
     assert "all 16 CPUs" in sharing_refusal(TWO_NODES, everything, [])
 
 
-def test_a_choice_is_made_anew_where_the_host_has_changed() -> None:
+def test_cpus_are_chosen_again_after_the_host_has_changed() -> None:
     assert still_good(TWO_NODES, (1, 9), 2)
     assert not still_good(TWO_NODES, (1, 9), 4)
     assert not still_good(TWO_NODES, (1, 2), 2)  # halves of two cores
@@ -158,7 +158,7 @@ def test_what_does_not_go_together_is_told() -> None:
     assert contradiction(Resources(cpus=[1]), 8.0) is None
 
 
-def test_a_task_with_cpus_of_its_own_is_beside_the_slice_of_the_others() -> None:
+def test_a_task_with_its_own_cpus_is_in_a_sibling_slice() -> None:
     one, other = a_spec(entitlement="web-a"), a_spec(entitlement="web-a", resources=own(2))
 
     assert slice_for(one) == r"workload-web\x2da.slice"
@@ -177,7 +177,7 @@ def test_the_first_own_cpu_and_the_last_need_another_unit_and_a_further_one_does
     assert key_of(a_spec(resources=Resources(io_weight=3))) == key_of(a_spec())
 
 
-def test_own_cpus_are_told_once_the_kernel_was_seen_to_have_them() -> None:
+def test_own_cpus_are_reported_once_the_kernel_confirms_them() -> None:
     spec = a_spec(resources=own(2))
     task = a_record(spec=spec, own_cpus=[2, 3], state=TaskState.STARTING)
     begun = decide(task, seen(), NOW)

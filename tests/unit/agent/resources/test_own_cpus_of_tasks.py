@@ -96,7 +96,7 @@ async def test_what_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> 
         await running(client, "db")
 
 
-async def test_a_task_has_all_cpus_only_where_nobody_shares(host: FakeHost) -> None:
+async def test_a_task_gets_all_cpus_only_if_no_task_shares(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("db", own(4))
         assert await cpus_of(client, "db", 4) == [0, 1, 2, 3]

@@ -38,7 +38,7 @@ def calls(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-async def test_a_task_that_ends_unheard_is_seen_and_started_again(
+async def test_a_task_that_ends_without_a_signal_is_seen_and_started_again(
     host: FakeHost, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal of the bus that was lost costs a moment, not the task."""
@@ -52,7 +52,7 @@ async def test_a_task_that_ends_unheard_is_seen_and_started_again(
         assert calls["glance"] > 0
 
 
-async def test_what_nobody_follows_does_not_wake_the_event_loop(
+async def test_units_without_followers_do_not_wake_the_event_loop(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, lanes, woken = asyncio.get_running_loop(), Lanes(), list[object]()

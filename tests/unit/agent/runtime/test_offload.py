@@ -57,7 +57,7 @@ async def test_what_a_call_raises_is_raised_where_it_was_asked_for(
     assert await lanes.run("disk", lambda: 1) == 1
 
 
-async def test_a_call_that_has_begun_ends_although_nobody_waits(lanes: Lanes) -> None:
+async def test_a_started_call_runs_to_its_end_without_a_waiting_caller(lanes: Lanes) -> None:
     begun, go, done = threading.Event(), threading.Event(), list[str]()
 
     def call() -> None:
@@ -88,7 +88,7 @@ async def test_closing_waits_for_all_that_was_asked_for() -> None:
     await asyncio.gather(*calls)
 
 
-def test_a_call_that_outlives_its_event_loop_harms_nobody() -> None:
+def test_a_call_that_outlives_its_event_loop_does_no_harm() -> None:
     lanes, begun, go, done = Lanes(), threading.Event(), threading.Event(), list[int]()
 
     def call() -> None:

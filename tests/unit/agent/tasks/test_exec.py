@@ -119,7 +119,7 @@ async def test_a_command_whose_start_is_still_queued_has_not_ended(
     assert next(queued, None) is None
 
 
-async def test_a_command_that_systemd_could_not_execute_is_told_in_words(host: FakeHost) -> None:
+async def test_a_command_that_systemd_could_not_execute_is_explained(host: FakeHost) -> None:
     host.fake.systemd.programs["/bin/none"] = ends_with(203)
     host.fake.systemd.programs["/bin/three"] = ends_with(3)
     ends = []
@@ -187,7 +187,7 @@ class _Endless:
         """Take a word."""
 
 
-async def test_output_that_nobody_reads_any_more_ends_the_session(
+async def test_a_client_that_stops_reading_ends_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As `exec … | head` does; it is no fault of the agent's."""
@@ -242,7 +242,7 @@ async def test_who_reads_slowly_here_still_hears_the_agent(monkeypatch: pytest.M
     assert command.counted == [0, 60_000, 120_000, 180_000, 240_000]
 
 
-async def test_a_full_disk_here_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_of_the_client_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -301,7 +301,7 @@ class _Slow(_Endless):
         self.sent.append(frame)
 
 
-async def test_what_a_command_wrote_last_is_told_however_slowly_it_is_taken(
+async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "_DRAIN_S", 0.001)
@@ -337,7 +337,7 @@ async def test_who_does_not_count_is_sent_everything_and_heard_within_bounds() -
     assert await inflow.get() == b"more"
 
 
-async def test_input_that_is_over_before_the_command_opened_it_keeps_nobody_waiting(
+async def test_input_that_ends_before_the_command_opens_it_does_not_block(
     tmp_path: Path,
 ) -> None:
     streams = Streams.pipes(tmp_path / "one")
@@ -386,7 +386,7 @@ async def test_input_and_signals_reach_the_command(host: FakeHost) -> None:
     assert end == ExecEnd(signal="SIGTERM")
 
 
-async def test_who_leaves_ends_the_command(host: FakeHost) -> None:  # P9
+async def test_a_client_that_disconnects_ends_the_command(host: FakeHost) -> None:  # P9
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -397,7 +397,7 @@ async def test_who_leaves_ends_the_command(host: FakeHost) -> None:  # P9
         await _until_nothing_is_left(host)
 
 
-async def test_a_session_in_which_nothing_is_said_ends(
+async def test_an_idle_session_ends(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # F-26
     async with host.serving() as (services, client):

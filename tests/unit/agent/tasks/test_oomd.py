@@ -19,7 +19,7 @@ NOTE = f"{UNIT}: systemd-oomd killed 1 process(es) in this unit.\n"
 ENDED = a_unit(active="failed", sub="failed", result="oom-kill", exit_signal="SIGKILL")
 
 
-def test_only_an_end_for_want_of_memory_is_asked_about() -> None:
+def test_the_journal_is_read_only_after_an_end_for_lack_of_memory() -> None:
     assert may_be_oomd(ENDED)
     assert not may_be_oomd(a_unit(active="failed", sub="failed", result="exit-code"))
     assert not may_be_oomd(a_unit(active="deactivating", sub="final-sigkill", result="oom-kill"))
@@ -62,7 +62,7 @@ def test_what_was_done_to_others_is_not_taken_for_its_own(said: str) -> None:
     assert with_oomd_end(ENDED, UNIT, said) == ENDED
 
 
-def test_what_was_killed_beside_the_tasks_makes_no_room_among_them() -> None:
+def test_kills_outside_the_slice_of_tasks_do_not_count() -> None:
     other = "Killed /user.slice/user-0.slice/session-1.scope due to memory used (1) / total (2)"
     assert killed(f"Considered 3 cgroups\n{WORDS}{other}\n") == {GROUP: WHY}
 

@@ -220,7 +220,7 @@ def test_nested_is_refused_without_a_machine_and_goes_with_nothing_else() -> Non
     assert "cannot be combined with proc:" in why
 
 
-def test_everything_that_does_not_go_with_an_own_init_is_told_at_once() -> None:
+def test_all_conflicts_with_an_own_init_are_reported_at_once() -> None:
     both = [Relaxation.OWN_INIT, Relaxation.RAW, Relaxation.PROC]
     pages = Resources(hugepages_2mib=1, hugepages_1gib=1)
     found = dict(contradictions(both, ["/bin/x"], Network(), pages))

@@ -34,7 +34,7 @@ def test_what_arrives_late_does_not_bring_a_removed_task_back(
     assert (stale(generation, epoch, STONE) is None) == taken
 
 
-def test_nothing_is_stale_for_a_task_nobody_knows() -> None:
+def test_no_request_is_stale_for_an_unknown_task() -> None:
     assert stale(1, 0, None) is None
 
 
@@ -55,7 +55,7 @@ def test_the_same_specification_again_changes_nothing_but_a_newer_epoch_is_kept(
     assert newer == replace(RECORD, spec=a_spec(generation=5, epoch=3))
 
 
-def test_a_newer_sender_has_the_word_whatever_its_generation() -> None:
+def test_a_newer_epoch_wins_with_any_generation() -> None:
     newer = accept("web", a_spec(generation=5, epoch=3, command=["/other"]), RECORD)
 
     assert newer is not None
@@ -85,7 +85,7 @@ def test_a_new_generation_gives_a_task_that_waits_another_try(state: TaskState) 
     assert new.next_start_at is None
 
 
-def test_a_task_that_is_wanted_back_while_it_stops_starts_anew() -> None:
+def test_a_task_that_is_wanted_back_while_it_stops_starts_again() -> None:
     new = accept("web", a_spec(generation=2), a_record(wanted=Wanted.GONE))
 
     assert new is not None
@@ -108,7 +108,7 @@ def test_a_task_that_does_not_fit_is_refused_with_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("state", TaskState)
-def test_a_task_is_over_once_it_ended_and_nobody_asked_for_it_again(state: TaskState) -> None:
+def test_a_task_is_over_once_it_ended_without_a_requested_restart(state: TaskState) -> None:
     task = replace(RECORD, state=state)
     assert is_over(task) == (state in (TaskState.STOPPED, TaskState.FAILED))
     assert not is_over(replace(task, restart_asked=True))

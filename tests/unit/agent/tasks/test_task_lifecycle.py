@@ -203,7 +203,7 @@ def test_a_task_in_back_off_says_when_it_is_looked_at_again() -> None:
     assert decision.until == UP + 1
 
 
-def test_a_unit_that_somebody_else_stopped_is_started_again_and_said_so() -> None:  # F-21
+def test_a_unit_stopped_by_another_program_is_started_again_with_the_reason() -> None:  # F-21
     task = decide(_task("running"), seen(), AT).task
 
     assert task.last_exit == Exit(result="external-stop", at=NOW)
@@ -281,7 +281,7 @@ def test_a_task_that_had_ended_for_good_stays_so_over_a_reboot() -> None:
     assert (decision.task.state, decision.task.reason) == (S.STOPPED, "done")
 
 
-def test_an_owner_who_speaks_up_after_a_reboot_gets_a_start() -> None:
+def test_a_request_of_the_owner_after_a_reboot_starts_the_task() -> None:
     task = a_record(state=S.STOPPED, boot_id="boot-2", restart_asked=True)
 
     assert decide(task, seen(boot_id="boot-2"), AT).action is A.START

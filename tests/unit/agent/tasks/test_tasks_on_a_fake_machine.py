@@ -308,7 +308,7 @@ async def test_a_task_that_ends_is_started_again_after_a_pause(host: FakeHost) -
     assert (again.last_exit.result, again.last_exit.code) == ("exit-code", 3)
 
 
-async def test_a_task_killed_for_want_of_memory_says_so(host: FakeHost) -> None:  # F-12
+async def test_a_task_killed_for_lack_of_memory_reports_it(host: FakeHost) -> None:  # F-12
     async with host.agent() as client:
         await client.put_task("web", a_spec(restart=NEVER))
         await running(client, "web")
@@ -382,7 +382,7 @@ async def test_a_probe_that_an_earlier_task_of_the_name_left_does_not_keep_it_fr
     assert systemd.units("twine-in-*") == []
 
 
-async def test_a_command_that_is_not_there_is_told_in_words(host: FakeHost) -> None:  # F-17
+async def test_a_missing_command_is_explained(host: FakeHost) -> None:  # F-17
     host.fake.systemd.programs["/bin/server"] = ends_with(203)
     async with host.agent() as client:
         await client.put_task("web", a_spec(restart=NEVER))
@@ -404,7 +404,7 @@ async def test_a_crash_loop_waits_longer_each_time_and_shows_until_when(host: Fa
     assert len(host.fake.systemd.started) == 1
 
 
-async def test_a_unit_that_somebody_else_stopped_comes_back(host: FakeHost) -> None:  # F-21
+async def test_a_unit_stopped_by_another_program_is_started_again(host: FakeHost) -> None:  # F-21
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -573,7 +573,7 @@ async def test_on_another_file_system_the_agent_says_so_and_does_not_begin(host:
     assert refused.value.exit_code == 78
 
 
-def test_systemd_does_not_restart_what_a_restart_does_not_mend() -> None:
+def test_systemd_does_not_restart_what_a_restart_does_not_fix() -> None:
     """F-07 F-38 BUG-AG15: it was restarted every second for ever."""
     unit = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
     assert f"\nRestartPreventExitStatus={ConfigError.exit_code}\n" in unit
@@ -758,7 +758,7 @@ async def test_a_reader_from_before_a_restart_of_the_agent_is_told_that_it_lost_
     assert (answer.lost, answer.events) == (True, [])
 
 
-async def test_what_even_sigkill_does_not_end_is_told_and_waited_for(host: FakeHost) -> None:
+async def test_processes_that_survive_sigkill_are_reported_and_waited_for(host: FakeHost) -> None:
     """BUG-AG7: it was taken for gone: its root was removed, a second copy could start."""
     systemd = host.fake.systemd
     async with host.agent() as client:

@@ -20,14 +20,14 @@ THEIRS = Volume(kind=VolumeKind.SHARED, path="/theirs", source="db.data")
 
 
 @pytest.mark.parametrize("label", ["", "before"])
-def test_a_name_says_whose_volume_it_is(label: str) -> None:
+def test_a_name_shows_the_task_of_a_volume(label: str) -> None:
     named = read_name(name_of("web-1", "data", label))
     assert named
     assert (named.task_id, named.volume, named.label) == ("web-1", "data", label)
 
 
 @pytest.mark.parametrize("name", ["web", "web.", ".data", "web.a.b", "web.data@", ""])
-def test_other_names_are_nobodys(name: str) -> None:
+def test_other_names_belong_to_no_task(name: str) -> None:
     assert read_name(name) is None
 
 
