@@ -30,7 +30,7 @@ from control_plane.broker.holds import Holds, Take, refused
 from control_plane.broker.keys import prefix_of
 from control_plane.broker.reader import MachineReader
 from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import Heard, Loaded, Table
+from control_plane.runtime.table import Loaded, OnChange, Table
 from control_plane.store import Store
 from wire.errors import Conflict, FieldError
 
@@ -74,10 +74,10 @@ class Broker:
     # -- listening to changes (RB4)
 
     def listen(
-        self, heard: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
+        self, changed: OnChange[MachineRecord], loaded: Loaded[MachineRecord] | None = None
     ) -> None:
-        """Call `heard(machine, before, after)` after each change; see `Table.listen`."""
-        self.table.listen(heard, loaded)
+        """Call `changed(machine, before, after)` after each change; see `Table.listen`."""
+        self.table.listen(changed, loaded)
 
     def list(self) -> tuple[int, Machines]:
         """Return all machines, by name, and the revision from which to watch them."""

@@ -28,7 +28,7 @@ from control_plane.broker.imports import Imports
 from control_plane.broker.keys import survey
 from control_plane.broker.region_table import RegionTable
 from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import PART, Loaded, pages, tell_each
+from control_plane.runtime.table import PART, Loaded, for_each, pages
 from control_plane.store import Delete, Put, Store
 from wire.errors import Conflict, FieldError, NotFound, TwineError
 
@@ -119,7 +119,7 @@ class Brokers:
     def listen(self, heard: Heard, loaded: Loaded[MachineRecord] | None = None) -> None:
         """Call `heard(machine, before, after)` after each change (RB4); see `Table.listen`."""
         self._listeners.append(heard)
-        self._loaders.append(loaded or tell_each(heard))
+        self._loaders.append(loaded or for_each(heard))
 
     # -- finding
 
