@@ -284,7 +284,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Upper bound of the numbers of controller calls that may have been used."""
     numbered: int = 0
     """The same for an earlier job of this name."""
-    told: int = 0
+    reported: int = msgspec.field(name="told", default=0)
     """The controller has received the events of the job's log at least up to this number."""
     intents: dict[str, StoredIntent] = {}
     """Dimension → the intent of its writer. A job that an earlier release stored has none: then

@@ -79,7 +79,7 @@ class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
     operations: int = 0
     asked: int = 0
     numbered: int = 0
-    told: int = 0
+    reported: int = msgspec.field(name="told", default=0)
     intents: dict[str, StoredIntent] = {}
     trials: tuple[int, ...] = ()
     highest: int = 0
@@ -141,7 +141,7 @@ def intent_of(record: JobRecord) -> JobIntent:
         operations=record.operations,
         asked=record.asked,
         numbered=record.numbered,
-        told=record.told,
+        reported=record.reported,
         intents=record.intents,
         trials=record.trials,
         highest=record.highest,
@@ -155,7 +155,7 @@ def same_intent(one: JobRecord, other: JobRecord) -> bool:
         and one.operations == other.operations
         and one.asked == other.asked
         and one.numbered == other.numbered
-        and one.told == other.told
+        and one.reported == other.reported
         and (one.intents is other.intents or one.intents == other.intents)
         and one.trials == other.trials
         and one.highest == other.highest
@@ -255,7 +255,7 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
         operations=intent.operations,
         asked=intent.asked,
         numbered=intent.numbered,
-        told=intent.told,
+        reported=intent.reported,
         intents=intent.intents,
         trials=intent.trials,
         highest=intent.highest,

@@ -36,9 +36,9 @@ class Approvals:
         if not self._controllers.knows(record.name):
             missed = list[JobEvent]()
             if record.asked:  # before the first call there was no controller to inform
-                page = await self._log.page(self._jobs, record.name, record.told, PAGE_MAX)
+                page = await self._log.page(self._jobs, record.name, record.reported, PAGE_MAX)
                 missed = page.events
-            self._controllers.begin(record.name, ref, record.told, missed)
+            self._controllers.begin(record.name, ref, record.reported, missed)
         return self._controllers.answer(record.name)
 
     def noted(self, record: JobRecord, before: JobRecord) -> JobRecord:
@@ -51,9 +51,9 @@ class Approvals:
             asked = max(record.asked, record.numbered, int(record.created_at)) + BLOCK
             record = replace(record, asked=asked)
         reported = self._controllers.reported(name)
-        if record == before or reported == record.told:
+        if record == before or reported == record.reported:
             return record
-        return replace(record, told=reported)
+        return replace(record, reported=reported)
 
     def stored(self, record: JobRecord, before: JobRecord, events: Sequence[JobEvent]) -> None:
         """Called after a record has been written."""
