@@ -17,8 +17,8 @@ from wire.units import cores_text, size_text
 LABEL = "label."
 """Prefix of names of labels."""
 CAPABILITY = "capability."
-"""Prefix of names of capabilities: what works on a host, as its agent reports. A capability exists
-or not; it has no value."""
+"""Prefix of names of capabilities, the features of a host that its agent reports. A capability
+exists or not; it has no value."""
 
 TEXTS: dict[str, str] = {
     "region": "the region",
@@ -32,7 +32,7 @@ TEXTS: dict[str, str] = {
     "sku": "the purchased hardware configuration",
     "gpu_type": "the kind of GPU",
 }
-"""Properties that are words."""
+"""Properties whose values are words."""
 NUMBERS: dict[str, str] = {
     "rru": "relative resource units of the whole machine",
     "cpus": "hardware threads",
@@ -49,10 +49,10 @@ OF_RECORDS: dict[str, str] = {
     "cluster": "the historic cluster",
     "profile": "the host profile that it last proved to run",
 }
-"""Words that change while tasks run: only lists of machines may test them."""
+"""Properties that change while tasks run; only lists of machines may test them."""
 SIZES = ("memory", "disk")
-WORDS = frozenset({"and", "or", "not", "in", "exists", "because"})
-"""Of the grammar: as values they need quotation marks."""
+KEYWORDS = frozenset({"and", "or", "not", "in", "exists", "because"})
+"""Words of the grammar; as values they need quotation marks."""
 _BARE = re.compile(r"[A-Za-z0-9_./:+-]+")
 FOR_JOBS = frozenset({*TEXTS, *NUMBERS})
 FOR_LISTS = frozenset({*FOR_JOBS, *OF_RECORDS})
@@ -67,7 +67,7 @@ class In(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """The property is a number, and compares like this. Other values do not match."""
+    """The property is a number for which the comparison holds."""
 
     property: str
     operator: str
@@ -105,7 +105,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """The term may hold, as far as these properties tell. It is not part of the grammar."""
+    """The term may hold, as far as these known properties decide. It is not part of the grammar."""
 
     term: Term
     known: frozenset[str]
@@ -177,7 +177,7 @@ def _listed(values: Iterable[str]) -> str:
 
 
 def _quoted(value: str) -> str:
-    if _BARE.fullmatch(value) and value not in WORDS:
+    if _BARE.fullmatch(value) and value not in KEYWORDS:
         return value
     return _in_quotes(value)
 

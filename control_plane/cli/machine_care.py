@@ -8,7 +8,8 @@ from control_plane.api.duplicates import Duplicates
 from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
 from control_plane.api.inventory import Records, Relabel
 from control_plane.cli import show
-from control_plane.cli.machines import chosen, labels_text, scope_option
+from control_plane.cli.machine_text import labels_text
+from control_plane.cli.machines import chosen, scope_option
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
@@ -73,8 +74,8 @@ def machine_label(
 ) -> None:
     """Set and remove labels, which jobs can require: requires = ["label.NAME = VALUE"]."""
     machines, scope = chosen(names, scopes)
-    if strays := [setting for setting in settings if "=" not in setting]:
-        raise InvalidInput(f"cannot use --set {strays[0]!r}", hint="NAME=VALUE")
+    if malformed := [setting for setting in settings if "=" not in setting]:
+        raise InvalidInput(f"cannot use --set {malformed[0]!r}", hint="NAME=VALUE")
     labels = dict(setting.split("=", 1) for setting in settings)
     wish = Relabel(machines=machines, scope=scope, set=labels, remove=list(remove))
     found: Records = target.ask(lambda client: client.label_machines(wish))
