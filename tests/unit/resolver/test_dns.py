@@ -128,7 +128,7 @@ def test_srv_records_have_weights_where_they_differ_and_no_task_without_requests
     assert data(ask("web.twine.internal", "AAAA", alone).answer) == ["AAAA 2001:db8::1"]
 
 
-def test_what_is_not_known_yet_is_no_answer():
+def test_an_unknown_job_is_answered_with_an_error_not_as_missing():
     """A client that was told "no such name" would give up on a job that runs."""
     assert ask("unknown.twine.internal").rcode() == dns.rcode.SERVFAIL
 

@@ -62,7 +62,7 @@ def hosts(found: Endpoints | None) -> list[str]:
     return [e.host for e in found.endpoints]
 
 
-def test_a_job_is_followed_from_when_it_is_asked_for():
+def test_a_job_is_followed_from_the_first_request():
     async def scenario(front: Front, follower: ZoneFollower) -> None:
         front.serve("web", 1, "a")
         assert hosts(await follower.get("web", 2)) == ["a"]
@@ -84,7 +84,7 @@ def test_a_job_that_is_added_does_not_wait_behind_those_that_do_not_change():
     following(scenario)
 
 
-def test_a_job_that_comes_and_goes():
+def test_a_job_that_is_created_and_deleted_is_followed():
     async def scenario(front: Front, follower: ZoneFollower) -> None:
         assert await follower.get("web", 2) is None
         front.serve("web", 7, "a")
@@ -118,7 +118,7 @@ def test_what_was_known_last_is_good_while_the_control_plane_is_away():
     following(scenario)
 
 
-def test_a_job_that_nobody_asks_for_is_followed_no_more():
+def test_a_job_without_requests_is_no_longer_followed():
     async def scenario(front: Front, follower: ZoneFollower) -> None:
         front.serve("web", 1, "a")
         front.serve("api", 1, "a")

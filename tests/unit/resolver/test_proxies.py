@@ -150,6 +150,6 @@ def test_a_template_of_the_operator_has_services_and_servers() -> None:
         ("{% include '/etc/passwd' %}", "cannot be rendered: no loader"),
     ],
 )
-def test_a_bad_template_is_told_and_nothing_is_written(text: str, told: str) -> None:
+def test_a_bad_template_is_an_error_and_writes_nothing(text: str, told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         proxies.template(text, "own.j2")(SERVICES, KNOWN)

@@ -38,7 +38,7 @@ def test_two_tasks_that_share_a_shard_never_go_together():
     assert found
 
 
-def test_while_a_machine_is_down_nobody_goes_who_shares_a_shard_with_it():
+def test_no_task_that_shares_a_shard_with_a_task_that_is_down_is_stopped():
     """TC12: Figure 2: the machine of task 4 failed, so tasks 1 and 7 must keep C alive."""
     found = acked(Sharded().answer(a_request(8, *updates(1, 7, 2), down=[4]), FIGURE_2))
     assert found == ["t2"]
@@ -98,13 +98,13 @@ def test_followers_go_first_one_by_one_and_the_leader_last():
     assert order == ["t0", "t2", "t1"]
 
 
-def test_nobody_goes_while_a_member_is_away_and_a_majority_would_be_lost():
+def test_no_member_is_stopped_if_the_majority_would_be_lost():
     assert acked(Quorum().answer(a_request(3, *updates(0, 1), down=[2]), leader=0)) == []
     assert acked(Quorum().answer(a_request(5, *updates(0, 1), down=[2]), leader=0)) == ["t1"]
     assert acked(Quorum(spare=1).answer(a_request(5, *updates(0, 1), down=[2]), 0)) == []
 
 
-def test_nobody_goes_while_nobody_leads():
+def test_no_member_is_stopped_while_there_is_no_leader():
     assert acked(Quorum().answer(a_request(3, *updates(0, 1, 2)), leader=None)) == []
 
 

@@ -34,7 +34,7 @@ async def _server(socket: Path, handler: Any) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def test_a_failed_call_is_told_by_its_path(tmp_path: Path) -> None:
+async def test_the_error_of_a_failed_call_names_its_path(tmp_path: Path) -> None:
     """BUG-UX82: words of a route's name are no sentence: "cannot region status at …"."""
     async with AgentClient(f"unix:{tmp_path}/none") as client:
         with pytest.raises(Unreachable, match=r"^cannot call GET /v1/tasks/web/logs at "):
@@ -93,7 +93,7 @@ async def test_a_large_answer_within_the_limit_is_read_whole(tmp_path: Path) -> 
                 await client.call(agent_client._ROUTE["list_tasks"])
 
 
-async def test_an_agent_of_an_earlier_release_is_asked_in_its_own_words(tmp_path: Path) -> None:
+async def test_requests_to_an_older_agent_use_its_format(tmp_path: Path) -> None:
     asked: list[str] = []
 
     async def earlier(request: web.Request) -> web.Response:

@@ -51,7 +51,7 @@ def test_places_of_long_polls_are_left_for_callers_that_have_none() -> None:
         pass
 
 
-def test_anonymous_callers_are_told_apart_by_their_address() -> None:
+def test_anonymous_callers_are_distinguished_by_address() -> None:
     """BUG-HT24: one address made discovery answer 503 to all clients without a certificate."""
     waiting = WaitingCalls()
     with ExitStack() as stack:

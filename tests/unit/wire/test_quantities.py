@@ -44,7 +44,7 @@ def test_a_size_has_a_unit_or_is_in_bytes(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "48 megs", "MiB", "-1MiB", "1e3", "1,5GiB", "4 8MiB", "٣MiB"])
-def test_what_is_no_size_is_told_with_what_is_accepted(text: str) -> None:
+def test_the_error_for_a_bad_size_lists_accepted_forms(text: str) -> None:
     """BUG-AG17."""
     with pytest.raises(InvalidInput) as refusal:
         size(text)
@@ -77,7 +77,7 @@ def test_cpus_are_a_number_or_thousandths(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "half", "1c", "-1", "0,5"])
-def test_what_is_no_number_of_cpus_is_told_with_what_is_accepted(text: str) -> None:
+def test_the_error_for_a_bad_number_of_cpus_lists_accepted_forms(text: str) -> None:
     with pytest.raises(InvalidInput) as refusal:
         cores(text)
     assert str(refusal.value) == f"{text!r} is not a number of CPUs; write 0.5, 2 or 500m"
@@ -94,7 +94,7 @@ def test_what_is_no_number_of_cpus_is_told_with_what_is_accepted(text: str) -> N
         (5 << 40, "5TiB", "5TiB"),
     ],
 )
-def test_a_size_is_written_as_it_is_read(count: int, text: str, about: str) -> None:
+def test_writing_and_reading_a_size_gives_the_same_size(count: int, text: str, about: str) -> None:
     assert (size_text(count), about_size(count)) == (text, about)
 
 
@@ -109,7 +109,7 @@ def test_a_size_is_written_as_it_is_read(count: int, text: str, about: str) -> N
         (0, "0s"),
     ],
 )
-def test_a_duration_is_written_as_it_is_read(value: float, text: str) -> None:
+def test_writing_and_reading_a_duration_gives_the_same_duration(value: float, text: str) -> None:
     assert seconds_text(value) == text
 
 
@@ -193,7 +193,7 @@ def test_a_size_that_was_written_with_a_point_is_written_back_as_it_was(count: f
     assert text.startswith(tuple("0123456789"))
 
 
-def test_a_refused_size_with_a_point_is_told_as_a_size() -> None:
+def test_an_error_shows_a_refused_fractional_size_as_a_size() -> None:
     assert size_text(17592186044416.0) == "16TiB"
     assert size_text(0.5) == "0.5B"
 

@@ -36,7 +36,7 @@ def connect_failed(number: int) -> aiohttp.ClientConnectorError:
         (errno.ENOTCONN, "Transport endpoint is not connected"),
     ],
 )
-def test_a_failed_connection_is_told_by_its_number(number: int, words: str) -> None:
+def test_the_error_of_a_failed_connection_follows_from_its_errno(number: int, words: str) -> None:
     """BUG-AG17: `Cannot connect to host … ssl:default [Connect call failed …]` is for nobody."""
     assert why(connect_failed(number)) == words
 

@@ -27,7 +27,7 @@ def test_a_good_document_has_no_violations() -> None:
     assert violations(GOOD, TaskSpec) == []
 
 
-def test_a_name_that_no_utf8_has_is_told_in_words_that_can_be_sent() -> None:
+def test_an_error_escapes_a_name_that_is_not_valid_utf8() -> None:
     """F-24: half of a surrogate pair, as JSON and YAML files can have it."""
     found = violations(GOOD | {"\ud800x": 1, "environment": {"A\udc00": "b"}}, TaskSpec)
 
@@ -59,7 +59,7 @@ def test_every_violation_is_listed_with_its_field() -> None:
     assert "cpu_weight" in found["limits.colour"]
 
 
-def test_a_name_that_is_nearly_right_is_told_with_the_one_that_was_meant() -> None:
+def test_the_error_for_a_misspelt_name_suggests_the_right_one() -> None:
     found = fields({**GOOD, "comand": [], "life": {"max_run": 5}, "colour": "red"})
     assert found["comand"] == "unknown; did you mean command?"
     assert found["life.max_run"] == "unknown; did you mean max_run_s?"
@@ -71,7 +71,7 @@ def test_the_bounds_of_a_number_are_written_with_all_their_digits() -> None:
     assert found["generation"].endswith("a whole number from 1 to 9007199254740992")
 
 
-def test_what_fields_mean_to_each_other_is_said_in_the_words_of_their_type() -> None:
+def test_errors_of_relations_between_fields_name_the_fields() -> None:
     found = fields({**GOOD, "probe": {"path": "/"}, "life": {"liveness": {"kind": "exec"}}})
     assert found == {
         "probe": "a probe of kind http needs a port and cannot have a command",

@@ -35,7 +35,7 @@ JOB: dict[str, Any] = {
 }
 
 
-def test_sizes_in_words_become_numbers_wherever_they_stand() -> None:
+def test_sizes_as_text_become_numbers_at_any_depth() -> None:
     """BUG-AG17."""
     written = JOB | {
         "limits": {"memory_max_bytes": "48MiB", "cpu_max_cores": "500m"},
@@ -70,7 +70,9 @@ def test_sizes_in_words_become_numbers_wherever_they_stand() -> None:
         ("memory_max_bytes", None, "nothing is not valid; expected a size such as 48MiB or 1.5GiB"),
     ],
 )
-def test_a_bad_value_is_told_with_what_is_accepted(field: str, value: Any, reason: str) -> None:
+def test_the_error_for_a_bad_value_lists_accepted_forms(
+    field: str, value: Any, reason: str
+) -> None:
     """BUG-AG17."""
     (error,) = violations(plain(JOB | {"limits": {field: value}}, JobSpec), JobSpec)
     assert error.field == f"limits.{field}"
@@ -119,7 +121,7 @@ def test_a_field_that_files_call_by_a_shorter_name_takes_the_same() -> None:
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_every_form_that_is_asked_of_people_is_put_into_words(kind: type) -> None:
+def test_every_pattern_of_a_field_has_a_description(kind: type) -> None:
     """BUG-AG17: a new pattern without a description fails here."""
     assert undescribed(inspect.type_info(kind), kind.__name__, frozenset()) == []
 
@@ -135,7 +137,7 @@ def test_every_form_that_is_asked_of_people_is_put_into_words(kind: type) -> Non
         ),
     )
 )
-def test_any_document_can_be_read_and_a_plain_one_stays_as_it_is(document: Any) -> None:
+def test_any_document_can_be_converted_and_plain_values_do_not_change(document: Any) -> None:
     once = plain(document, JobSpec)
     assert repr(plain(once, JobSpec)) == repr(once)
 

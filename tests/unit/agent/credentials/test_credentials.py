@@ -154,11 +154,13 @@ def test_a_write_that_was_broken_off_loses_nothing(monkeypatch: pytest.MonkeyPat
         (b"", None),
     ],
 )
-def test_who_asks_is_told_by_the_address(address: bytes, found: tuple[str, str] | None) -> None:
+def test_the_requesting_unit_follows_from_the_address(
+    address: bytes, found: tuple[str, str] | None
+) -> None:
     assert requested_credential(address) == found
 
 
-def test_a_configuration_stands_in_the_unit_beside_its_credentials() -> None:
+def test_a_configuration_is_in_the_unit_next_to_its_credentials() -> None:
     """JC14: systemd makes a file of each text; another text is another process."""
     spec = a_spec(credentials={"db": "key"}, configuration={"app.toml": "größe = 1\n"})
     assert credential_properties(spec, "/run/s") == {

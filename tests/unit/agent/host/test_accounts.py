@@ -51,7 +51,7 @@ async def test_after_a_task_came_and_went_all_is_accounted_for(host: FakeHost) -
         assert ("root", "web") not in await at_rest(client)
 
 
-async def test_what_is_nobodys_is_found_and_removed(host: FakeHost) -> None:
+async def test_objects_without_an_owner_are_found_and_removed(host: FakeHost) -> None:
     """P9 F-42: strays of every kind, and what a repair leaves for a person."""
     host.fake.network.unowned = ["lost", "tw0123456789a"]
     async with serving(host) as client:
@@ -79,7 +79,7 @@ async def test_what_is_nobodys_is_found_and_removed(host: FakeHost) -> None:
         assert (await client.get_image(IMAGE)).digest == IMAGE
 
 
-async def test_a_running_task_whose_root_somebody_took_away_is_told(host: FakeHost) -> None:
+async def test_a_running_task_whose_root_is_missing_is_reported(host: FakeHost) -> None:
     async with serving(host) as client:
         await client.put_task("web", a_spec())
         await running(client, "web")

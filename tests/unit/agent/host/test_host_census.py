@@ -55,7 +55,9 @@ def test_on_a_host_that_is_well_everything_has_an_owner_and_a_reason() -> None:
     }
 
 
-def test_a_volume_in_the_root_of_a_task_is_the_tasks_mount_and_nobodys_once_it_is_gone() -> None:
+def test_a_mount_in_the_root_of_a_task_belongs_to_the_task_and_is_an_error_after_its_removal() -> (
+    None
+):
     at = "/var/lib/twine/tasks/web/srv/tasks/x"
     found = replace(WELL, mounts=(at,))
     (mount,) = [a for a in judge(found) if a.kind == "mount"]
@@ -66,7 +68,7 @@ def test_a_volume_in_the_root_of_a_task_is_the_tasks_mount_and_nobodys_once_it_i
     assert ("mount", at) not in wrong(replace(gone, unreadable=("web",)))
 
 
-def test_a_program_for_ports_is_of_all_tasks_that_may_bind_them_and_goes_with_the_last() -> None:
+def test_a_port_gate_belongs_to_all_tasks_with_its_ports_and_is_removed_with_the_last() -> None:
     """It is no mistake that one is left: it goes with the next request for others."""
     both = replace(WELL, tasks={"web": RUNNING, "also": RUNNING}, ports=("80-8080", "9"))
     shared, left = [a for a in judge(both) if a.kind == "ports"]
@@ -106,7 +108,7 @@ STRAYS = {
 
 
 @pytest.mark.parametrize("kind", STRAYS)
-def test_every_stray_and_every_gap_is_found_and_nothing_else(kind: str) -> None:
+def test_every_unowned_and_every_missing_object_is_found_and_nothing_else(kind: str) -> None:
     """P9: what belongs to nobody, and what is missing."""
     found = replace(WELL, **STRAYS[kind])
     assert len(wrong(found)) == 1
@@ -129,7 +131,7 @@ def test_what_is_under_way_is_not_wrong() -> None:
         assert wrong(replace(WELL, tasks=tasks, units={}, roots=())) == []
 
 
-def test_a_task_whose_record_cannot_be_read_keeps_all_it_has_and_is_told() -> None:  # F-06
+def test_a_task_whose_record_cannot_be_read_keeps_its_objects_and_is_reported() -> None:  # F-06
     spared = replace(WELL, tasks={}, unreadable=("web",), mounts=())
     assert wrong(spared) == [("record", "web.json")]
 

@@ -27,7 +27,7 @@ def woken(host: FakeHost) -> Iterator[socket.socket]:
         yield found
 
 
-def test_every_output_is_a_pipe_unless_its_owner_wants_the_socket() -> None:
+def test_every_output_is_a_pipe_unless_the_socket_is_requested() -> None:
     """BUG-AG34 BUG-AG39"""
     assert is_piped(a_spec())
     assert is_piped(a_spec(stdout=Stdout.PIPE))

@@ -47,7 +47,7 @@ def test_starts_are_let_in_by_what_the_agent_waits_for(waits: Waits, number: int
     assert starts_at_once(1, Waits()) == 4
 
 
-def test_a_task_goes_only_after_a_shortage_that_lasts_and_then_none_for_a_while() -> None:
+def test_a_task_is_evicted_only_after_a_lasting_shortage_and_then_none_for_a_while() -> None:
     """F-14"""
     watch, short = ShortageWatch(), Waits(tasks=0.9)
     for look in range(LOOKS - 1):
@@ -69,7 +69,7 @@ def test_one_good_look_ends_a_shortage() -> None:
     assert (watch.looks, goes) == (0, False)
 
 
-def test_the_task_with_most_beyond_its_promises_goes_of_the_slice_that_has_most() -> None:
+def test_the_task_with_most_beyond_its_promise_in_the_slice_with_most_is_evicted() -> None:
     """F-14: and not the largest of all."""
     loads = [
         Load("large", "front", 300 * MIB),
@@ -86,7 +86,7 @@ def test_the_task_with_most_beyond_its_promises_goes_of_the_slice_that_has_most(
     assert "(back)" in why
 
 
-def test_of_equals_the_last_started_goes_and_promises_are_kept() -> None:
+def test_of_equal_tasks_the_last_started_is_evicted_and_promises_are_kept() -> None:
     twins = [Load(t, "x", 9 * MIB, started_at=at) for t, at in (("old", 1.0), ("new", 2.0))]
     chosen = victim(twins)
     assert chosen
@@ -113,7 +113,7 @@ def test_an_eviction_is_an_end_by_the_restart_policy() -> None:
     assert evicted(leaving, "why", now) is leaving
 
 
-def test_who_waits_at_its_own_limit_is_no_shortage_of_the_host() -> None:
+def test_a_task_that_waits_at_its_own_limit_is_no_shortage_of_the_host() -> None:
     """F-14: also right after the kernel's killer made room in it; one who waits besides is."""
     full = Load("full", "shop", 99, limit_bytes=100, waits=0.8)
     room = Load("room", "shop", 50, limit_bytes=100, waits=0.5)

@@ -19,7 +19,7 @@ from agent.tasks.starts import Starts
 MIB = 1 << 20
 
 
-async def test_starts_have_places_in_the_order_in_which_they_asked() -> None:
+async def test_starts_get_places_in_the_order_of_their_requests() -> None:
     """F-11"""
     starts, began = Starts(2), list[int]()
     leave = [asyncio.Event() for _ in range(5)]
@@ -71,7 +71,7 @@ async def test_a_place_that_was_given_and_not_taken_is_given_on() -> None:
         assert starts.under_way == 1
 
 
-async def test_the_task_with_most_goes_and_the_event_says_why(
+async def test_the_task_with_most_memory_is_evicted_and_the_event_has_the_reason(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-14: it is restarted with a pause; what is within its promise is left alone."""
@@ -151,7 +151,7 @@ async def test_a_task_that_systemd_oomd_killed_says_so(host: FakeHost) -> None:
     assert "systemd-oomd killed it, since its host was short of memory: memory" in status.reason
 
 
-async def test_no_task_goes_while_systemd_oomd_has_just_made_room(
+async def test_no_task_is_evicted_after_systemd_oomd_has_just_freed_memory(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-14: two of three went for one shortage; later it is as ever."""
@@ -174,7 +174,7 @@ async def test_no_task_goes_while_systemd_oomd_has_just_made_room(
         assert status.last_exit.result == "evicted"
 
 
-async def test_a_host_under_pressure_lets_one_task_start_at_a_time(
+async def test_a_host_under_pressure_starts_one_task_at_a_time(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-11: all that were asked for at once start all the same."""

@@ -214,14 +214,14 @@ async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> Non
     )
 
 
-def test_following_starts_with_everything_unless_a_tail_is_asked_for() -> None:
+def test_following_starts_with_all_lines_unless_a_tail_is_requested() -> None:
     assert {"--lines=all", "--follow"} <= set(journal_command(LoggedRun("u"), follow=True))
     assert "--merge" in journal_command(LoggedRun("u"), follow=True)  # else it wants /proc/sys
     assert "--merge" not in journal_command(LoggedRun("u"))
     assert "--lines=3" in journal_command(LoggedRun("u"), follow=True, tail=3)
 
 
-async def test_without_journalctl_the_reader_is_told_why(host: FakeHost) -> None:
+async def test_without_journalctl_the_reader_gets_the_reason(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         with pytest.raises(ProgramError, match="no such program"):
@@ -441,7 +441,7 @@ async def test_what_was_verified_in_an_earlier_boot_is_not_verified_now(host: Fa
     assert "before this boot" in status.detail
 
 
-async def test_a_report_that_nobody_renewed_is_not_believed(host: FakeHost) -> None:
+async def test_an_old_report_counts_as_drift(host: FakeHost) -> None:
     # HP15 BUG-SK3: by the time since the boot, so a step of the clock makes nothing old
     (host.folder / "sidekick").mkdir()
     path = host.folder / "sidekick" / "status.json"
@@ -484,7 +484,7 @@ async def test_drift_that_the_timer_found_is_an_event(
     assert f"drifted: {detail}" in [event.message for event in found]
 
 
-async def test_a_switch_that_was_interrupted_is_drift_until_it_is_asked_for_again(
+async def test_an_interrupted_switch_is_drift_until_it_is_requested_again(
     host: FakeHost,
 ) -> None:  # F-65 P6
     (host.folder / "sidekick").mkdir()
@@ -499,7 +499,7 @@ async def test_a_switch_that_was_interrupted_is_drift_until_it_is_asked_for_agai
     assert "interrupted: 3 of 5 written" in status.detail
 
 
-async def test_a_report_that_cannot_be_read_is_said(host: FakeHost) -> None:
+async def test_a_report_that_cannot_be_read_is_reported(host: FakeHost) -> None:
     (host.folder / "sidekick").mkdir()
     (host.folder / "sidekick" / "status.json").write_text("[" * 100_000)
     async with host.agent() as client:

@@ -51,7 +51,7 @@ def test_an_identity_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"name":"vm1"}', b"\xff"])
-def test_a_damaged_identity_is_said_and_kept(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_identity_is_reported_and_kept(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "identity.json"
     file.write_bytes(data)
     with pytest.raises(ConfigError, match=r"identity\.json"):

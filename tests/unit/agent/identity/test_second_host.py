@@ -64,7 +64,7 @@ def a_host(plane: ControlPlane) -> CloneCheck:
     return host
 
 
-async def test_it_says_the_same_again_when_asked_to_and_something_new_each_time(
+async def test_the_mark_is_the_same_within_a_check_and_new_for_each_check(
     tmp_path: Path,
 ) -> None:
     """F-89: the mark is kept within a round, and never used in another one."""
@@ -93,14 +93,14 @@ async def test_starts_wait_for_the_first_verdict_and_not_for_ever(
     watching.cancel()
 
 
-async def test_nobody_is_waited_for_by_a_host_that_has_not_joined(tmp_path: Path) -> None:
+async def test_a_host_that_has_not_joined_waits_for_no_verdict(tmp_path: Path) -> None:
     """F-89: it has no identity that another one could have."""
     plane = ControlPlane(tmp_path)
     plane.joined = False
     assert a_host(plane).bars() == ""
 
 
-async def test_what_it_was_told_survives_its_restart_and_is_taken_back(
+async def test_the_verdict_survives_a_restart_and_can_be_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-89: on disk, for a boot without a control plane; a word of it ends that."""
@@ -165,7 +165,7 @@ async def test_a_second_host_takes_no_task_and_keeps_what_runs(
         await client.delete_task("web")
 
 
-async def test_a_note_that_cannot_be_written_is_told(
+async def test_a_verdict_that_cannot_be_stored_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-89: the verdict counts all the same."""

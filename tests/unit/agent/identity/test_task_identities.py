@@ -102,7 +102,7 @@ def service(tmp_path: Path, certifier: Certifier) -> Setup:
     return Setup(tmp_path, certifier)
 
 
-async def test_a_task_finds_its_identity_and_it_is_told_nowhere_else(
+async def test_a_task_has_its_identity_and_no_other_unit_has_it(
     host: FakeHost, certifier: Certifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     """AG10: the key is in memory of the host, and in no unit, status, event, log or record."""
@@ -238,7 +238,7 @@ async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_end
     assert service.leaf() != first
 
 
-async def test_a_refused_renewal_is_not_asked_for_at_every_look_and_others_go_on(
+async def test_a_refused_renewal_is_not_repeated_at_every_check_and_others_continue(
     service: Setup, certifier: Certifier
 ) -> None:
     service.tasks["web-1"] = WEB
@@ -251,7 +251,7 @@ async def test_a_refused_renewal_is_not_asked_for_at_every_look_and_others_go_on
     assert certifier.asked == ["web-0", "web-1"] * 2
 
 
-async def test_nothing_is_renewed_for_who_is_gone_and_its_key_goes(
+async def test_nothing_is_renewed_for_a_removed_task_and_its_key_is_removed(
     service: Setup, certifier: Certifier
 ) -> None:
     await service.service.ensure(record("web-0", WEB))
@@ -275,7 +275,7 @@ async def test_a_task_that_ended_for_good_has_no_identity_any_more(
         assert services.tasks.to_run() == {}
 
 
-async def test_a_file_that_cannot_be_written_is_told_in_one_line(
+async def test_a_file_that_cannot_be_written_is_reported_in_one_line(
     service: Setup, certifier: Certifier
 ) -> None:
     await service.service.ensure(record("web-0", WEB))

@@ -55,7 +55,7 @@ async def test_an_image_is_streamed_in_verified_and_read_only(host: FakeHost) ->
     assert host.fake.systemd.units("twine-unpack-*") == []
 
 
-async def test_a_task_can_enter_an_image_whose_archive_does_not_name_its_own_top(
+async def test_a_task_can_use_an_image_whose_archive_has_no_entry_for_its_top(
     host: FakeHost,
 ) -> None:
     """AG3: with the agent's umask it was its owner's alone, and no task ever started from it."""
@@ -120,7 +120,7 @@ async def test_an_image_in_use_is_not_deleted(host: FakeHost) -> None:  # F-40
         assert (await client.get_image(IMAGE)).tasks == ["web"]
 
 
-async def test_an_image_that_nobody_uses_is_deleted(host: FakeHost) -> None:
+async def test_an_unused_image_can_be_deleted(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.delete_image(IMAGE)
         with pytest.raises(NotFound):
@@ -148,7 +148,7 @@ async def test_a_delete_never_takes_the_image_of_a_task_that_is_just_put(host: F
                 await client.delete_task(f"t{n}")
 
 
-async def test_a_full_disk_is_said_before_it_is_full(host: FakeHost) -> None:  # F-33
+async def test_an_image_is_refused_before_the_disk_is_full(host: FakeHost) -> None:  # F-33
     host.fake.btrfs.available_bytes = 100 << 20
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match="does not fit"):
@@ -169,7 +169,7 @@ async def test_an_unpacking_that_fills_the_disk_is_stopped(host: FakeHost) -> No
     _nothing_stays(host)
 
 
-async def test_a_stream_that_stalls_keeps_nobody_from_the_image(host: FakeHost) -> None:
+async def test_a_stalled_stream_does_not_block_the_image(host: FakeHost) -> None:
     """BUG-AG6: its digest was blocked until the agent was restarted. F-29"""
 
     async def stalls() -> AsyncIterator[bytes]:
@@ -272,7 +272,7 @@ async def test_leftovers_of_every_kind_are_tidied_at_the_start(host: FakeHost) -
     assert sorted(p.name for p in images.iterdir()) == ["1" * 64, f"{'1' * 64}.json"]
 
 
-async def test_an_image_whose_removal_failed_half_way_can_be_put_again(
+async def test_an_image_can_be_put_again_after_a_removal_that_failed_half_way(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with host.agent() as client:

@@ -47,7 +47,7 @@ APP = ImageUser(
         ("late", (44, 0), ("late", "root")),
     ],
 )
-def test_a_user_is_who_the_images_own_lists_say(
+def test_a_user_is_resolved_by_the_lists_of_the_image(
     user: str, numbers: tuple[int, int], names: tuple[str, str]
 ) -> None:
     """AG3: by name or number, with a group or without; the first line counts."""
@@ -58,7 +58,7 @@ def test_a_user_is_who_the_images_own_lists_say(
 
 
 @pytest.mark.parametrize("user", ["", "0", "root", "0:1000", "root:staff", "toor", "00"])
-def test_root_is_nobody_special(user: str) -> None:
+def test_root_needs_no_image_user(user: str) -> None:
     assert resolve(user, USERS, GROUPS) is None
     assert asks(user) is (user in ("toor", "00"))
 
@@ -76,7 +76,7 @@ def test_root_is_nobody_special(user: str) -> None:
         ("\u0661", "user"),
     ],
 )
-def test_a_user_that_nobody_knows_is_told_with_what_to_try(user: str, why: str) -> None:
+def test_the_error_for_an_unknown_user_has_a_hint(user: str, why: str) -> None:
     with pytest.raises(Unprocessable, match=why) as raised:
         resolve(user, USERS, GROUPS)
     assert "build it" in (raised.value.hint or "")
@@ -88,7 +88,7 @@ def test_an_image_without_lists_takes_numbers_alone() -> None:
         resolve("app", ListedUsers(), ListedUsers())
 
 
-def test_a_program_is_told_who_it_is_if_the_image_says_so() -> None:
+def test_a_program_gets_its_user_name_if_the_image_has_one() -> None:
     assert login(resolve("app", USERS, GROUPS)) == {
         "HOME": "/home/app",
         "USER": "app",

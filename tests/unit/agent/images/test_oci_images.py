@@ -246,7 +246,7 @@ async def test_what_is_staged_is_fetched_behind_the_callers_back(
     assert "not fetched: cannot read docker://registry.example/no:where" in failed[0].message
 
 
-async def test_who_fetches_one_hears_of_that_one_alone(
+async def test_a_fetch_prints_only_events_of_its_own_image(
     host: FakeHost, registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = "registry.example/other:two"
@@ -262,7 +262,7 @@ async def test_who_fetches_one_hears_of_that_one_alone(
     assert heard[-1].endswith("published")
 
 
-async def test_a_fetch_whose_story_cannot_be_told_is_no_failed_one(
+async def test_a_fetch_succeeds_even_if_its_events_cannot_be_read(
     host: FakeHost, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = an_image(host, registry)
@@ -500,7 +500,7 @@ async def test_an_image_that_is_harmed_on_its_way_is_refused_and_leaves_nothing(
     assert len(stored(host, "layers")) <= 1
 
 
-async def test_a_manifest_that_is_not_the_one_asked_for_is_refused(
+async def test_a_manifest_with_another_digest_is_refused(
     host: FakeHost, registry: Registry
 ) -> None:  # F-30
     digest = an_image(host, registry)

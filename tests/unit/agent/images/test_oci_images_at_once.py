@@ -99,7 +99,9 @@ async def test_the_base_of_an_image_that_is_being_fetched_is_not_collected(
         assert layers_here(host) == set(), "nothing is held once the image is there"
 
 
-async def test_a_pull_that_fails_lets_go_of_what_it_held(host: FakeHost, registry: Held) -> None:
+async def test_a_failed_pull_releases_the_layers_that_it_held(
+    host: FakeHost, registry: Held
+) -> None:
     first = push(host, registry, FIRST, BASE, APP)
     push(host, registry, SECOND, BASE, OTHER, held=True)
     async with host.agent() as client, asyncio.timeout(20):
@@ -155,7 +157,7 @@ async def test_where_the_first_fails_the_next_brings_the_base(
     assert (host.state / "images" / info.digest[7:] / "base").read_text() == "base"
 
 
-async def test_a_fetch_that_stalls_is_given_up_and_keeps_nobody_from_the_base(
+async def test_a_stalled_fetch_is_given_up_and_does_not_block_its_base(
     host: FakeHost, registry: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-29: skopeo waits for ever for a registry that says no more."""

@@ -72,7 +72,7 @@ def test_the_variant_of_an_image_without_an_index_counts_too() -> None:
     assert read_config(data, manifest, LARGE)[0][0].diff_id == of("layer")
 
 
-def test_several_images_that_say_nothing_of_themselves_are_told_by_their_tags() -> None:
+def test_the_error_for_several_images_without_platform_lists_their_tags() -> None:
     """BUG-AG36: the message did not say how one of them is named."""
     listed = [
         {"mediaType": MANIFEST, "digest": of(t), "size": 1, "annotations": {TAG: t}} for t in "ba"

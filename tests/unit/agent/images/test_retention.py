@@ -28,7 +28,7 @@ def test_an_image_stays_while_a_task_runs_from_it_however_old() -> None:
     assert (fates["a"].stays, fates["a"].why) == (True, "task web and 1 more runs from it")
 
 
-def test_an_image_that_nobody_used_for_long_goes() -> None:
+def test_an_image_unused_for_long_is_removed() -> None:
     fates = decide_images([an_image("old", 8 * DAY_S), an_image("new", 6 * DAY_S)], ROOMY, NOW)
     assert fates["old"].why == "it was not used for 8 days; unused images are kept for 7 days"
     assert [d for d, f in fates.items() if f.stays] == ["new"]
@@ -47,7 +47,7 @@ def test_what_just_came_stays_on_the_fullest_disk() -> None:
     assert decide_images([an_image("a", GRACE_S - 1)], full, NOW)["a"].stays
 
 
-def test_a_layer_goes_with_the_last_image_on_it() -> None:
+def test_a_layer_is_removed_with_the_last_image_that_uses_it() -> None:
     images = [
         an_image("old", 8 * DAY_S, layers=("base", "one")),
         an_image("new", 0, layers=("base", "two")),
@@ -79,7 +79,7 @@ IMAGES = st.builds(
     st.integers(0, 4 << 30),
     st.integers(0, 4 << 30),
 )
-def test_nothing_that_is_needed_ever_goes(images: list[ImageUse], free: int, wanted: int) -> None:
+def test_objects_in_use_are_never_removed(images: list[ImageUse], free: int, wanted: int) -> None:
     """F-40: no image of a task, no layer of an image that stays, nothing that just came."""
     fates = decide_images(images, RetentionLimits(free, wanted, 7 * DAY_S), NOW)
     layers = decide_layers([LayerUse(c) for c in "xyz"], images, fates)

@@ -57,7 +57,7 @@ def test_a_writable_root_is_new_with_each_start_and_bounded(host: FakeHost) -> N
     assert not (path / "written").exists()
 
 
-def test_where_nobody_counts_a_writable_root_is_refused_in_words(host: FakeHost) -> None:
+def test_without_quotas_a_writable_root_is_refused(host: FakeHost) -> None:
     host.fake.btrfs.can_count = QuotaMode.OFF
     roots = roots_of(host)
     roots.prepare("web", IMAGE)

@@ -19,7 +19,7 @@ OCI = OciConfig(command=["serve"])
 NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
 
 
-def test_an_oci_image_is_written_to_and_any_other_only_where_it_is_asked_for() -> None:
+def test_only_an_oci_image_has_a_writable_root_by_default() -> None:
     """BUG-AG31: what people already have writes below /var, /run and /etc."""
     asked, refused = a_spec(root=RootMode.WRITABLE), a_spec(root=RootMode.READ_ONLY)
     assert is_writable(a_spec(), OCI, can_bound=True)

@@ -56,7 +56,7 @@ def test_other_threads_go_on_while_one_waits_for_an_answer(silent: socket.socket
     bus.close()
 
 
-def test_a_bus_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bus_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/none")
     with pytest.raises(DBusBaseError):
         open_bus()
@@ -83,7 +83,7 @@ def again(bus: Bus, args: list[tuple[int, object]]) -> object:
     return _BusReader(message.pointer).values()
 
 
-def test_values_arrive_as_they_were_said(silent: socket.socket) -> None:
+def test_values_are_decoded_as_they_were_encoded(silent: socket.socket) -> None:
     bus = open_bus()
     number = [(ord(k), v) for k, v in zip("ynqiuxtd", NUMBERS, strict=True)]
     texts = [(ord("s"), "ä".encode()), (ord("o"), b"/a"), (ord("g"), b"as"), (ord("b"), True)]
@@ -105,7 +105,7 @@ def test_values_arrive_as_they_were_said(silent: socket.socket) -> None:
     bus.close()
 
 
-def test_properties_of_a_unit_can_be_said(silent: socket.socket) -> None:
+def test_properties_of_a_unit_can_be_encoded(silent: socket.socket) -> None:
     bus = open_bus()
     properties = {"ExecStart": [["/bin/sleep", "1"]], "MemoryMax": None, "Description": "a"}
     (found,) = again(bus, encode(properties))  # type: ignore[misc]

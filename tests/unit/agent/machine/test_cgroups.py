@@ -65,7 +65,7 @@ def test_a_cgroup_that_is_gone_is_none(tmp_path: Path) -> None:
     assert _cgroups(tmp_path, FILES).read("/workload.slice/other") is None
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     cgroups = _cgroups(tmp_path, FILES)
     path = tmp_path / f"{ROOT}{GROUP}/memory.current".lstrip("/")
     path.unlink()

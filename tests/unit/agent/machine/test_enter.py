@@ -23,7 +23,7 @@ def test_the_init_of_a_machine_is_the_first_of_the_first_namespace(
     assert enter.is_leader(STATUS.format(numbers)) is is_one
 
 
-def test_a_status_without_namespaces_is_nobodys() -> None:
+def test_a_process_status_without_pid_namespaces_is_no_leader() -> None:
     assert not enter.is_leader("Name:\tsystemd\n")
     assert not enter.is_leader("")
 
@@ -41,7 +41,7 @@ def test_a_cgroup_without_an_init_has_none(tmp_path: Path) -> None:
     assert enter.find_leader(tmp_path) == 0
 
 
-def test_without_an_init_nothing_is_run_and_the_reason_is_told(
+def test_without_an_init_nothing_is_run_and_the_reason_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert enter.run(tmp_path, "x", (), ("id",)) == enter.NOT_ENTERED

@@ -54,7 +54,7 @@ def test_a_program_ends_when_a_test_says_so(tmp_path: Path) -> None:
     assert state.exited_at > state.started_at
 
 
-def test_an_oom_kill_is_told_to_the_listeners(tmp_path: Path) -> None:
+def test_listeners_are_called_on_an_oom_kill(tmp_path: Path) -> None:
     machine = a_machine(tmp_path)
     machine.systemd.start_transient(UNIT, a_service())
     heard: list[str] = []
@@ -103,7 +103,7 @@ def test_a_second_agent_finds_what_the_first_one_left(tmp_path: Path) -> None:
     assert state.sub == "running"
 
 
-def test_tar_unpacks_below_a_folder_and_leaves_out_what_it_is_told(tmp_path: Path) -> None:
+def test_tar_unpacks_below_a_folder_without_excluded_files(tmp_path: Path) -> None:
     machine = a_machine(tmp_path)
     archive = a_tar(tmp_path / "a.tar", "etc/hosts", "dev/x")
     argv = ("tar", "-x", "-f", str(archive), "-C", str(tmp_path), "--exclude=dev/*")

@@ -57,7 +57,7 @@ class Bus:
         """End it."""
 
 
-def test_a_service_is_told_by_its_own_name() -> None:
+def test_a_service_is_reported_by_its_own_name() -> None:
     """BUG-SK31: LoadUnit finds generated units, aliases and instances, as systemctl does."""
     bus = Bus()
     found = HostServices(lambda: bus).load("b.service")  # type: ignore[arg-type,return-value]
@@ -82,7 +82,7 @@ def test_a_job_that_waits_is_seen() -> None:
     assert (found.has_job, found.control_group) == (True, "/x.slice/b")
 
 
-def test_a_start_that_systemd_refuses_is_said_in_its_words() -> None:
+def test_the_error_of_a_refused_start_has_the_text_of_systemd() -> None:
     error = DBusBaseError(-errno.EACCES, None, "Unit b.service is masked.")
     services = HostServices(lambda: Bus(StartUnit=error))  # type: ignore[arg-type,return-value]
     with pytest.raises(SystemdError, match=r"cannot start b.service: Unit b.service is masked"):

@@ -166,7 +166,7 @@ def test_a_layer_of_nothing_at_all_changes_nothing(tree: Path) -> None:
         (entry("etc/hostname/x"), "'etc/hostname/x' cannot be created: Not a directory"),
     ],
 )
-def test_who_is_refused_is_told_which_entry_it_is(
+def test_the_error_for_a_refused_entry_names_the_entry(
     tree: Path, member: tuple[tarfile.TarInfo, bytes], words: str
 ) -> None:
     with pytest.raises(Unprocessable) as raised:
@@ -353,7 +353,7 @@ def test_the_program_says_in_one_line_why_not(
     assert capsys.readouterr().err.startswith("the layer has digest sha256:2d7")
 
 
-def test_one_process_applies_layers_as_it_is_asked_for_them(tree: Path) -> None:
+def test_one_process_applies_each_layer_on_request(tree: Path) -> None:
     """BUG-AG38: a process was started for each layer, which takes longer than a small one."""
     words, asked, told = [], io.BytesIO(b"go on\n"), io.BytesIO()
     for name in ("one", "two", "three"):

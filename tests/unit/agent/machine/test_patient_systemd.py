@@ -16,7 +16,7 @@ from agent.machine.patient_systemd import PatientSystemd
 AWAY = DBusBaseError(-errno.ECONNREFUSED, None, "Connection refused")
 
 
-def test_who_listens_is_told_once_there_is_a_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_is_called_once_the_bus_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """F-20: an agent that starts meanwhile answers, and looks at everything afterwards."""
     monkeypatch.setattr(patient_systemd, "RETRY_S", 0.01)
     tries, heard, may_go = list[int](), queue.Queue[str](), threading.Event()
@@ -47,7 +47,7 @@ def test_who_listens_is_told_once_there_is_a_bus(monkeypatch: pytest.MonkeyPatch
     systemd.close()
 
 
-def test_who_stopped_listening_before_there_was_a_bus_hears_nothing() -> None:
+def test_a_listener_that_ended_before_the_bus_was_available_is_not_called() -> None:
     opened, may_go, heard = threading.Event(), threading.Event(), list[str]()
 
     def opener() -> Any:

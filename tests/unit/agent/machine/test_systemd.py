@@ -297,7 +297,7 @@ def test_signals_name_the_unit_whichever_they_are(connect: Connect) -> None:
     assert heard.get(timeout=5) == "d.service"
 
 
-def test_what_changes_while_a_unit_starts_is_told_once_it_has(connect: Connect) -> None:
+def test_changes_of_a_starting_unit_are_reported_once_it_has_started(connect: Connect) -> None:
     bus = Bus({})
     heard: queue.Queue[str] = queue.Queue()
     connect(bus).listen(heard.put)
@@ -314,7 +314,7 @@ def test_what_changes_while_a_unit_starts_is_told_once_it_has(connect: Connect) 
     assert heard.get(timeout=5) == "a.service"
 
 
-def test_the_end_of_a_job_and_the_change_that_follows_are_told_as_one(
+def test_the_end_of_a_job_and_the_change_that_follows_are_reported_once(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.machine.unit_watch.JOB_SETTLES_S", 60.0)
@@ -333,7 +333,7 @@ def test_the_end_of_a_job_and_the_change_that_follows_are_told_as_one(
     assert told == ["a.service", "other.service"]
 
 
-def test_a_unit_that_vanishes_with_its_job_is_told_at_once(
+def test_a_unit_that_vanishes_with_its_job_is_reported_at_once(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.machine.unit_watch.JOB_SETTLES_S", 60.0)
@@ -347,7 +347,7 @@ def test_a_unit_that_vanishes_with_its_job_is_told_at_once(
     assert heard.get(timeout=5) == "a.service"
 
 
-def test_what_is_no_service_wakes_nobody(connect: Connect) -> None:
+def test_changes_of_other_units_than_services_call_no_listener(connect: Connect) -> None:
     """A start changes the slices, mounts and targets that the unit depends on."""
     bus = Bus({})
     heard: queue.Queue[str] = queue.Queue()

@@ -44,7 +44,9 @@ async def test_each_start_writes_them_whatever_the_image_has_there(host: FakeHos
     assert (etc / "hosts").read_text() == "1.2.3.4 build\n"
 
 
-async def test_a_root_without_etc_gets_one_and_a_file_in_its_place_is_told(host: FakeHost) -> None:
+async def test_a_root_without_etc_gets_one_and_a_file_in_its_place_is_an_error(
+    host: FakeHost,
+) -> None:
     """BUG-AG31"""
     async with host.agent() as client:
         await client.put_task("web", a_spec())

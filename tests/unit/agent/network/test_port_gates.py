@@ -77,7 +77,7 @@ async def test_what_runs_when_the_agent_begins_is_held_anew(tmp_path: Path) -> N
         assert network.gates() == {"none", "81-8080"}
 
 
-async def test_a_task_whose_program_cannot_be_made_does_not_start(tmp_path: Path) -> None:
+async def test_a_task_whose_port_gate_cannot_be_made_does_not_start(tmp_path: Path) -> None:
     """It would bind whatever it wants, and nothing would say so."""
     host = FakeHost(tmp_path)
     host.give_image()
@@ -127,7 +127,7 @@ async def test_programs_of_tasks_that_are_gone_go_with_the_next_request() -> Non
     assert network.gates() == {"none", "5432"}
 
 
-async def test_while_a_record_cannot_be_read_no_program_goes() -> None:
+async def test_while_a_record_cannot_be_read_no_port_gate_is_removed() -> None:
     """Its task may run, and systemd asks for its program again at a reload."""
     network, lanes = FakeNetwork(), Lanes()
     await PortGates(network, lanes).ensure("web", WEB)

@@ -94,7 +94,7 @@ def _rules(chain: str, *specs: tuple[str, Network]) -> tuple[Rule, ...]:
     return next(c.rules for c in table(SITE, nets) if c.name == chain)
 
 
-def test_nobody_reaches_a_private_task_but_whom_it_let_in() -> None:
+def test_only_allowed_tasks_reach_a_private_task() -> None:
     rules = _rules(
         "between-tasks",
         ("web-0", Network(mode=NetworkMode.PRIVATE, allow_from=["db"])),
@@ -109,7 +109,7 @@ def test_nobody_reaches_a_private_task_but_whom_it_let_in() -> None:
     assert [(m.what, m.value) for m in rules[-1].matches] == [("oifname", "tw*")]
 
 
-def test_what_goes_to_another_host_is_judged_there() -> None:
+def test_packets_to_another_host_are_filtered_there() -> None:
     """BUG-NT1: the tunnel's name begins as those of tasks do; all that left for it was dropped."""
     rules = _rules("between-tasks", ("web-0", PRIVATE))
     verdicts = [

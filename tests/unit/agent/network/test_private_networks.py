@@ -58,7 +58,9 @@ async def test_a_restarted_agent_keeps_networks_of_tasks_and_removes_the_rest(
     assert [(n.task_id, n.allow_from) for n in network.allowed or []] == [("web", ["db"])]
 
 
-async def test_a_task_that_goes_back_to_the_hosts_network_loses_its_own(tmp_path: Path) -> None:
+async def test_a_task_that_returns_to_the_hosts_network_loses_its_private_network(
+    tmp_path: Path,
+) -> None:
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.agent() as client:
@@ -69,7 +71,9 @@ async def test_a_task_that_goes_back_to_the_hosts_network_loses_its_own(tmp_path
     assert host.fake.network.networks == {}
 
 
-async def test_a_network_that_cannot_be_made_starts_nothing_and_is_told(tmp_path: Path) -> None:
+async def test_a_network_that_cannot_be_made_prevents_the_start_and_is_reported(
+    tmp_path: Path,
+) -> None:
     host = FakeHost(tmp_path)
     host.give_image()
     host.fake.network.broken = "cannot ask twine-network.service: it is not there"

@@ -84,7 +84,9 @@ def test_a_tasks_own_keys_come_before_the_regions_and_those_before_the_hosts() -
     assert "10.1.1.1 db" in found["etc/hosts"]
 
 
-def test_a_machine_is_told_its_own_name_and_one_without_servers_is_told_so() -> None:  # BUG-AG31
+def test_a_system_container_has_its_own_host_name_and_a_comment_without_name_servers() -> (
+    None
+):  # BUG-AG31
     own_init = a_spec(
         relaxations=[Relaxation.OWN_INIT], network=Network(mode=NetworkMode.PRIVATE), command=[]
     )

@@ -45,7 +45,7 @@ def test_the_name_of_a_gate_says_its_ports_or_is_their_hash(ports: set[int]) -> 
         assert {int(word) for word in name.split("-")} == ports
 
 
-def test_abstract_sockets_of_the_host_are_out_of_reach_unless_asked_for() -> None:
+def test_abstract_sockets_of_the_host_are_closed_unless_requested() -> None:
     """BUG-AG10: in the host's network they can only be closed with their whole family."""
     closed = unit_properties("web", a_spec(), "/r")
     opened = unit_properties("web", a_spec(network=Network(unix_sockets=True)), "/r")
