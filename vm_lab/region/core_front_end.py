@@ -26,7 +26,7 @@ from wire.routes import Route
 from wire.server import Call, Handler
 
 if TYPE_CHECKING:
-    from vm_lab.region.processes import ProcessLife
+    from vm_lab.region.process_life import ProcessLife
 
 OWNER = Peer("user:owner", "user", is_trusted=True)
 CORE = Peer("component:control-plane", "forwarded", is_trusted=True)

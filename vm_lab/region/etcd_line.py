@@ -20,7 +20,7 @@ from vm_lab.region.stores import LATE_S, WRITE_S
 from wire.errors import Busy, TwineError
 
 if TYPE_CHECKING:
-    from vm_lab.region.processes import ProcessLife
+    from vm_lab.region.process_life import ProcessLife
 
 TRIES = 6
 """Attempts of a read: two for each of three members, as in the client."""

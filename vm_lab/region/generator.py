@@ -233,8 +233,12 @@ def main() -> None:
     if options.regions > 1:
         records = make_regions(options.regions, options.machines, options.seed)
     else:
-        shape = (options.machines, options.datacenters, options.msbs, options.seed)
-        records = make_region(*shape)
+        records = make_region(
+            machines=options.machines,
+            datacenters=options.datacenters,
+            msbs_per_datacenter=options.msbs,
+            seed=options.seed,
+        )
     if options.json:
         lines = (json.dumps(columns(record)) for record in records)
         sys.stdout.write("[")

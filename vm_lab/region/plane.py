@@ -26,7 +26,7 @@ from vm_lab.region.stores import SimulatedDisk, StoreFacade, at_once
 from wire.errors import TwineError
 
 if TYPE_CHECKING:
-    from vm_lab.region.processes import ProcessLife
+    from vm_lab.region.process_life import ProcessLife
 
 RESTART_S = 2.0
 """Seconds until a process that ended is started again (systemd's RestartSec)."""

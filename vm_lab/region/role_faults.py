@@ -13,7 +13,8 @@ from vm_lab.region.operators import move_entitlement
 from vm_lab.region.story import Fault
 
 if TYPE_CHECKING:
-    from vm_lab.region.processes import ProcessHost, ProcessLife, RegionProcesses
+    from vm_lab.region.process_life import ProcessHost, ProcessLife
+    from vm_lab.region.processes import RegionProcesses
     from vm_lab.region.seed import SimulatedRegion
 
 Strike = Callable[["SimulatedRegion", Fault, int], None]

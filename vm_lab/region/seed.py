@@ -163,15 +163,30 @@ class SimulatedRegion:
         from vm_lab.region.processes import RegionProcesses
 
         etcd = self.disks["main"] = SimulatedEtcd(self.timeline, name)
-        world = (self.timeline, self.history, self.network)
-        return RegionProcesses(*world, etcd, self.machines, self._settings(), name, counts)
+        return RegionProcesses(
+            timeline=self.timeline,
+            history=self.history,
+            network=self.network,
+            etcd=etcd,
+            machines=self.machines,
+            settings=self._settings(),
+            seed=name,
+            counts=counts,
+        )
 
     def _plane(self, name: str) -> Plane:
         """Return the control plane as one process with its stores."""
         own = sorted({p.datacenter for p in self.places})[: self.scenario.shape.own_stores]
         self.disks |= {disk: SimulatedDisk(disk, name) for disk in ("main", *own)}
-        world = (self.timeline, self.history, self.network)
-        return Plane(*world, self.disks, self.machines, self._settings(), name)
+        return Plane(
+            timeline=self.timeline,
+            history=self.history,
+            network=self.network,
+            disks=self.disks,
+            machines=self.machines,
+            settings=self._settings(),
+            seed=name,
+        )
 
     def _settings(self) -> SchedulerSettings:
         return msgspec.convert(self.scenario.settings, SchedulerSettings)

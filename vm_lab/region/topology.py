@@ -63,8 +63,11 @@ def places(shape: Shape) -> list[MachinePlace]:
         datacenter = msb % shape.datacenters
         found.append(
             MachinePlace(
-                *(f"m{number:0{width}}", f"r{rack}", f"b{msb}", f"dc{datacenter + 1}"),
-                region_of(shape, datacenter),
+                machine=f"m{number:0{width}}",
+                rack=f"r{rack}",
+                msb=f"b{msb}",
+                datacenter=f"dc{datacenter + 1}",
+                region=region_of(shape, datacenter),
             )
         )
     return found
