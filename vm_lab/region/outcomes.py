@@ -53,7 +53,7 @@ ELSEWHERE: dict[str, Elsewhere] = {
         "a mistake asks to stop all tasks of a job",
         "no more stop than the limit lets, until an operator lifts it for a reason",
         "unit/control_plane/scheduler/test_limits.py::"
-        "test_stops_beyond_the_limit_wait_until_somebody_lifts_it",
+        "test_stops_beyond_the_limit_wait_until_an_operator_lifts_it",
     ),
     "F-57": Elsewhere(
         "two allocators want the same machine at the same time",
